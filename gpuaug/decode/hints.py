@@ -15,6 +15,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import ClipHeaders, Headers
 from gpuaug.core.errors import GpuAugWarning, SelectionError
+from gpuaug.core.torchvision_types import type_name
 from gpuaug.decode.layout import Options
 from gpuaug.stages.hints import TargetSearch
 from gpuaug.stages.selection import Selection
@@ -36,6 +37,12 @@ class DecodedMember(NamedTuple):
         """(B,) EXIF orientations that are corrected; 1 for images that are not turned."""
         orientations: NDArray[np.uint8] = np.maximum(self.headers.table["orientation"], 1)  # 0 of a file that cannot be read
         return orientations if self.options.exif else np.ones_like(orientations)
+
+    @property
+    def is_square(self) -> NDArray[np.bool_]:
+        """(B,) mask of the images whose sides are equal."""
+        equal: NDArray[np.bool_] = self.headers.table["height"] == self.headers.table["width"]
+        return equal
 
     def is_mask(self, batch: Batch, selections: Iterable[Selection]) -> bool:
         """Return whether the member is decoded as labels, named as a mask, or a stage reads it with the data key ``mask``."""
@@ -102,7 +109,10 @@ class Hints:
                 if len(image.turned) != len(mask.turned):
                     continue
                 problems = image.headers.problems.keys() | mask.headers.problems.keys()
-                different = [index for index in np.flatnonzero(image.turned != mask.turned).tolist() if index not in problems]
+                # Where only one of the files swaps its sides, their sizes tell which is upright.
+                keeps_size = ((image.turned > 4) == (mask.turned > 4)) | image.is_square
+                is_different = (image.turned != mask.turned) & keeps_size
+                different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]
                 if different:
                     self._checks_files = False
                     index = different[0]
@@ -120,9 +130,17 @@ class Hints:
         if not batches.is_container(batch):
             return
         names = batches.member_names(batch)
-        labels = {target.label: None for name in names for target in search.targets(batches.member(batch, name), name)}
+        # Where sides are swapped, masks and boxes with a canvas size have the size of the upright image, or are an error.
+        keeps_size = (image.turned != 1) & ((image.turned <= 4) | image.is_square)
+        labels = {
+            target.label: None
+            for name in names
+            for target in search.targets(batches.member(batch, name), name)
+            if keeps_size.any() or not (type_name(target.value) or target.label.startswith("mask"))
+        }
         if labels:
-            _warn_of_turn(image, int(np.flatnonzero(image.turned != 1)[0]), ", ".join(labels))
+            indices = np.flatnonzero(keeps_size if keeps_size.any() else image.turned != 1)
+            _warn_of_turn(image, int(indices[0]), ", ".join(labels))
 
 
 def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
