@@ -29,7 +29,7 @@ CHUNK = (0.0, 0.1, 0.2, 0.3)  # of actions
 
 
 class Chunks(Dataset):
-    """Samples around each moment of a ``LeRobotDataset``.
+    """Samples around each moment of a ``LeRobotDataset``, also of selected episodes.
 
     ``delta_timestamps`` are times in seconds from the moment, by the name of the feature. A time before or after the episode
     gives its first or last moment, and is true in ``"<feature>_is_pad"``.
@@ -43,12 +43,13 @@ class Chunks(Dataset):
 
     def __getitem__(self, index):
         row = self.rows[index]
-        number = int(row["episode_index"])
+        number, now = int(row["episode_index"]), int(row["index"])  # numbers in the whole dataset, not in the selection
         episode = self.meta.episodes[number]
         first, last = episode["dataset_from_index"], episode["dataset_to_index"] - 1
-        sample = {"observation.state": row["observation.state"], "task": self.meta.tasks.index[int(row["task_index"])]}
+        sample = {name: value for name, value in row.items() if name not in self.deltas}
+        sample["task"] = self.meta.tasks.index[int(row["task_index"])]
         for feature, deltas in self.deltas.items():
-            wanted = [index + round(delta * self.meta.fps) for delta in deltas]
+            wanted = [now + round(delta * self.meta.fps) for delta in deltas]
             moments = [min(max(each, first), last) for each in wanted]
             sample[f"{feature}_is_pad"] = torch.tensor([one != other for one, other in zip(wanted, moments, strict=True)])
             if feature in self.meta.video_keys:  # episodes may lie one behind the other in a file
@@ -57,7 +58,7 @@ class Chunks(Dataset):
                 times_s = [begin + (each - first) / self.meta.fps for each in moments]
                 sample[feature] = gpuaug.read_clip(path, times_s=times_s)
             else:
-                sample[feature] = torch.stack([self.rows[each][feature] for each in moments])
+                sample[feature] = torch.stack([self.rows[index + each - now][feature] for each in moments])
         return sample
 
 
@@ -75,7 +76,7 @@ def recordings(root, episodes=4, moments=24, height=64, width=96):
             pictures[keys[0]][time][y - 4 : y + 4, x - 4 : x + 4] = (250, 200, 20)
             pictures[keys[1]][time][height // 2 :, x - 4 : x + 4] = (20, 200, 250)
             action = torch.tensor(after) - torch.tensor(now)
-            row = {"episode_index": number, "task_index": number % 2}
+            row = {"episode_index": number, "index": number * moments + time, "task_index": number % 2}
             rows.append({**row, "observation.state": torch.tensor(now), "action": action})
         for key in keys:
             encode(root / f"{key}-{number}.mp4", pictures[key], rate=10)

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import logging
 import signal
 import sys
 import threading
@@ -155,7 +156,9 @@ def _measure(
         def advance(_name: str) -> None:
             progress.update(task, advance=1, refresh=True)
 
-        for use in uses:
+        for number, use in enumerate(uses, 1):
+            if not console.is_terminal:  # a file shows no bar
+                console.print(f"measuring {number} of {len(uses)}: {use.case}", highlight=False, markup=False)
             progress.update(task, description=use.case, refresh=True)
             windows = interleave(use.variants, device=device, seconds=seconds, repeats=repeats, progress=advance)
             summary = summarise(windows, baseline=use.baseline)
@@ -206,7 +209,8 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         parser.error(f"{options.target} must return a loader and a step, got {got}. Write: return loader, step.")
     loader, step = result
     try:
-        report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)
+        with _log_on_stderr():
+            report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)
     except (gpuaug.ArgumentError, gpuaug.ArgumentTypeError) as error:
         parser.error(str(error))
     if options.json is not None:
@@ -217,6 +221,20 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     if options.timeline is not None:
         report.timeline.save(options.timeline)
     return 0
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Write the log messages of gpuaug to stderr, also if it is a file: they tell the progress."""
+    log, handler = logging.getLogger("gpuaug"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _call_target(parser: argparse.ArgumentParser, target: str) -> Any:

@@ -29,7 +29,8 @@ class Format(IntEnum):
     PROGRESSIVE_JPEG = 5
     """Progressive JPEG (SOF2) of 8 bits, Huffman-coded, grey or YCbCr."""
     DEEP = 6
-    """PNG or TIFF of 16 bits, or TIFF with bands in addition to colours and alpha. Decoded with ``channels=None`` only."""
+    """PNG or TIFF of 16 bits, or TIFF with bands in addition to colours and alpha. Decoded as stored only: ``channels=None``,
+    or ``"labels"`` for grey."""
 
 
 SAMPLE_TYPES = ("uint8", "uint16", "int16")
@@ -48,6 +49,7 @@ HEADER = np.dtype(
         ("sampling", np.uint8),  # JPEG: 4·h + v for luma factors h x v (4:4:4 and grey: 5); 0 if a chroma factor is not 1x1
         ("orientation", np.uint8),  # EXIF orientation, 1 to 8
         ("type", np.uint8),  # dtype of the pixels, as an index into SAMPLE_TYPES
+        ("label_max", np.uint8),  # stored value that PIL decodes to 255: 255, less for grey of few bits; 0 for colours
     ]
 )
 """Structured NumPy dtype: the header fields of one image."""

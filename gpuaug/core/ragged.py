@@ -35,9 +35,11 @@ class Shapes:
             ``None``: the batch holds whole images.
         frames: Number of frames per clip, if the images are the frames of clips, clip by clip. The frames of a clip have one
             size. 0: the images are not frames of clips.
+        full_sizes: (B, 2) heights and widths before the decoder downsampled images for a crop, which is drawn at these sizes.
+            ``None``: the images are not downsampled.
     """
 
-    __slots__ = ("channels", "frames", "layout", "num_elements", "shortest_side", "sizes", "windows")
+    __slots__ = ("channels", "frames", "full_sizes", "layout", "num_elements", "shortest_side", "sizes", "windows")
 
     def __init__(
         self,
@@ -46,8 +48,10 @@ class Shapes:
         layout: Layout,
         windows: NDArray[np.int64] | None = None,
         frames: int = 0,
+        full_sizes: NDArray[np.int64] | None = None,
     ) -> None:
         self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
+        self.full_sizes = full_sizes
         # Computed in the constructor, because a worker process calls it, and the training thread reads the attributes.
         self.shortest_side = int(np.min(sizes)) if sizes.size else 1
         """Shortest side of all images, in pixels."""

@@ -23,6 +23,7 @@ from gpuaug.decode.clips.layout import ClipWork
 from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders.base import Pools
+from gpuaug.decode.hints import DecodedMember
 from gpuaug.decode.layout import WindowsOf, source_indices
 from gpuaug.decode.layout import problems as image_problems
 from gpuaug.decode.members import instances, map_instances, with_samples_from
@@ -44,6 +45,11 @@ class DecodingPlaceholder:
         self.count = count
         """Number of images or clips."""
         self._number = number  # index of the member in ``Decoding.works``
+
+    @property
+    def decoded_member(self) -> DecodedMember:
+        """Files and options of the member."""
+        return DecodedMember(self, self.decoding._encoded[self._number].headers, self.decoding._decoder.options)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
         """Return the decoded images or clips.

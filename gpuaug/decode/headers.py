@@ -43,6 +43,8 @@ class Header(NamedTuple):
     """EXIF orientation, 1 to 8."""
     type: int = 0
     """Type of the pixels, as an index into ``SAMPLE_TYPES``."""
+    label_max: int = 0
+    """Stored value that PIL decodes to 255: 255 for palettes, 8 and 16 bits, less for grey of few bits; 0 for colours."""
     problem: str = ""
     """Reason why the image cannot be decoded, as a clause; empty if it can be decoded."""
 
@@ -210,7 +212,8 @@ def _jpeg(data: memoryview) -> Header:
     if format_ != Format.JPEG and next(islice(scans(data, position), MAX_SCANS, None), None) is not None:
         raise LimitError(f"it has more than {MAX_SCANS} scans, which is the limit")
     orientation_ = orientation(b"".join(exif), xmp) if exif or xmp else 1
-    return Header(height, width, channels, 3 if channels == 4 else channels, format_, sampling, orientation_)
+    stored_channels, label_max = 3 if channels == 4 else channels, 255 if channels == 1 else 0
+    return Header(height, width, channels, stored_channels, format_, sampling, orientation_, label_max=label_max)
 
 
 def scans(data: memoryview, position: int = 2) -> Iterator[int]:
@@ -315,7 +318,10 @@ def _other_format(data: memoryview) -> Header:
             stored_channels = _stored_channels(tags) if tags.is_plain and tags.type == "uint8" else 0
         format_ = Format.DEEP if is_deep else Format.OTHER
         type_ = SAMPLE_TYPES.index("uint16" if is_deep else "uint8")
-        return Header(height, width, bands, stored_channels, format_, 0, orientation_, type_)
+        label_max = (0 if bands > 2 else 255) if is_deep else _label_max(image, data)
+        if tags is not None and len(tags.pages) != 1:
+            label_max = 0
+        return Header(height, width, bands, stored_channels, format_, 0, orientation_, type_, label_max)
     except Exception as error:  # a plugin may raise anything
         if tags is not None and tags.samples > 1:
             return _of_tags(tags)
@@ -340,7 +346,9 @@ def _of_tags(tags: tiff.Tags) -> Header:
     if not (0 < tags.height <= _MAX_SIDE and 0 < tags.width <= _MAX_SIDE and tags.samples > 0):
         return Header(problem=f"its size is {tags.width}x{tags.height}")
     type_ = SAMPLE_TYPES.index(tags.type)
-    return Header(tags.height, tags.width, tags.samples, _stored_channels(tags), Format.DEEP, 0, tags.orientation, type_)
+    label_max = 255 if tags.samples == len(tags.pages) == 1 else 0
+    stored_channels = _stored_channels(tags)
+    return Header(tags.height, tags.width, tags.samples, stored_channels, Format.DEEP, 0, tags.orientation, type_, label_max)
 
 
 def _stored_channels(tags: tiff.Tags) -> int:
@@ -385,6 +393,21 @@ def open_image(data: memoryview) -> Any:
     if last_error is not None:
         raise last_error
     return None
+
+
+def _label_max(image: Any, data: memoryview) -> int:
+    """Return ``Header.label_max`` of an image that PIL has opened. PIL scales grey of less than 8 bits to 0 … 255."""
+    if image.mode not in ("1", "L", "LA", "P", "PA"):
+        return 0
+    if image.mode == "1":
+        return 1
+    if image.format == "PPM":
+        arguments = image.tile[0][3]
+        return 255 if isinstance(arguments, str) else int(arguments[1])  # (mode, largest value)
+    if image.mode != "L" or image.format not in ("PNG", "TIFF"):
+        return 255
+    bits = data[24] if image.format == "PNG" else image.tag_v2.get(tiff.BITS, (1,))[0]
+    return int((1 << min(bits, 8)) - 1)
 
 
 def _bits(image: Any) -> int:

@@ -6,7 +6,7 @@ A batch holds a *window* of each image: the part that the next stage reads, or t
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ BUFFER_SIZE_RATIO = 1.125
 class Options:
     """Arguments of a ``DecodeStage`` that affect the decoded images."""
 
-    channels: int | None
-    """Number of channels; ``None``: number and type as stored in the files."""
+    channels: Literal["labels"] | int | None
+    """Number of channels; ``None``: number and type as stored in the files; ``"labels"``: one channel of stored values."""
     min_side: int | None
     """Minimum short side of a downsampled JPEG; ``None``: full size."""
     exif: bool
@@ -75,7 +75,7 @@ class ImageInfo(NamedTuple):
     format: int
     """Value of the ``Format``."""
     channels: int
-    """Number of channels in the file."""
+    """Number of channels in the file; 1 for labels, without alpha."""
     height: int
     """Height in the file, in pixels."""
     width: int
@@ -92,6 +92,8 @@ class ImageInfo(NamedTuple):
     """Top, left, height and width of the part that the stage reads. Pixels of ``window`` outside of this part are undefined."""
     whole: bool
     """Whether the window is the whole image."""
+    label_max: int
+    """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
 
 
 class Layout:
@@ -125,9 +127,13 @@ class Layout:
         """(B,) records of ``HEADER``, of the files that are decoded."""
         self.as_stored = options.channels is None
         """Whether images are decoded as stored in the files."""
-        self.channels = int(table["stored_channels"][0]) if options.channels is None else options.channels
-        name = SAMPLE_TYPES[0] if options.channels is not None else SAMPLE_TYPES[int(table["type"][0])]
-        self.dtype: torch.dtype = getattr(torch, name)
+        self.label_max = table["label_max"] if options.channels == "labels" else np.zeros(len(table), np.uint8)
+        """(B,) stored value that PIL decodes to 255; 0 for images that are not decoded as labels."""
+        self.channels = options.channels if isinstance(options.channels, int) else int(table["stored_channels"][0])
+        if options.channels == "labels":
+            self.channels = 1
+        type_ = 0 if isinstance(options.channels, int) else int(table["type"][0])
+        self.dtype: torch.dtype = getattr(torch, SAMPLE_TYPES[type_])
         """dtype of the decoded pixels."""
         stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
@@ -153,7 +159,11 @@ class Layout:
         windows = windows if self.dtype == torch.uint8 else None
         requested = windows(self.shapes) if windows is not None else None
         if windows is not None and requested is not None and options.scales_windows and requested.may_downsample:
-            requested = self._windows_at_scale(requested, windows, jpeg & ~on_card)
+            # The side of a window is a multiple of its output side, or more.
+            ratios = (requested.table[:, 2:] // requested.out).min(1)
+            self.scales = np.where(jpeg & ~on_card, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
+            self.shapes = self._upright_shapes(self.shapes.sizes)
+            requested = windows(self.shapes)  # the same windows at the scales, because they are drawn at the full sizes
         sizes = self.shapes.sizes
         self.windows = np.column_stack([np.zeros_like(sizes), sizes])
         """(B, 4) top, left, height and width of the part of each upright image that the batch holds."""
@@ -166,7 +176,7 @@ class Layout:
             for decoder_index, decoder in enumerate(decoders):
                 selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
                 self.windows[selected] = decoder.enlarge(self.windows[selected], table[selected], self.scales[selected])
-            self.shapes = Shapes(sizes, self.channels, "hwc", self.windows)
+            self.shapes = Shapes(sizes, self.channels, "hwc", self.windows, full_sizes=self.shapes.full_sizes)
         self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
         """Number of pixels outside the windows."""
         self.lengths = lengths = self.windows[:, 2:].prod(1) * self.channels
@@ -186,42 +196,22 @@ class Layout:
         self.raw_length = int(raw_lengths.sum())
         """Total number of values of the images that need postprocessing."""
 
-    def _upright_shapes(self) -> Shapes:
-        """Return the sizes of the upright, downsampled images."""
+    def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
+        """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes at which crops are drawn."""
         downsampled = -(-self.stored // self.scales[:, None])
         is_transposed = (self.orientations > 4)[:, None]
-        return Shapes(np.where(is_transposed, downsampled[:, ::-1], downsampled), self.channels, "hwc")
-
-    def _windows_at_scale(self, full_windows: Windows, windows: WindowsOf, scalable: NDArray[np.bool_]) -> Windows | None:
-        """Return windows in downsampled images: of each image the smallest at which its window is not enlarged by the resize.
-
-        Sets ``scales``. The function ``windows`` is called again for the sizes of the downsampled images. It uses the same
-        random numbers, and rounds the sides of the windows anew.
-
-        Args:
-            full_windows: Windows in the images at full size.
-            windows: Function that returns the windows for sizes of images.
-            scalable: (B,) mask of the images that can be downsampled.
-        """
-        out, ratios = np.array(full_windows.out), (full_windows.table[:, 2:] // full_windows.out).min(1)
-        self.scales = np.where(scalable, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
-        while True:
-            self.shapes = self._upright_shapes()
-            scaled_windows = windows(self.shapes)
-            sides = self.shapes.sizes if scaled_windows is None else scaled_windows.table[:, 2:]
-            too_small = (sides < out).any(1) & (self.scales > 1)
-            if not too_small.any():
-                return scaled_windows
-            self.scales[too_small] //= 2
+        sizes = np.where(is_transposed, downsampled[:, ::-1], downsampled)
+        return Shapes(sizes, self.channels, "hwc", full_sizes=full_sizes)
 
     @cached_property
     def infos(self) -> list[ImageInfo]:
         """Header fields and window per image."""
         table = self.headers
-        names = ("start", "length", "format", "channels", "height", "width", "orientation")
+        fields = [table[name] for name in ("start", "length", "format", "height", "width", "orientation")]
+        fields.insert(3, np.where(self.label_max, 1, table["channels"]))
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
         windows = (self.windows, self.requested_windows, whole)
-        columns = (*(table[name] for name in names), self.orientations, self.scales, *windows)
+        columns = (*fields, self.orientations, self.scales, *windows, self.label_max)
         return [ImageInfo(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
     def places(self) -> torch.Tensor:
@@ -298,21 +288,29 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         height, width = headers.table["height"][index], headers.table["width"][index]
         reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
-    channels = headers.table["stored_channels"] if options.channels is None else np.uint8(options.channels)
-    value_bytes = _VALUE_BYTES[headers.table["type"]] if options.channels is None else 1
+    is_fixed = isinstance(options.channels, int)
+    channels = headers.table["stored_channels"] if options.channels is None else options.channels if is_fixed else 1
+    value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
     image_bytes = pixels.astype(np.float64) * channels * value_bytes  # exceed 64 bits in a hostile header
     for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
         reasons.setdefault(
             index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
         )
-    if options.channels is not None:
+    if is_fixed:
         for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
-            reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, which only channels=None decodes")
+            reasons.setdefault(
+                index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
+            )
         return reasons
+    compared = ["stored_channels", "type"]
+    if options.channels == "labels":
+        compared = ["type"]
+        for index in np.flatnonzero(headers.table["label_max"] == 0).tolist():
+            reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, not the one of a grey image or palette")
     for index in np.flatnonzero(headers.table["stored_channels"] == 0).tolist():
         reasons.setdefault(index, "its pages are not the bands of one image: they differ in size or type, or are too many")
     decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
-    channels_and_types = headers.table[["stored_channels", "type"]][decodable]
+    channels_and_types = headers.table[compared][decodable]
     for index in decodable[channels_and_types != channels_and_types[:1]].tolist():
         first = _channels_and_type(headers, int(decodable[0]))
         reasons[index] = f"it has {_channels_and_type(headers, index)}, and the first image of the batch has {first}"

@@ -34,6 +34,7 @@ from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.decoders.hybrid import LARGE_THREADS
 from gpuaug.decode.decoding import Decoding, DecodingPlaceholder
+from gpuaug.decode.hints import DecodedMember, Hints
 from gpuaug.decode.layout import Options
 from gpuaug.decode.members import instances
 from gpuaug.stages.base import BoundStage, Stage
@@ -72,9 +73,11 @@ class DecodeStage(Stage):
             clips; images are decoded on the CPU. ``"cpu"``: host threads only. The decoder of an image or a clip depends only
             on its header and its length; on a card with engines, for JPEGs of over 4 megapixels, also on ``threads``.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey: of a JPEG the luma in the file, of other formats PIL's
-            ``convert("L")``. ``None``: as stored, with 8 or 16 bits and any number of bands. Bits and bands must be the same
-            for all images of a batch. Pages of a TIFF that have the same size and type are bands, and overviews and masks are
-            left out. With 3 or 1, the first page is decoded.
+            ``convert("L")``. ``None``: as stored, with 8 or 16 bits and any number of bands; pages of a TIFF that have the same
+            size and type are bands, and overviews and masks are left out. ``"labels"``: one channel of the values in the file,
+            for masks of class indices: grey values, the indices of a palette, 0 and 1 for one bit; files in colour, and of
+            several pages, cannot be decoded. For both, bits and bands must be the same for all images of a batch. With 3 or 1,
+            the first page of a TIFF is decoded.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
             many pixels. Lossless JPEGs and other formats are decoded at full size.
         scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
@@ -127,7 +130,7 @@ class DecodeStage(Stage):
         *,
         on: On = ...,
         backend: Literal["auto", "engines", "hybrid", "nvdec", "cpu"] = "auto",
-        channels: Literal[1, 3] | None = 3,
+        channels: Literal[1, 3, "labels"] | None = 3,
         min_side: int | None = None,
         scale: Literal["auto"] | None = None,
         exif: bool = True,
@@ -142,11 +145,15 @@ class DecodeStage(Stage):
             "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to use all decoders."
         )
         self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to raise an error.")
-        channels = one_of("channels", channels, (1, 3, None), "Leave it out for RGB.")
+        channels = one_of("channels", channels, (1, 3, "labels", None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to rotate images upright.")
         if min_side is not None:
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
         scale = one_of("scale", scale, ("auto", None), "Leave it out to decode at full resolution.")
+        for argument, value in {"min_side": min_side, "scale": scale}.items():
+            if channels == "labels" and value is not None:
+                way_out = "Leave it out: averages of labels are no labels."
+                raise ArgumentError(f"{argument} must be left out with channels='labels', got {shown(value)}. {way_out}")
         if scale is not None and min_side is not None:
             raise ArgumentError(f"min_side must be left out with scale='auto', got {min_side}. Leave out min_side or scale.")
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
@@ -232,7 +239,7 @@ class BoundDecode(BoundStage):
 
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
-        self.stage, self.lanes = stage, lanes
+        self.stage, self.lanes, self._hints = stage, lanes, Hints()
         find_images, find_clips = (partial(find, stage.backend, lanes.device) for find in (registry.find, registry.find_clips))
         usable = registry.usable
         divides = self.threads >= LARGE_THREADS
@@ -289,6 +296,9 @@ class BoundDecode(BoundStage):
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
         encoded = list(members.values())
+        decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
+        earlier = [placeholder.decoded_member for placeholder in instances(DecodingPlaceholder, batch)]
+        self._hints.check(batch, decoded, earlier, self.other_selections)
         windows = [partial(self._windows, member, batch, position, stages) for member in encoded]
         decoding = Decoding(
             self.decoder,

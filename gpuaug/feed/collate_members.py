@@ -175,7 +175,7 @@ def _collate(values: Sequence[Any], path: str) -> Any:
         add_note(
             error,
             f"gpuaug: raised by default_collate for {path} of the samples. Put values that {reason} into a dict in the sample, "
-            "such as {'boxes': …}. The batch then has a list of these dicts.",
+            "such as {'boxes': …}, or return masks as torchvision.tv_tensors.Mask(mask). The batch then has a list of these.",
         )
         raise
 

@@ -189,6 +189,17 @@ def as_array(image: Any) -> NDArray[np.uint8]:
     return array if array.ndim == 3 else array[..., None]
 
 
+def stored_values(image: Any, label_max: int) -> NDArray[np.uint8]:
+    """Return a grey or palette PIL image as an array (H, W, 1) of the values in its file, without alpha.
+
+    Args:
+        image: PIL image of mode ``1``, ``L``, ``LA``, ``P`` or ``PA``.
+        label_max: Stored value that PIL decodes to 255. PIL scales grey of less than 8 bits to 0 … 255.
+    """
+    values = as_array(image.convert("L") if image.mode == "1" else image)[..., :1]
+    return values if label_max == 255 else ((values.astype(np.uint16) * label_max + 127) // 255).astype(np.uint8)
+
+
 def _pil_with_channels(image: Any, channels: Channels, *, convert: bool, position: str) -> Any:
     if 0 in image.size:
         _refuse_empty(image, position)
@@ -247,7 +258,8 @@ def _refuse_channels(image: Any, channels: Channels, position: str) -> NoReturn:
     raise ArgumentError(
         f"Images must be {_CHANNEL_NAMES[channels]}, got {_image_text(image)} in {position}. "
         f"Return image.convert({_PIL_MODES[channels]!r}) from the dataset, or let the collate function convert such images: "
-        "functools.partial(gpuaug.collate_ragged, convert=True). If the value is a mask, put it into a dict of targets."
+        "functools.partial(gpuaug.collate_ragged, convert=True). If the value is a mask, return "
+        "torchvision.tv_tensors.Mask(mask) from the dataset."
     )
 
 

@@ -263,7 +263,8 @@ class Fused(nn.Module):
         if shapes.shortest_side < 1:
             return None
         heights, widths = shapes.sizes[:: shapes.frames or 1].T
-        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames)
+        full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
+        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames, full=full)
         return self._program().windows(size, seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:

@@ -6,6 +6,7 @@ the loop with batches launched ahead (*streamed*), the same inside ``step_first`
 Nothing is synchronised inside a window.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ from gpuaug.profiler.steady_state import EndlessBatches
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.profiler.verdict import verdict
 from gpuaug.stages.copy import PAGEABLE_WARN_BYTES
+
+_log = logging.getLogger("gpuaug")
 
 Step = Callable[[Batch], Any]
 """One training step, called with a batch of the loader."""
@@ -123,11 +126,13 @@ class _Profile:
         """Maximum number of batches that were loaded and not yet trained on."""
 
     def run(self) -> Report:
+        _log.info("gpuaug.profile: warm-up")
         with self._batches:
             self._warm_up(self._ahead, self._queued + 4)
             repeated = self._repeated_batch()
             windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "step first", "in line", "cached")}
-            for _ in range(self._rounds):
+            for round_ in range(self._rounds):
+                _log.info("gpuaug.profile: round %d of %d", round_ + 1, self._rounds)
                 windows["load"].append(self._time_loader())
                 windows["streamed"].append(self._time_loop(self._ahead))
                 if not self._lanes.in_line and self._loader.stages:
@@ -135,6 +140,7 @@ class _Profile:
                         windows["step first"].append(self._time_loop(self._ahead))
                 windows["in line"].append(self._time_loop(0))
                 windows["cached"].append(self._time_on_device(lambda: self._step(repeated())))
+            _log.info("gpuaug.profile: parts of the step")
             host_batch, pageable = self._cloned_host_batch()
             spans = self._record_spans()
         synchronize(self._device)

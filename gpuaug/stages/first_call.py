@@ -146,7 +146,7 @@ class FirstCall:
             if by_type or key == "targets":
                 result.update(id(leaf) for leaf in leaves if type_name(leaf))
             else:
-                result.update(map(id, leaves))
+                result.update(map(id, [value, *leaves]))
             if key == "targets":
                 result.update(id(target.get(name)) for target in _target_dicts(value) for name in TARGET_KEYS)
         return result

@@ -6,6 +6,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,11 +39,11 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
 
     Warns:
         GpuAugWarning: If the transform moves or mixes images without their targets, or mixes images without their labels; if
-            the transform is fused, and images seem to have their channels last.
+            the transform is fused or moves pixels, and images seem to have their channels last.
     """
     if any(isinstance(value, Ragged) for value in call.values):
         _refuse_ragged(call)
-    if call.is_fused:
+    if call.is_fused or call.moving:
         _warn_of_layout(call)
     selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
@@ -58,29 +59,31 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
 
 
 def _warn_of_layout(call: FirstCall) -> None:
-    """Warn if the axis that a fused pipeline reads as channels seems to be the height or width."""
+    """Warn if the axis that the transform reads as channels seems to be the height or width.
+
+    Channels are last if there are 1, 3 or 4, and the two axes before are longer.
+    """
     keys = call.selection.normalized_keys or ["input"]
     images = call.values[keys.index("input") if "input" in keys else 0]
-    if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4) or images.shape[-3] <= 4:
+    if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4, 5) or images.shape[-3] <= 4:
         return
-    last = images.shape[-1] in (3, 4)
-    if images.ndim == 3:
-        way_out = "images.permute(2, 0, 1)" if last else "images[:, None]"
-    elif last:
-        way_out = "images.permute(0, 3, 1, 2)"
+    if images.shape[-1] in (1, 3, 4) and images.shape[-2] > 4:
+        way_out = f"images.movedim(-1, {images.ndim - 3})"
+    elif images.ndim == 3 and call.is_fused:
+        way_out = "images[:, None]"
     else:
         return
     warnings.warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
-        f"or (C, H, W) for one image. For another layout, put lambda images: {way_out} before this stage. "
-        f"If this is intended, pass {call.unchecked}, which is not checked.",
+        f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this "
+        f"stage. If this is intended, pass {call.unchecked}, which is not checked.",
         GpuAugWarning,
         stacklevel=3,
     )
 
 
 def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
-    search = _Search(call.images)
+    search = TargetSearch(None if call.images is None else _batch_size(call.images), _sizes(call.images))
     target_labels: dict[str, None] = {}  # a dict in place of a set, to keep the order
     on: dict[Any, str] = {}
     without_key: dict[str, None] = {}
@@ -154,6 +157,18 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
         )
 
 
+def _are_numbers(values: Iterable[Any]) -> bool:
+    """Return whether all values are numbers, or tensors or arrays of at most one axis."""
+    return all(isinstance(value, Number) or getattr(value, "ndim", 2) < 2 for value in values)
+
+
+def _sizes(images: torch.Tensor | Ragged | None) -> set[tuple[int, ...]]:
+    """Return the (height, width) of the images; an empty set if ``images`` are none."""
+    if isinstance(images, Ragged):
+        return set(map(tuple, images.shapes.sizes.tolist()))
+    return {tuple(images.shape[-2:])} if images is not None and images.ndim >= 3 else set()
+
+
 def _batch_size(images: torch.Tensor | Ragged) -> int | None:
     if isinstance(images, Ragged):
         return images.shapes.samples
@@ -190,7 +205,7 @@ def _refuse_ragged(call: FirstCall) -> None:
 
 
 class _Target(NamedTuple):
-    """A tensor or array of a batch that seems to belong to the pixels of the images."""
+    """A value of a batch that seems to belong to the pixels of the images: a tensor, an array, or numbers in lists."""
 
     label: str
     """Name for messages: ``masks``, ``boxes`` or ``keypoints``, or the key by which the target was recognised."""
@@ -209,25 +224,21 @@ class _Target(NamedTuple):
         return "mask" if self.label == "masks" and all(isinstance(item, torch.Tensor) for item in member) else None
 
 
-class _Search:
-    """Search for tensors and arrays that seem to be masks, boxes or keypoints: by class, by key, or by shape.
+class TargetSearch:
+    """Search for values that seem to be masks, boxes or keypoints: by class, by key, or by shape.
 
     Args:
-        images: The images, (B, C, H, W) or a ``Ragged``; ``None`` if they are neither.
+        batch_size: Number of images; ``None`` if it is not known.
+        sizes: (height, width) of the images; empty if they are not known.
     """
 
-    def __init__(self, images: torch.Tensor | Ragged | None) -> None:
-        self._batch_size = None if images is None else _batch_size(images)
-        self._sizes: set[tuple[int, ...]] = set()
-        if isinstance(images, Ragged):
-            self._sizes = set(map(tuple, images.shapes.sizes.tolist()))
-        elif images is not None and images.ndim >= 3:
-            self._sizes = {tuple(images.shape[-2:])}
+    def __init__(self, batch_size: int | None, sizes: set[tuple[int, ...]]) -> None:
+        self._batch_size, self._sizes = batch_size, sizes
 
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
         """Yield the targets within a member of a batch.
 
-        PIL images of the size of an image are taken for masks.
+        PIL images of the size of an image are taken for masks. Lists of numbers are targets only under the key of a target.
 
         Args:
             value: The member, or in a recursive call a value within the member.
@@ -241,12 +252,32 @@ class _Search:
             label = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
             if label:
                 yield _Target(label, name, value)
+        elif name in _DATA_KEYS and self._has_numbers(value, name):
+            yield _Target(name, name, value)
         elif batches.is_container(value) and not isinstance(value, Ragged):
             by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
             inner_per_image = per_image or (by_index and len(value) == self._batch_size)
             for inner in batches.member_names(value):
                 inner_name = name if by_index else inner
                 yield from self.targets(batches.member(value, inner), inner_name, per_image=inner_per_image)
+
+    def _has_numbers(self, value: Any, name: str) -> bool:
+        """Return whether ``value`` has coordinates or pixels in lists, or is a run-length mask. ``name``: key of a target.
+
+        The numbers of several images may be tensors or arrays: ``default_collate`` makes four tensors (B,) of B boxes in lists.
+        """
+        if isinstance(value, Mapping):
+            return name in ("masks", "mask") and {"size", "counts"} <= value.keys()
+        if not isinstance(value, list | tuple) or not value:
+            return False
+        if name in ("masks", "mask"):
+            first = value[0]
+            if isinstance(first, list | tuple) and first and _are_numbers(first):
+                return not self._sizes or (len(value), len(first)) in self._sizes
+        elif _are_numbers(value):
+            lengths = {len(value), *(len(number) for number in value if getattr(number, "ndim", 0))}
+            return 4 in lengths if name != "keypoints" else max(lengths) > 1
+        return any(self._has_numbers(inner, name) for inner in value)
 
     def _by_name(self, value: Any, name: Any) -> str | None:
         if name not in _DATA_KEYS or value.ndim < 2:

@@ -3,6 +3,7 @@
 There is one line per batch of images, before and after the stages, and per view.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,11 @@ from gpuaug.viewer.follow import FollowedImages, Images, MemberPath, Row, count_
 from gpuaug.viewer.pixels import shown_frames, strip, to_pixels
 from gpuaug.viewer.trace import StageTrace, Trace
 
-_LABEL_NAMES = ("label", "labels", "class", "classes", "target", "targets", "y")
+_names_labels = re.compile(r"label|class|categor|^targets?$|^y$", re.IGNORECASE).search
+"""Match the name of a member that holds classes."""
+
+_MAX_CLASSES = 100_000
+"""Maximum number of classes of labels without a name. Larger numbers may be identifiers or times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +66,22 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
     Raises:
         ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of the batch size.
     """
-    before = followed.before
+    before = followed.before[0]
     batch_size = count_of(before.images[0])
     if not batch_size:
         raise ArgumentError("The batch must have samples to be shown, got none. Check the first batch of the loader.")
     line_maker = _LineMaker(trace, before, batch_size, min(count, batch_size), classes)
     first_name = "before" if followed.after else "as loaded"
-    lines = [
-        line_maker.line(before, images, 0, first_name if len(before.images) == 1 else f"{first_name} {number}")
-        for number, images in enumerate(before.images, 1)
-    ]
+    lines = []
+    for row in followed.before:
+        name = first_name if len(followed.before) == 1 else f"{row.path[-1]}, {first_name}"
+        for number, images in enumerate(row.images, 1):
+            lines.append(line_maker.line(row, images, 0, name if len(row.images) == 1 else f"{name} {number}"))
+    names = [_row_name(row) for row in followed.after]
     for row in followed.after:
         views = [(images, view) for images in row.images for view in range(_count_views(images, batch_size))]
-        name = "after" if len(followed.after) == 1 else _row_name(row)
+        name = _row_name(row)
+        name = "after" if len(names) == 1 else name if names.count(name) == 1 else f"{row.path[-1]}, {name}"
         for number, (images, view) in enumerate(views, 1):
             lines.append(line_maker.line(row, images, view, name if len(views) == 1 else _view_name(name, number)))
     return lines
@@ -196,14 +204,23 @@ def _keys(stage: StageTrace) -> Sequence[str]:
 
 
 def _path_of_labels(before: Row, size: int) -> MemberPath | None:
-    """Return the path of the member that seems to hold labels: a member with a usual name such as ``label``, else the first."""
+    """Return the path of the member that seems to hold labels: a member with a usual name such as ``label``.
+
+    Else the first in a tuple or list. Whole numbers under another name are identifiers, times or indices.
+    """
     members = list(walk(before.batch))
     # Not in lists of mappings, such as target dicts: the length of a tensor there may equal the batch size by chance.
     excluded = [path for path, value in members if _are_mappings(value) and before.path[: len(path)] != path]
     labels = [path for path, value in members if captions.is_labels(value, size) and path != before.path]
     candidates = [path for path in labels if not any(path[: len(prefix)] == prefix for prefix in excluded)]
-    usual = [path for path in candidates if path and str(path[-1]).lower() in _LABEL_NAMES]
-    return next(iter(usual or candidates), None)
+    usual = [path for path in candidates if path and _names_labels(str(path[-1]))]
+    unnamed = [path for path in candidates if path and isinstance(path[-1], int) and _may_be_classes(get(before.batch, path))]
+    return next(iter(usual or unnamed), None)
+
+
+def _may_be_classes(labels: Tensor) -> bool:
+    """Return whether class indices are in the range of classes. Probabilities are."""
+    return labels.ndim > 1 or bool(((labels >= -1) & (labels < _MAX_CLASSES)).all())
 
 
 def _are_mappings(value: Any) -> bool:

@@ -81,7 +81,7 @@ def _classes(loader: StreamedLoader) -> Any:
 
 def _title(trace: Trace, followed: FollowedImages, count: int) -> str:
     position = trace.position
-    size = count_of(followed.before.images[0])
+    size = count_of(followed.before[0].images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
     not_shown = (*followed.stages_without_images, *trace.skipped_stages)
     shown_stages = [stage.name for stage in trace.stages if stage.name not in not_shown]

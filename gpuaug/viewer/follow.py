@@ -60,8 +60,8 @@ class Row:
 class FollowedImages:
     """Result of ``follow``: images of a batch, before and after the stages."""
 
-    before: Row
-    """The images before the stages."""
+    before: tuple[Row, ...]
+    """The images before the stages: one row per member that stages read, such as one per camera."""
     after: tuple[Row, ...]
     """One row per member to which stages wrote images."""
     stages_without_images: tuple[str, ...]
@@ -74,41 +74,69 @@ def follow(trace: Trace) -> FollowedImages:
     Raises:
         ArgumentError: If the batch has no images.
     """
-    before: Row | None = None
+    before: dict[MemberPath, Row] = {}
     rows: dict[MemberPath, Row] = {}
     stages_without_images: list[str] = []
     for index, stage in enumerate(trace.stages):
         inputs, outputs = trace.states[index : index + 2]
         moves = list(_moves(stage.selection, inputs, outputs))
-        image_moves = ((old, new) for old, new, key in moves if key in (None, "input") and images_of(get(inputs, old)))
-        source, target = next(image_moves, (None, None))
-        if source is None or target is None:
-            continue
-        if before is None:
-            first = next(state for state in trace.states if images_of(get(state, source)))
-            before = Row(source, first)
-        row = rows.get(source) or (before if source == before.path else Row(source, inputs))
-        if not images_of(get(outputs, target)):
-            stages_without_images.append(stage.name)
-            continue
         target_moves = [(old, new, key) for old, new, key in moves if key not in (None, "input")]
-        keys_before = {old: key for old, _, key in target_moves if get(before.batch, old) is not None}
-        before = replace(before, keys={**before.keys, **keys_before})
-        keys = {**row.keys, **{new: key for _, new, key in target_moves}}
-        images = images_of(get(inputs, source))[0]
-        rows[target] = Row(target, outputs, keys, (*row.stage_inputs, (stage, images)))
-    if before is None:
+        for source, target in _image_moves(moves, inputs):
+            if source not in rows and source not in before:
+                first = next(state for state in trace.states if images_of(get(state, source)))
+                before[source] = Row(source, first)
+            if not images_of(get(outputs, target)):
+                stages_without_images.append(stage.name)
+                break
+            row = rows.get(source) or before[source]
+            if (row_before := before.get(source)) is not None:
+                keys_before = {old: key for old, _, key in target_moves if get(row_before.batch, old) is not None}
+                before[source] = replace(row_before, keys={**row_before.keys, **keys_before})
+            keys = {**row.keys, **{new: key for _, new, key in target_moves}}
+            images = images_of(get(inputs, source))[0]
+            rows[target] = Row(target, outputs, keys, (*row.stage_inputs, (stage, images)))
+    if not before:
         path = _search(trace.states[0])
         if path is None:
             raise ArgumentError(
                 "loader must yield images to be shown, (B, C, H, W) of uint8 or floating, got none in a "
                 f"{type(trace.states[0]).__name__}. Pass on= with the member of the images to the first stage."
             )
-        before = Row(path, trace.states[0])
+        before = {other: Row(other, trace.states[0]) for other in _alike(trace.states[0], path)}
     # Targets are read from the batch after the last stage.
     last = trace.states[-1]
     after = [replace(row, batch=last) if images_of(get(last, row.path)) else row for row in rows.values()]
-    return FollowedImages(_with_targets(before), tuple(map(_with_targets, after)), tuple(stages_without_images))
+    shown_before, shown_after = (tuple(map(_with_targets, rows_of_part)) for rows_of_part in (before.values(), after))
+    return FollowedImages(shown_before, shown_after, tuple(stages_without_images))
+
+
+def _image_moves(moves: Sequence[tuple[MemberPath, MemberPath, str | None]], inputs: Batch) -> Iterator[tuple[Any, Any]]:
+    """Yield (input path, output path) of each member with images: without data keys, of the channels of the first."""
+    channels = None
+    targets = set[MemberPath]()
+    for source, target, key in moves:
+        images = images_of(get(inputs, source)) if key in (None, "input") else []
+        if not images or target in targets or (key is None and channels not in (None, _channels_of(images[0]))):
+            continue
+        channels = _channels_of(images[0])
+        targets.add(target)
+        yield source, target
+
+
+def _channels_of(images: Images) -> int:
+    """Return the number of channels."""
+    if isinstance(images, Ragged):
+        return images.shapes.channels
+    return int((images if isinstance(images, Tensor) else images[0]).shape[-3])
+
+
+def _alike(batch: Batch, path: MemberPath) -> list[MemberPath]:
+    """Return ``path``, and the paths of members beside it with as many images of as many channels, in order."""
+    images = images_of(get(batch, path))[0]
+    expected = count_of(images), _channels_of(images)
+    siblings = [other for other, _ in walk(batch) if len(other) == len(path) and other[:-1] == path[:-1]]
+    found = [(other, images_of(get(batch, other))) for other in siblings]
+    return [other for other, value in found if value and (count_of(value[0]), _channels_of(value[0])) == expected]
 
 
 def count_of(images: Images) -> int:

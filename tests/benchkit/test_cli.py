@@ -47,6 +47,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     assert all(row["images_per_s"] == pytest.approx(2 * row["steps_per_s"]) for row in result["rows"])
     printed = capsys.readouterr().out
     assert printed.count("steps/s  images/s") == 1
+    assert printed.startswith("measuring 1 of 3: train resnet18\nmeasuring 2 of 3: "), "progress, in a file too"
     for row in result["rows"]:
         assert row["name"] in printed
     *compared, in_line, next_step = " ".join(printed.split("uses.json\n\n")[1].split()).split(" - ")

@@ -197,7 +197,7 @@ def test_pages_of_palettes_are_refused_as_stored():
 
 def test_with_other_channels_they_are_refused():
     for channels, file in ((3, png(pixels(bands=3))), (1, tiff(pixels(bands=1))), (3, tiff(pixels(bands=5, dtype=np.uint8)))):
-        with pytest.raises(gpuaug.DecodeError, match="which only channels=None decodes"):
+        with pytest.raises(gpuaug.DecodeError, match="which is decoded as stored only, with channels=None"):
             decoded(file, channels=channels)
 
 

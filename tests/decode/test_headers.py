@@ -124,6 +124,7 @@ def test_jpeg_header(data, kind, sampling, monkeypatch):
     orientation = image.getexif().get(0x0112, 1)
     bands = len(image.getbands())
     want = Header(image.height, image.width, bands, 3 if bands == 4 else bands, kind, sampling, orientation)
+    want = want._replace(label_max=255 if bands == 1 else 0)
     for held in (data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
         assert parse(held) == want
 
@@ -134,6 +135,7 @@ def test_header_of_other_format(data, monkeypatch):
     bands = len(image.getbands())
     stored = 3 if image.mode in ("P", "CMYK") else bands
     want = Header(image.height, image.width, bands, stored, OTHER, 0, image.getexif().get(0x0112, 1))
+    want = want._replace(label_max=1 if image.mode == "1" else 255 if bands < 3 else 0)
     monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", None)  # it is not decoded
     assert parse(data) == want
 
@@ -236,7 +238,8 @@ DEEP = {
 
 @pytest.mark.parametrize(("data", "height", "width", "channels"), DEEP.values(), ids=DEEP.keys())
 def test_header_of_16_bits(data, height, width, channels):
-    assert parse(data) == Header(height, width, channels, channels, Format.DEEP, 0, 1, SAMPLE_TYPES.index("uint16"))
+    label_max = 255 if channels == 1 else 0
+    assert parse(data) == Header(height, width, channels, channels, Format.DEEP, 0, 1, SAMPLE_TYPES.index("uint16"), label_max)
 
 
 @pytest.mark.parametrize(("data", "problem"), BROKEN.values(), ids=BROKEN.keys())

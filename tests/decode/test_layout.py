@@ -204,19 +204,3 @@ def test_decoders_that_decode_no_windows_decode_whole_images(monkeypatch):
     given.table["format"][1] = Format.OTHER
     layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: Windows(np.array([[1, 2, 3, 4]] * 2), (1, 1)))
     assert layout.windows.tolist() == [[0, 0, 20, 30], [1, 2, 3, 4]]
-
-
-@pytest.mark.parametrize(("loss", "scale"), [(0, 4), (1, 2), (51, 1)])
-def test_a_scale_at_which_the_window_is_drawn_too_small_is_not_used(loss, scale):
-    """``loss``: pixels by which the window at a smaller scale is narrower than the window of the whole image, shrunk."""
-
-    def windows(shapes):
-        sides = shapes.sizes // 2
-        sides[shapes.sizes < 400] -= loss
-        return Windows(np.concatenate([np.zeros_like(sides), sides], 1), (50, 50))
-
-    given = headers((400, 400), form=Format.OTHER_JPEG)
-    layout = Layout(given, Options(3, None, exif=True, max_pixels=10**9, scales_windows=True), ON_CARD, windows=windows)
-    assert layout.scales.tolist() == [scale]
-    assert layout.shapes.sizes.tolist() == [[400 // scale] * 2]
-    assert (layout.requested_windows[:, 2:] >= 50).all()

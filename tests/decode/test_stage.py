@@ -281,7 +281,7 @@ def test_bad_arguments_are_refused():
             {"backend": "gpu"},
             "backend must be 'auto', 'engines', 'hybrid', 'nvdec' or 'cpu', got 'gpu'. Leave it out to use all decoders.",
         ),
-        ({"channels": 4}, "channels must be 1, 3 or None, got 4. Leave it out for RGB."),
+        ({"channels": 4}, "channels must be 1, 3, 'labels' or None, got 4. Leave it out for RGB."),
         ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to raise an error."),
         ({"min_side": 0}, "min_side must be 1 or more, got 0. Leave it out to decode whole images."),
         ({"max_pixels": 0}, "max_pixels must be 1 or more, got 0. Leave it out for PIL's own limit."),

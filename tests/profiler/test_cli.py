@@ -102,6 +102,8 @@ def test_command_in_a_process_of_its_own(project, tmp_path):
     done = processes.run_script(f"import sys; from gpuaug.cli import main; sys.exit(main({arguments}))")
     assert done.returncode == 0, done.stderr
     assert "stage/transform" in done.stdout
+    progress = ["warm-up", "round 1 of 1", "parts of the step"]
+    assert done.stderr.splitlines() == [f"gpuaug.profile: {text}" for text in progress], "in a file too"
 
 
 def test_target_may_be_a_file(project, tmp_path, capsys, monkeypatch):

@@ -5,11 +5,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from support.comparison.replay import left_to_kornia
 from torchvision.transforms import v2
 
 from bench.figures import tables
-from gpuaug import Stats
+from gpuaug import Stats, collate_ragged, fuse
 from gpuaug.fusion.lower import refusals, torchvision
 from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
 from gpuaug.fusion.ops.torchvision import mix
@@ -112,6 +113,33 @@ def test_table_of_torchvisions_transforms_states_the_support_of_each():
     fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.RANDOM_CONTAINERS, v2.Compose)
     wanted |= {kind.__name__: "fused" for kind in fused}
     assert {name: said.get(name) for name in wanted} == wanted
+
+
+def test_boxes_come_back_from_the_letterbox():
+    text = (ROOT / "docs" / "coco.md").read_text()
+    names = {"torch": torch, "side": 320}
+    exec(re.search(r"^def in_photograph.*?^    return [^\n]*\n", text, re.MULTILINE | re.DOTALL)[0], names)
+    letterbox = fuse(v2.Compose([v2.Resize(None, max_size=320), v2.CenterCrop(320)]), ragged=True)
+    for height, width in ((480, 640), (333, 500), (640, 481), (1552, 868), (1919, 1080), (321, 1001), (60, 61)):
+        boxes = torch.tensor([[0.0, 0.0, width, height], [0.3 * width, 0.4 * height, 0.9 * width, 0.95 * height]])
+        photographs = collate_ragged([torch.zeros(3, height, width, dtype=torch.uint8)])
+        _, (target,) = letterbox(photographs, [{"boxes": boxes}], data_keys=["input", "targets"])
+        expected = torch.cat((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)  # COCO's format
+        torch.testing.assert_close(names["in_photograph"](target["boxes"], height, width), expected, rtol=0, atol=0.01)
+
+
+def test_class_for_lerobot_is_the_same_in_the_page_and_the_example():
+    texts = [(ROOT / path).read_text() for path in ("docs/lerobot.md", "examples/robot_policy.py")]
+    page, example = (
+        re.search(r"^class Chunks.*?^        return sample\n", text, re.MULTILINE | re.DOTALL)[0] for text in texts
+    )
+    assert page == example
+
+
+def test_every_guide_is_linked_from_a_page():
+    links = {(page.parent / target).resolve() for page in PAGES for target in re.findall(r"\]\(([^)#]+\.md)", page.read_text())}
+    guides = {page for page in PAGES if page.parent.name == "docs"} - {ROOT / "docs" / "index.md"}
+    assert sorted(str(page) for page in guides - links) == []
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():

@@ -5,6 +5,7 @@ import itertools
 import re
 import warnings
 
+import numpy as np
 import PIL.Image
 import pytest
 import torch
@@ -132,6 +133,48 @@ def test_line_to_type_works_for_every_transform(name, wrapper):
         boxes = [{"boxes": torch.tensor([[1.0, 1, 4, 4]])}] * 2
         with pytest.raises((AssertionError, RuntimeError, GpuAugError)):  # Kornia asserts
             fuse(GEOMETRIC[name])(images, MAPS[:, None].float(), boxes, data_keys=["input", "mask", "targets"])
+
+
+BOX, POINTS = [1.0, 2.0, 3.0, 4.0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+MAP = MAPS[0].tolist()
+NUMBERS = {
+    "boxes per image": {"bbox": [[BOX, BOX], [BOX]]},
+    "first image without boxes": {"boxes": [[], [BOX]]},
+    "rows": [{"objects": {"bbox": [BOX], "category": [1]}}, {"objects": {"bbox": [], "category": []}}],
+    "tuples": {"boxes": ((tuple(BOX),), (tuple(BOX),))},
+    "whole numbers": {"bbox": [[[1, 2, 3, 4]], [[1, 2, 3, 4]]]},
+    "numbers of NumPy": {"bbox": [[list(np.array(BOX, np.float32))]] * 2},
+    "arrays per image": {"bbox": [np.array([BOX]), np.array([BOX, BOX])]},
+    "arrays per box": {"bbox": [[np.array(BOX)], [np.array(BOX)]]},
+    "tensors per image": {"bbox": [torch.tensor([BOX]), torch.tensor([BOX, BOX])]},
+    "tensors per box": {"bbox": [[torch.tensor(BOX)], [torch.tensor(BOX)]]},
+    "default_collate": {"objects": {"bbox": [[torch.tensor([number] * 2) for number in BOX]]}},
+    "keypoints": {"keypoints": [[POINTS], [POINTS]]},
+    "keypoints in COCO's format": {"keypoints": [[[1, 2, 2, 3, 4, 2, 5, 6, 0]], [[1, 2, 2, 3, 4, 2, 5, 6, 0]]]},
+    "mask": {"mask": [MAP, MAP]},
+    "masks per image": {"masks": [[MAP, MAP], [MAP]]},
+    "run lengths": [{"masks": [{"size": [8, 8], "counts": "0"}]}] * 2,
+}
+NO_TARGETS = {
+    "labels": {"labels": [[1, 2, 3, 4], [1, 2, 3, 4]]},
+    "text": {"boxes": ["a", "b"]},
+    "other lengths": {"boxes": [[1, 2, 3], [1, 2]]},
+    "a mask of patches": {"mask": [[[0, 1], [1, 0]]] * 2},
+    "empty": {"bbox": [[], []]},
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("transform", [FLIP, fuse(FLIP)], ids=["a module", "a fused pipeline"])
+def test_numbers_in_lists_under_the_key_of_a_target_warn(transform, name):
+    (text,) = check(transform, (IMAGES, NUMBERS[name]))
+    assert "no longer match the images" in text
+    assert "In collate_fn, convert" in text or "Pass gpuaug.TransformStage" in text
+
+
+@pytest.mark.parametrize("name", NO_TARGETS)
+def test_other_lists_do_not_warn(name):
+    assert check(FLIP, (IMAGES, NO_TARGETS[name])) == []
 
 
 OTHER_MOVING = {

@@ -332,3 +332,17 @@ def test_labels_of_target_dicts_are_numbers_or_words(labels, said):
 def test_labels_that_are_no_number():
     figure = keyed(labels=("class", torch.tensor([float("nan"), float("inf")])))
     assert above(figure) == ["0: class nan", "1: class inf"]
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "fine_label", "class", "class_id", "category_id", "target", "y"])
+def test_numbers_under_the_name_of_a_label_are_classes(name):
+    batch = {"id": torch.tensor([1, 2]), "image": IMAGES, name: torch.tensor([5, 6])}
+    assert above(gpuaug.show(of(batch))) == ["0: class 5", "1: class 6"]
+
+
+@pytest.mark.parametrize("name", ["id", "image_id", "index", "frame_index", "timestamp", "episode", "length", "year"])
+def test_other_whole_numbers_are_no_classes(name):
+    assert above(gpuaug.show(of({"image": IMAGES, name: torch.tensor([5, 6])}))) == ["0", "1"]
+    times = torch.tensor([1_700_000_000, 1_700_000_001])
+    assert above(gpuaug.show(of((IMAGES, times)))) == ["0", "1"]
+    assert above(gpuaug.show(of((IMAGES, times, torch.tensor([5, 6]))))) == ["0: class 5", "1: class 6"]

@@ -5,7 +5,7 @@ from collections import namedtuple
 import kornia.augmentation as K
 import pytest
 import torch
-from support.profiler.viewer import MEAN, STD, beneath, beside, check, loader, of, shown, texts
+from support.profiler.viewer import MEAN, STD, above, beneath, beside, check, loader, of, shown, texts
 
 import gpuaug
 from gpuaug import ArgumentError, FeatureStage, TransformStage
@@ -139,3 +139,36 @@ def test_each_member_that_stages_write_has_a_line():
     figure = gpuaug.show(of(batch, *stages))
     check(figure, batch["image"], 1 - batch["image"], batch["image"] / 2)
     assert beside(figure) == ["before", "negative", "image"]
+
+
+def cameras():
+    return {
+        "wrist": torch.rand(2, 3, 4, 4),
+        "top": torch.rand(2, 3, 4, 4),
+        "action": torch.rand(2, 6),
+        "index": torch.tensor([7, 8]),
+    }
+
+
+CAMERAS = {
+    "data keys": [TransformStage(lambda *x, data_keys: tuple(1 - y for y in x), on={"wrist": "input", "top": "input"})],
+    "a tuple": [TransformStage(lambda *x: tuple(1 - y for y in x), on=("wrist", "top"))],
+    "a stage per camera": [TransformStage(lambda x: 1 - x, on="wrist"), TransformStage(lambda x: 1 - x, on="top")],
+}
+
+
+@pytest.mark.parametrize("stages", CAMERAS.values(), ids=CAMERAS)
+def test_every_camera_is_shown_before_and_after_the_stages(stages):
+    batch = cameras()
+    figure = gpuaug.show(of(batch, *stages))
+    check(figure, batch["wrist"], batch["top"], 1 - batch["wrist"], 1 - batch["top"])
+    assert beside(figure) == ["wrist, before", "top, before", "wrist", "top"]
+    assert above(figure) == ["0", "1"], "an index is no class"
+
+
+def test_cameras_in_a_tuple_and_without_stages():
+    first, second = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+    figure = gpuaug.show(of((first, second), TransformStage(lambda x, y: (1 - x, 1 - y), on=(0, 1))))
+    check(figure, first, second, 1 - first, 1 - second)
+    assert len(set(beside(figure))) == 4
+    assert beside(gpuaug.show(of(cameras()))) == ["wrist, as loaded", "top, as loaded"]

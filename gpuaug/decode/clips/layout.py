@@ -284,7 +284,7 @@ def problems(headers: ClipHeaders, options: Options) -> dict[int, str]:
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         size = f"{table['width'][index]}x{table['height'][index]}"
         reasons.setdefault(index, f"its {size} pixels are more than max_pixels={options.max_pixels}")
-    if options.channels == 1:
+    if options.channels in (1, "labels"):
         for index in range(len(table)):
-            reasons.setdefault(index, "clips are decoded to RGB only, not with channels=1")
+            reasons.setdefault(index, f"clips are decoded to RGB only, not with channels={options.channels!r}")
     return reasons

@@ -27,7 +27,7 @@ from gpuaug.decode.decoders.window_loop import WindowLoop
 from gpuaug.decode.headers import open_image
 from gpuaug.decode.layout import ImageInfo, Layout
 from gpuaug.decode.work import Work
-from gpuaug.feed.image_input import as_array, with_channels
+from gpuaug.feed.image_input import as_array, stored_values, with_channels
 
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
@@ -209,7 +209,8 @@ def _decode_with_library(file: NDArray[np.uint8], info: ImageInfo, buffer: NDArr
             return _decode_with_simplejpeg(file, buffer, smaller=info.scale > 1)
         return None
     prefix = file[:16].tobytes()
-    if prefix[:8] == libspng.SIGNATURE and imagecodecs() is not None and libspng.fits(file.data):
+    # PIL unpacks labels of less than 8 bits.
+    if prefix[:8] == libspng.SIGNATURE and imagecodecs() and info.label_max in (0, 255) and libspng.fits(file.data):
         return _decode_with_libspng(file, buffer)
     if prefix[8:15] == libwebp.SIGNATURE and libwebp.library() is not None and buffer.shape[2] in (1, 3):
         return _decode_with_libwebp(file, buffer)
@@ -358,7 +359,9 @@ def _decode_with_pil(file: NDArray[np.uint8], channels: Any, info: ImageInfo) ->
             # request the scale even if a side has fewer pixels than the scale.
             sides: Any = (image.width / info.scale, image.height / info.scale)
             image.draft("L" if grey else image.mode, sides)
-        if channels in (2, 4):  # channels=None: decoded as stored
+        if info.label_max:
+            pixels = stored_values(image, info.label_max)
+        elif channels in (2, 4):  # channels=None: decoded as stored
             pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
             pixels = as_array(with_channels(image, channels, convert=True, position="the file"))

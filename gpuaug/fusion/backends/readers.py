@@ -58,7 +58,8 @@ def size_of(images: Tensor | Ragged) -> Size:
         )
     frames = shapes.frames
     if not frames:
-        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+        full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
+        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1], full=full)
     clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
     if clips is None or bool((clips != clips[:, :1]).any()):
         raise ArgumentError(

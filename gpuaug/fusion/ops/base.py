@@ -9,7 +9,7 @@ library runs it.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -59,6 +59,8 @@ class Size:
     width: Any
     frames: int = 0
     """Number of frames per clip; 0 for images."""
+    full: tuple[Any, Any] | None = field(default=None, kw_only=True)
+    """(heights, widths), (B,) each, before a decoder downsampled the images, at which crops are drawn; ``None``: no change."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:

@@ -79,6 +79,8 @@ class ResizedCrop(ResampleOp):
 
         The window is the first of ten candidates that fits into the image, or without one the largest window within ``ratios``.
         """
+        if size.full is not None:
+            return _scaled(self.draw_parameters(sampler, size.to(*size.full)), size)
         numbers = sampler.uniform(4)
         area, log_aspect, x, y = numbers
         width, height = self._sides(*self._candidates(area, log_aspect), size)
@@ -266,6 +268,17 @@ class Resize(ResampleOp):
     def describe(self) -> str:
         """Short description for ``explain()``."""
         return f"resize to {self.settings['size']}"
+
+
+def _scaled(draws: OpDraws, size: Size) -> OpDraws:
+    """Return windows that are drawn for images of ``size.full`` in pixels of the downsampled images of ``size``."""
+    assert size.full is not None
+    result = dict(draws)
+    for start, count, length, full in (("y", "height", size.height, size.full[0]), ("x", "width", size.width, size.full[1])):
+        scale = 2.0 ** np.ceil(np.log2(full / length))  # 1, 2, 4 or 8: sides of downsampled images are rounded up
+        result[count] = np.maximum(np.rint(draws[count] / scale), 1).astype(np.float32)
+        result[start] = np.minimum(np.rint(draws[start] / scale), length - result[count]).astype(np.float32)
+    return result
 
 
 def _at_least_two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:

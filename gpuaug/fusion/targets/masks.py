@@ -6,7 +6,7 @@ sample. A *stack* is a tensor (n, H, W) with all masks of one image. A *span* is
 sample in a flat tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -212,6 +212,25 @@ def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int],
     return np.array(spans, np.int64).ravel()
 
 
+def _way_to_tensor(masks: Any) -> str:
+    """Return the advice for masks of one image that are no tensor."""
+    first = masks[0] if isinstance(masks, list | tuple) and masks else masks
+    if isinstance(first, Tensor):
+        return "Stack the masks of one image: torch.stack(masks)."
+    if isinstance(first, np.ndarray):
+        code = "masks" if first is masks else "np.stack(masks)"
+        return f"Convert the masks in the dataset: torch.from_numpy({code})."
+    if isinstance(first, Mapping | list | tuple):  # COCO's run lengths or polygons
+        code = "[masks]" if first is masks else "masks"
+        if not isinstance(first, Mapping) or not isinstance(first.get("counts"), str | bytes):
+            code = f"mask.frPyObjects({code}, height, width)"
+        return (
+            "Decode run lengths and polygons in the dataset, with pycocotools.mask as mask: "
+            f"torch.from_numpy(mask.decode({code})).movedim(2, 0)."
+        )
+    return "Return a tensor (n, H, W) from the dataset."
+
+
 def _checked_masks(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Sequence[Tensor], list[int]]:
@@ -227,8 +246,7 @@ def _checked_masks(
     for mask, sample in zip(masks, samples, strict=True):
         if not isinstance(mask, Tensor):
             raise ArgumentTypeError(
-                f"masks of sample {sample} must be a tensor, got {type(mask).__name__}. "
-                "Stack the masks of one image: torch.stack(masks)."
+                f"masks of sample {sample} must be a tensor, got {type(mask).__name__}. {_way_to_tensor(mask)}"
             )
         stack = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
         shape = stack.shape

@@ -1,9 +1,13 @@
 """Advice about encoded images."""
 
+import io
 import pathlib
+import re
 import tempfile
+import warnings
 
 import torch
+from PIL import Image
 from support.files.encoded import encoded
 from support.files.encoded_files import png
 from support.messages.registry import example, untried
@@ -165,6 +169,45 @@ def a_scale_and_a_least_side(told):
         gpuaug.DecodeStage(scale="auto", min_side=8)
     for options in ({"scale": "auto"}, {"min_side": 8}):
         assert len(decoded(gpuaug.collate_encoded(FILES), **options)) == 2
+
+
+@example("must be left out with channels='labels'")
+def averages_of_labels(told):
+    for option in ({"min_side": 8}, {"scale": "auto"}):
+        with told:
+            gpuaug.DecodeStage(channels="labels", **option)
+    grey = gpuaug.collate_encoded([encoded(16, 16, "PNG", mode="L")])
+    assert decoded(grey, channels="labels").shapes.channels == 1
+
+
+@example("Class indices are lost in")
+def palette_as_shades_of_grey(told):
+    palette, file = Image.new("P", (16, 16), 2), io.BytesIO()
+    palette.putpalette([0, 0, 0, 9, 9, 9, 200, 200, 200])
+    palette.save(file, "PNG")
+    batch = gpuaug.collate_encoded([{"image": FILES[0], "mask": file.getvalue()}])
+
+    def loaded(*stages):
+        (got,) = gpuaug.StreamedLoader([batch], stages, device="cpu")
+        return got
+
+    with told:
+        loaded(gpuaug.DecodeStage())
+    stage = re.search(r"gpuaug\.DecodeStage\(.*\)", told.last)[0]
+    assert stage == "gpuaug.DecodeStage(on='mask', channels='labels')"
+    assert loaded(eval(stage), gpuaug.DecodeStage())["mask"][0].unique().tolist() == [2]
+
+
+@example("may not match the images, because EXIF turns")
+def boxes_of_the_image_as_stored(told):
+    samples = [(encoded(16, 16, orientation=3), {"boxes": torch.ones(1, 4)})]
+    batch = gpuaug.collate_encoded(samples)
+    with told:
+        decoded(batch)
+    decoded(batch, exif=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*may not match the images")
+        decoded(batch)
 
 
 untried("needs a GPU", "Images are not decoded while a model trains", "The CPU decodes images, which may be too slow")

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from support.messages.registry import example, untried
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
@@ -161,6 +162,11 @@ def boxes_beside_ragged_images(told):
         gpuaug.collate_ragged(list(zip(IMAGES, boxes, strict=True)))
     _, got = gpuaug.collate_ragged([(image, {"boxes": each}) for image, each in zip(IMAGES, boxes, strict=True)])
     assert [len(each["boxes"]) for each in got] == [1, 2]
+    masks = [torch.zeros(8, 8), torch.zeros(5, 6)]
+    with told:
+        gpuaug.collate_ragged(list(zip(IMAGES, masks, strict=True)))
+    _, got = gpuaug.collate_ragged([*zip(IMAGES, map(tv_tensors.Mask, masks), strict=True)])
+    assert [mask.shape for mask in got] == [(8, 8), (5, 6)]
 
 
 @example("Remove the conversion to float, such as ToTensor, from the dataset, and convert in gpuaug.fuse")
@@ -253,6 +259,12 @@ def grey_image_among_colour_images(told):
         functools.partial(gpuaug.collate_ragged, convert=True)([grey]),
     ):
         assert got[0][:, 0, 0].tolist() == [7, 7, 7]
+    masks = [grey, grey.resize((5, 6))]
+    photographs = [mask.convert("RGB") for mask in masks]
+    with told:
+        gpuaug.collate_ragged([*zip(photographs, masks, strict=True)])
+    samples = [(photograph, tv_tensors.Mask(mask)) for photograph, mask in zip(photographs, masks, strict=True)]
+    assert [mask.shape for mask in gpuaug.collate_ragged(samples)[1]] == [(1, 8, 8), (1, 6, 5)]
 
 
 @example("image.permute(2, 0, 1) of a tensor, image.transpose(1, 2, 0) of an array")

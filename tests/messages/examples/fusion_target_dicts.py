@@ -1,7 +1,11 @@
 """Advice about target dicts in a call of a fused pipeline, and about ``sanitize``."""
 
+import re
+
+import numpy as np
 import torch
 from messages.examples.fusion_inputs import BOXES, FLIP, FLIPPED, IMAGES, MASK, targets
+from pycocotools import mask
 from support.messages.registry import example
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -81,6 +85,47 @@ def masks_of_an_image_in_a_list(told):
         augment(IMAGES, [{"masks": list(mask)} for mask in MASK], data_keys=["input", "targets"])
     dicts = [{"masks": torch.stack(list(mask))} for mask in MASK]
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
+
+
+@example("Convert the masks in the dataset: torch.from_numpy(…)")
+def masks_in_arrays(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"masks": mask.numpy()} for mask in MASK], data_keys=["input", "targets"])
+    with told:
+        augment(IMAGES, [{"masks": list(mask.numpy())} for mask in MASK], data_keys=["input", "targets"])
+    for code in ("torch.from_numpy(masks)", "torch.from_numpy(np.stack(masks))"):
+        masks = MASK[0].numpy() if "stack" not in code else list(MASK[0].numpy())
+        dicts = [{"masks": eval(code, {"torch": torch, "np": np, "masks": masks})}] * 2
+        assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
+
+
+@example("Decode run lengths and polygons in the dataset, with pycocotools.mask")
+def masks_of_coco(told):
+    augment, height, width = gpuaug.fuse(FLIP), *IMAGES.shape[2:]
+    expected = torch.zeros(1, height, width, dtype=torch.uint8)
+    expected[:, 1:4, 1:3] = 1
+    lengths = [{"size": [height, width], "counts": [height + 1, 3, height - 3, 3, (width - 3) * height + height - 4]}]
+    text = mask.frPyObjects(lengths, height, width)
+    text_as_json = [{**each, "counts": each["counts"].decode()} for each in text]
+    for masks in (lengths, text, text_as_json, [[1.0, 1.0, 3.0, 1.0, 3.0, 4.0, 1.0, 4.0]], lengths[0], text[0]):
+        with told:
+            augment(IMAGES, [{"masks": masks}] * 2, data_keys=["input", "targets"])
+        code = re.search(r"torch.from_numpy\(mask.decode\((.*)\)\).movedim\(2, 0\)", told.last)[1]
+        found = eval(code, {"mask": mask, "masks": masks, "height": height, "width": width})
+        decoded = torch.from_numpy(mask.decode(found)).movedim(2, 0)
+        assert torch.equal(decoded, expected)
+        got = augment(IMAGES, [{"masks": decoded}] * 2, data_keys=["input", "targets"])[1]
+        assert torch.equal(got[0]["masks"], expected.flip(-1))
+
+
+@example("Return a tensor (n, H, W) from the dataset")
+def masks_that_are_none(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"masks": 3}] * 2, data_keys=["input", "targets"])
+    got = augment(IMAGES, [{"masks": MASK[0]}] * 2, data_keys=["input", "targets"])[1]
+    assert torch.equal(got[0]["masks"], MASK[0].flip(-1))
 
 
 @example("Resize the masks to that size")

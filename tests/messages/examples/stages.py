@@ -242,7 +242,7 @@ def channels_last(told):
     images, transform = IMAGES.permute(0, 2, 3, 1), gpuaug.fuse(FLIP)
     with told:
         run(images, transform)
-    assert torch.equal(run(images, lambda images: images.permute(0, 3, 1, 2), transform), IMAGES.flip(-1))
+    assert torch.equal(run(images, lambda images: images.movedim(-1, 1), transform), IMAGES.flip(-1))
     run(images, lambda images: transform(images))
 
 

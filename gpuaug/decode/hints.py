@@ -1,0 +1,173 @@
+"""Warnings about files that do not fit the targets of a batch: masks decoded to colours, and images turned without targets.
+
+*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import ClipHeaders, Headers
+from gpuaug.core.errors import GpuAugWarning, SelectionError
+from gpuaug.core.torchvision_types import type_name
+from gpuaug.decode.layout import Options
+from gpuaug.stages.hints import TargetSearch
+from gpuaug.stages.selection import Selection
+
+_names_masks = re.compile("mask|label|segm|annot", re.IGNORECASE).search
+"""Match the path of a member that holds masks."""
+
+
+class DecodedMember(NamedTuple):
+    """Encoded member of a batch that a ``DecodeStage`` decodes."""
+
+    value: Any
+    """The ``Encoded``, or its placeholder, in the batch."""
+    headers: Headers
+    options: Options
+
+    @property
+    def turned(self) -> NDArray[np.uint8]:
+        """(B,) EXIF orientations that are corrected; 1 for images that are not turned."""
+        orientations: NDArray[np.uint8] = np.maximum(self.headers.table["orientation"], 1)  # 0 of a file that cannot be read
+        return orientations if self.options.exif else np.ones_like(orientations)
+
+    @property
+    def is_square(self) -> NDArray[np.bool_]:
+        """(B,) mask of the images whose sides are equal."""
+        equal: NDArray[np.bool_] = self.headers.table["height"] == self.headers.table["width"]
+        return equal
+
+    def is_mask(self, batch: Batch, selections: Iterable[Selection]) -> bool:
+        """Return whether the member is decoded as labels, named as a mask, or a stage reads it with the data key ``mask``."""
+        if self.options.channels == "labels" or _names_masks(self.headers.member):
+            return True
+        return any(_reads_as_mask(selection, self.value, batch) for selection in selections)
+
+
+class Hints:
+    """Warnings of one ``DecodeStage``, each at most once."""
+
+    def __init__(self) -> None:
+        self._checks_masks = self._checks_files = self._checks_targets = True
+
+    def check(
+        self, batch: Batch, decoded: Sequence[DecodedMember], earlier: Sequence[DecodedMember], selections: Sequence[Selection]
+    ) -> None:
+        """Check a batch before it is decoded.
+
+        Args:
+            batch: Host batch.
+            decoded: Members that the stage decodes.
+            earlier: Members that earlier stages decode.
+            selections: ``on`` and ``into`` of the loader's other stages.
+
+        Warns:
+            GpuAugWarning: If palettes or grey of few bits are decoded to colours or shades of grey in a mask. If images are
+                turned upright by their EXIF, and masks, boxes or keypoints of the batch are not.
+        """
+        for member in decoded if self._checks_masks else ():
+            self._check_values(member, batch, selections)
+        if self._checks_files or self._checks_targets:
+            turned = [member for member in [*earlier, *decoded] if (member.turned != 1).any()]
+            if turned:
+                self._check_turned(turned, [*earlier, *decoded], batch, selections)
+
+    def _check_values(self, member: DecodedMember, batch: Batch, selections: Sequence[Selection]) -> None:
+        """Warn of class indices that the decoder converts to colours or shades of grey."""
+        if member.options.channels == "labels" or isinstance(member.headers, ClipHeaders):
+            return
+        table = member.headers.table
+        is_converted = (table["label_max"] < 255) | (table["channels"] != table["stored_channels"])
+        converted = np.flatnonzero((table["label_max"] > 0) & is_converted)
+        if not len(converted) or not member.is_mask(batch, selections):
+            return
+        self._checks_masks = False
+        path = member.headers.member
+        on = path[1:-1] if path.count("[") == 1 else "…"
+        warnings.warn(
+            f"Class indices are lost in {path or 'the batch'}, because channels={member.options.channels} converts palettes and"
+            f" grey of less than 8 bits to colours or shades of grey, such as {_sample(member, int(converted[0]))}. Decode "
+            f"masks in a stage before the other DecodeStage: gpuaug.DecodeStage(on={on}, channels='labels').",
+            GpuAugWarning,
+            stacklevel=2,
+        )
+
+    def _check_turned(
+        self, turned: list[DecodedMember], members: list[DecodedMember], batch: Batch, selections: Sequence[Selection]
+    ) -> None:
+        """Warn of images that are turned upright while their targets are not. ``turned``: members with turned images."""
+        masks = [member for member in members if self._checks_files and member.is_mask(batch, selections)]
+        for mask in masks:
+            for image in members:
+                if len(image.turned) != len(mask.turned):
+                    continue
+                problems = image.headers.problems.keys() | mask.headers.problems.keys()
+                # Where only one of the files swaps its sides, their sizes tell which is upright.
+                keeps_size = ((image.turned > 4) == (mask.turned > 4)) | image.is_square
+                is_different = (image.turned != mask.turned) & keeps_size
+                different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]
+                if different:
+                    self._checks_files = False
+                    index = different[0]
+                    source = image if image.turned[index] != 1 else mask
+                    other = mask if source is image else image
+                    _warn_of_turn(source, index, other.headers.member or "the other file")
+                    return
+        images = [member for member in turned if member not in masks]
+        if not self._checks_targets or not images:
+            return
+        self._checks_targets = False
+        image = images[0]
+        sizes = np.stack([image.headers.table["height"], image.headers.table["width"]], 1)
+        search = TargetSearch(len(sizes), {*map(tuple, sizes.tolist()), *map(tuple, sizes[:, ::-1].tolist())})
+        if not batches.is_container(batch):
+            return
+        names = batches.member_names(batch)
+        # Where sides are swapped, masks and boxes with a canvas size have the size of the upright image, or are an error.
+        keeps_size = (image.turned != 1) & ((image.turned <= 4) | image.is_square)
+        labels = {
+            target.label: None
+            for name in names
+            for target in search.targets(batches.member(batch, name), name)
+            if keeps_size.any() or not (type_name(target.value) or target.label.startswith("mask"))
+        }
+        if labels:
+            indices = np.flatnonzero(keeps_size if keeps_size.any() else image.turned != 1)
+            _warn_of_turn(image, int(indices[0]), ", ".join(labels))
+
+
+def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
+    """Warn that image ``index`` of a member is turned upright, and its targets are not."""
+    warnings.warn(
+        f"{targets} may not match the images, because EXIF turns {_sample(image, index)} upright (orientation "
+        f"{image.turned[index]}), and does not turn {targets}. If they were annotated on images as stored, pass exif=False to "
+        "the DecodeStage. If they were annotated on upright images, they match: disable this warning with "
+        "warnings.filterwarnings('ignore', '.*may not match the images').",
+        GpuAugWarning,
+        stacklevel=2,
+    )
+
+
+def _sample(member: DecodedMember, index: int) -> str:
+    """Return the number and the path of a sample as text."""
+    name = member.headers.names[index]
+    return f"sample {index} ({name})" if name else f"sample {index}"
+
+
+def _reads_as_mask(selection: Selection, value: Any, batch: Batch) -> bool:
+    """Return whether a stage reads ``value`` with the data key ``mask``."""
+    keys = selection.normalized_keys
+    if keys is None or "mask" not in keys:
+        return False
+    try:
+        values = selection.read(batch)
+    except SelectionError:  # the stage reads a member that an earlier stage adds
+        return False
+    return any(key == "mask" and item is value for key, item in zip(keys, values, strict=True))
