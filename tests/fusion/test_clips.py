@@ -260,10 +260,6 @@ def test_draws_of_clips_are_told_by_clip():
     assert draws.shape == (3, 5, 3, 8, 8)
     assert len(draws) == 3
     assert len({draws.of(clip)["RandomRotation_0"]["degrees"] for clip in range(3)}) == 3
-    alone = gpuaug.fuse(K.RandomRotation(30.0, p=1.0))
-    videos = clips.clips(3, 2)
-    draws = alone.draw(videos.shape, seed=1)
-    assert_values(alone(videos[1:2], draws=draws.alone(1)), alone(videos, draws=draws)[1:2])
 
 
 def test_cameras_of_one_stage_share_a_draw_and_those_of_two_do_not():

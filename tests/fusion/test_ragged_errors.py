@@ -173,9 +173,7 @@ def test_ragged_batch_shorter_than_its_shapes_is_refused():
 def test_as_kornia_refuses_ragged_draws():
     draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
     assert draws.shape == (5, 3, None, None)
-    with raises("index must be the index of a drawn image, got 5 of 5. Count them from 0."):
-        draws.alone(5)
-    with raises("draws must be for images of one size in Kornia, got draws for a ragged batch. Take one image: draws.alone(0)"):
+    with raises("draws must be for images of one size in Kornia, got draws for a ragged batch. Use draws.of(sample) instead."):
         draws.as_kornia()
 
 

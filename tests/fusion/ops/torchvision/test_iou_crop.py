@@ -309,15 +309,6 @@ def test_crop_in_front_is_not_fitted_by_the_device():
     assert device_crop(planned) is None
 
 
-def test_one_image_is_repeated_by_its_part_of_the_draws():
-    augment, (batch, _, targets) = gpuaug.fuse(MODULES), batch_of(False)
-    draws = augment.draw(batch.shape, seed=6)
-    images, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
-    image, (target,) = augment(batch[3:4], targets[3:4], data_keys=KEYS, draws=draws.alone(3))
-    assert_values(image[0], images[3])
-    assert_values(target["boxes"], followed[3]["boxes"])
-
-
 def test_views_have_crops_of_their_own():
     augment, (batch, _, targets) = gpuaug.fuse(MODULES, views=2), batch_of(False)
     images, followed = augment(batch, targets, data_keys=KEYS)
