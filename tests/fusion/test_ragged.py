@@ -296,10 +296,3 @@ def test_ragged_batches_from_workers_reach_the_stage():
     augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
     got = torch.cat(list(gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=None)], device="cpu")))
     assert_values(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))
-
-
-def test_encoded_images_are_refused_with_the_stage_to_add():
-    batch = gpuaug.collate_encoded([b"GIF89a", b""])
-    with pytest.raises(gpuaug.ArgumentTypeError) as raised:
-        gpuaug.fuse([K.CenterCrop((8, 8))], ragged=True)(batch)
-    assert "input must be decoded, got Encoded(2 images, 6 bytes)" in str(raised.value)

@@ -225,9 +225,3 @@ def test_normalize_of_any_number_of_bands_stands_in_front():
         gpuaug.ArgumentError, match=r"mean of Normalize_1 must have one value, or one per channel .* got 13 for 3"
     ):
         augment(pack(images_of(SIZES)))
-
-
-def test_settings_that_are_left_to_a_library_are_refused_where_images_differ_in_size():
-    grey = K.RandomGrayscale(rgb_weights=torch.tensor([0.5]), p=1.0)
-    with pytest.raises(gpuaug.ArgumentError, match=r"which rgb_weights holds one value\. Put it after the transform"):
-        gpuaug.fuse([grey, v2.RandomResizedCrop(8)], ragged=True)(pack(images_of(SIZES)))

@@ -279,13 +279,3 @@ def test_views_that_may_differ_in_size_are_refused(name):
     gpuaug.fuse([K.Resize((8, 8)), *modules], views=2)
     gpuaug.fuse([K.Resize((12, 14)), *modules])
     assert gpuaug.fuse([K.CenterCrop(8, p=0.0)], views=2)(images).shape == (4, 3, 12, 14)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_views_of_modules_that_are_picked_and_differ_in_size_are_refused(seed):
-    picked = K.AugmentationSequential(K.RandomCrop((8, 8)), K.RandomVerticalFlip(p=1.0), random_apply=1)
-    augment = gpuaug.fuse([picked], views=8)
-    torch.manual_seed(seed)
-    text = r"pipeline must return all views in one size, got (8x8 and 12x14|12x14 and 8x8)\. Make all modules that"
-    with pytest.raises(gpuaug.ArgumentError, match=text):
-        augment(photographs(2, 3, 12, 14))

@@ -91,11 +91,6 @@ def test_pipelines_of_conversions_only_equal_torchvision(name):
         assert_values(got[key].as_subclass(torch.Tensor), value.as_subclass(torch.Tensor))
 
 
-def test_images_of_other_sizes_than_one_must_be_resized_beside_conversions():
-    with pytest.raises(gpuaug.ArgumentError, match=r"got ToDtype_0 at the end. Put a transform to one size before it"):
-        gpuaug.fuse([TO_FLOAT], ragged=True)
-
-
 REFUSED = {
     "no scale": (
         [v2.RandomInvert(), v2.ToDtype(torch.float32)],
@@ -344,29 +339,6 @@ def test_masks_and_keypoints_follow_the_geometry():
     assert_values(scaled(masks), augment(images))
     x, y = moved[0, 0].long().tolist()
     assert_values(masks[:, :, y, x], images[:, :, 12, 10])
-
-
-def test_draws_name_what_they_have_no_form_for():
-    images = photographs(2)
-    mixed = gpuaug.fuse([v2.RandomHorizontalFlip(), K.RandomInvert(), TO_FLOAT]).draw(images.shape)
-    with pytest.raises(gpuaug.ArgumentError) as raised:
-        mixed.as_kornia()
-    assert "draws must be of Kornia's modules only for as_kornia(), got RandomHorizontalFlip_0 of torchvision" in str(
-        raised.value
-    )
-    with pytest.raises(gpuaug.ArgumentError) as raised:
-        mixed.as_torchvision()
-    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, a module of Kornia" in str(
-        raised.value
-    )
-    with pytest.warns(gpuaug.GpuAugWarning):
-        left = gpuaug.fuse(v2.RGB())
-    with pytest.raises(gpuaug.ArgumentError, match="got RGB, which torchvision runs"):
-        left.draw(images.shape).as_torchvision()
-    with pytest.raises(gpuaug.ArgumentError) as raised:
-        gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
-    text = "draws must be of one view, got 2 views. Take one: draws.views[0].as_torchvision()."
-    assert str(raised.value) == text
 
 
 def test_draws_of_a_sample_are_named():
