@@ -1,43 +1,13 @@
 """Global random generators of Python, NumPy and devices, seeded for the duration of a stage and then restored.
 
-The seed for one stage and one batch is called *key*: an integer that depends on seed, epoch, rank, batch and stage.
-
-The generators of Python and NumPy are Mersenne Twisters: the state is 624 words and the index of the next word. Saving, seeding
-and restoring them with functions of Python and NumPy would take 200 µs, longer than many stages. So NumPy's generator is
-replaced by a private generator, and the state of Python's generator is read and written in memory.
+The seed for one stage and one batch is called *key*: an integer in [0, 2⁶³) that depends on seed, epoch, rank, batch and stage.
 """
 
-import _random
-import ctypes
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
-TWISTER = 624  # 32-bit words of a Mersenne Twister's state
-
-
-class KeyedWords:
-    """States of a Mersenne Twister that depend on all bits of a key in [0, 2⁶³).
-
-    Word ``i`` is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴.
-
-    Args:
-        number: Seed of the weights. With the same key, generators with different weights draw different random numbers.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._weights = np.frombuffer(random.Random(number).randbytes(8 * TWISTER), "<u8")
-        self._products = np.empty(TWISTER, "<u8")
-        self._words = self._products.view("<u4")[1::2]
-
-    def words_of(self, key: int) -> NDArray[np.uint32]:
-        """Return the (624,) words of the state for a key. The next call overwrites the array."""
-        np.multiply(self._weights, 2 * key + 1, out=self._products)
-        return self._words
 
 
 class PythonGenerator:
@@ -45,63 +15,43 @@ class PythonGenerator:
 
     def __init__(self) -> None:
         self._saved: Any = None
-        self._saved_words = np.empty(1 + TWISTER, np.uint32)
 
     def save_and_seed(self, key: int) -> None:
         """Save the state of the generator and seed it with ``key``."""
-        if _python_state is None:
-            self._saved = _python_generator.getstate()
-            _python_generator.seed(key)
-            return
-        self._saved_words[:] = _python_state
-        self._saved = (_python_generator.gauss_next,)
-        _python_generator.gauss_next = None
-        _python_state[1:] = _python_words.words_of(key)
-        _python_state[0] = TWISTER  # index of the next word: at the end, so that the generator first mixes the words
+        self._saved = random.getstate()
+        random.seed(key)
 
     def restore(self) -> None:
         """Restore the saved state. A second call does nothing."""
-        if self._saved is None:
-            return
-        if _python_state is None:
-            _python_generator.setstate(self._saved)
-        else:
-            _python_state[:] = self._saved_words
-            (_python_generator.gauss_next,) = self._saved
-        self._saved = None
+        if self._saved is not None:
+            random.setstate(self._saved)
+            self._saved = None
 
 
 class NumpyGenerator:
-    """NumPy's global generator, from which the functions of ``numpy.random`` draw."""
+    """NumPy's global generator, from which the functions of ``numpy.random`` draw.
+
+    It is replaced by a private generator, because setting a state takes longer, and the user's generator need not have a seed.
+    """
 
     def __init__(self) -> None:
-        self._saved: Any = None
         self._private = np.random.MT19937(0)
-        address = self._private.ctypes.state_address  # address of the words, followed by the index of the next word
-        self._state = _memory(address, TWISTER + 1)
-        # NumPy caches one normally distributed number. With this object in place of the bit generator, get_state and set_state
-        # read and write only the cached number.
-        self._cached_normal: Any = SimpleNamespace(state={})
+        self._saved: Any = None
 
     def save_and_seed(self, key: int) -> None:
         """Save the state of the generator and seed it with ``key``."""
-        self._state[:TWISTER] = _numpy_words.words_of(key)
-        self._state[TWISTER] = TWISTER
-        self._cached_normal.state = {"bit_generator": "", "state": None}
-        self._saved = _numpy_random.get_bit_generator()
-        _numpy_generator._bit_generator = self._cached_normal
-        _numpy_generator.get_state(legacy=False)
+        self._saved = (_numpy_random.get_bit_generator(), _numpy_random.get_state(legacy=False))
         _numpy_random.set_bit_generator(self._private)
+        _numpy_random.seed((key % 2**32, key >> 32, _NUMPY))
 
     def restore(self) -> None:
         """Restore the saved state. A second call does nothing."""
         if self._saved is None:
             return
-        if "gauss" in self._cached_normal.state:
-            _numpy_random.set_bit_generator(self._saved)
-            _numpy_generator._bit_generator = self._cached_normal
-            _numpy_generator.set_state(self._cached_normal.state)
-        _numpy_generator._bit_generator = self._saved
+        generator, state = self._saved
+        _numpy_random.set_bit_generator(generator)
+        if state["has_gauss"]:  # a normally distributed number for the next draw, which is not part of the bit generator
+            _numpy_random.set_state(state)
         self._saved = None
 
 
@@ -155,22 +105,5 @@ def device_generator(device: torch.device) -> Any:
     return _ModuleGenerator(device)
 
 
-def _state_in_memory(generator: Any) -> NDArray[np.uint32] | None:
-    """Return a (625,) view of a generator's state in memory: index of the next word, then the words; ``None`` if not found."""
-    *words, next_index = generator.getstate()[1]
-    memory = _memory(id(generator), _random.Random.__basicsize__ // 4)
-    parts = (memory[offset : offset + 1 + TWISTER] for offset in range(len(memory) - TWISTER))
-    return next((part for part in parts if np.array_equal(part, [next_index, *words])), None)
-
-
-def _memory(address: int, words: int) -> NDArray[np.uint32]:
-    """Return a (words,) view of the memory at an address."""
-    buffer: Any = (ctypes.c_uint32 * words).from_address(address)
-    return np.frombuffer(buffer, np.uint32)
-
-
-_python_generator: Any = vars(random)["_inst"]  # the functions of the module are methods of this object
-_python_state = _state_in_memory(_python_generator)
 _numpy_random: Any = np.random  # Any: its annotations lack get_bit_generator and set_bit_generator
-_numpy_generator: Any = np.random.mtrand._rand  # the functions of numpy.random are methods of this object
-_numpy_words, _python_words = KeyedWords(1), KeyedWords(2)
+_NUMPY = 1  # a part of NumPy's seed, because Python's generator has the same algorithm and would draw the same numbers

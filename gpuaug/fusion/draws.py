@@ -55,36 +55,6 @@ class Draws:
         """Draws per view, each for a pipeline fused with ``views=1``."""
         return (replace(self, _more=()), *self._more)
 
-    def alone(self, index: int) -> "Draws":
-        """Return the draws of one image, to replay on a batch of only that image.
-
-        Args:
-            index: Index of the image in the batch, from 0.
-
-        Returns:
-            Draws for a batch of one image.
-
-        Raises:
-            ArgumentTypeError: If ``index`` is not an integer.
-            ArgumentError: If ``index`` is out of range, or the draws cannot be split by image: with several views, policies,
-                mixes, Kornia's containers with ``random_apply``, or modules that are not fused.
-        """
-        if self._more:
-            raise ArgumentError(f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].")
-        index = whole_number("index", index, "Count images from 0.", least=None)
-        if not 0 <= index < len(self):
-            raise ArgumentError(f"index must be the index of a drawn image, got {index} of {len(self)}. Count them from 0.")
-        sample_draws = []
-        for leaf, op_draws in zip(leaves(self._tree), self._drawn, strict=True):
-            # A fallback module has the draw "key".
-            if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in op_draws:
-                raise ArgumentError(
-                    f"draws must be of modules that process images independently, got {leaf.op.name}. Replay the whole batch."
-                )
-            sample_draws.append(leaf.op.sample_draws(op_draws, index))
-        sizes = tuple(size.sample(index) for size in self._sizes)
-        return Draws(sizes[0].shape, self._tree, tuple(sample_draws), sizes)
-
     def __len__(self) -> int:
         return len(self.views) * self._sizes[0].batch
 
@@ -152,8 +122,7 @@ class Draws:
             )
         if self._sizes and self._sizes[0].ragged:
             raise ArgumentError(
-                "draws must be for images of one size in Kornia, got draws for a ragged batch. "
-                "Take one image: draws.alone(0).as_kornia()."
+                "draws must be for images of one size in Kornia, got draws for a ragged batch. Use draws.of(sample) instead."
             )
         other_module = next((leaf.name for leaf in leaves(self._tree) if leaf.op.package != "Kornia"), None)
         if other_module is not None:

@@ -1,7 +1,6 @@
 """Definition of a stage: text of the arguments of the stage and its pipeline, which checkpoints store and compare."""
 
 import dataclasses
-import dis
 import functools
 import hashlib
 import inspect
@@ -158,11 +157,9 @@ class _Writer:
             defaults = function.__defaults__ or ()
             arguments += self._keyword_texts(dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)))
             arguments += self._keyword_texts(function.__kwdefaults__ or {})
-            instructions = dis.get_instructions(code)
-            assigned = {instruction.argval for instruction in instructions if instruction.opname == "STORE_DEREF"}
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
                 content = getattr(cell, "cell_contents", ...)
-                if type(content) in _PLAIN_TYPES and name not in assigned:
+                if type(content) in _PLAIN_TYPES:
                     arguments.append(f"{name}={self.text(content)}")
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 

@@ -56,7 +56,7 @@ class StreamedLoader:
             May be replaced between epochs.
         device: Device to copy batches to. Default: the device of a loader that Accelerate has prepared; for other loaders the
             machine's accelerator, or the CPU. ``"cuda"`` without an index is the GPU that is current at the first ``next``.
-        depth: Number of batches to work on ahead of the batch that is handed over. ``"auto"`` is deprecated and means 2.
+        depth: Number of batches to work on ahead of the batch that is handed over.
         seed: Seed of the stages' random numbers. Default: the seed of a loaded state, else ``torch.initial_seed()``, which
             advances no generator. Loaders with equal seeds draw equal numbers at each batch index: give loaders that are read
             together separate seeds.
@@ -88,7 +88,7 @@ class StreamedLoader:
         stages: Sequence[Any] = (),
         *,
         device: torch.device | str | int | None = None,
-        depth: int | Literal["auto"] = DEFAULT_DEPTH,
+        depth: int = DEFAULT_DEPTH,
         seed: int | None = None,
         rank: int | None = None,
         feed: Literal["auto", "ring", "plain"] = "auto",
@@ -193,7 +193,7 @@ class StreamedLoader:
         return self._depth
 
     @depth.setter
-    def depth(self, value: int | Literal["auto"]) -> None:
+    def depth(self, value: int) -> None:
         self._depth = _checked_depth(value)
 
     @property
@@ -342,15 +342,7 @@ class StreamedLoader:
         )
 
 
-def _checked_depth(value: int | Literal["auto"]) -> int:
-    if isinstance(value, str) and value == "auto":
-        warnings.warn(
-            f"depth='auto' is deprecated and works as depth={DEFAULT_DEPTH}, because timing both depths made no measured loop "
-            "faster. Leave depth out: the next release refuses 'auto'.",
-            GpuAugWarning,
-            stacklevel=3,  # the user's call or assignment: the frame between is __init__ or the setter
-        )
-        return DEFAULT_DEPTH
+def _checked_depth(value: int) -> int:
     return whole_number("depth", value, "Use 0 to run without overlap, 2 to overlap.")
 
 

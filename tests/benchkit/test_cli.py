@@ -77,14 +77,6 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"gpuaug {metadata.version('gpuaug')}\n"
 
 
-def test_bench_uses_the_photographs_when_there_is_no_data(tmp_path, monkeypatch, photograph_cache):
-    monkeypatch.setattr(cli, "_measure", lambda *_: [{"name": "a", "case": "b", "steps_per_s": 1.0}])
-    assert cli.main([*TINY, "--json", str(tmp_path / "uses.json")]) == 0
-    settings = json.loads((tmp_path / "uses.json").read_text())["settings"]
-    assert settings["data"] == "photographs of scikit-image"
-    assert settings["images"] >= 200
-
-
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -109,16 +101,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     assert cli.main(TINY) == 2
     printed = capsys.readouterr().err
     assert printed == ("gpuaug bench cannot run, because skimage cannot be imported. Run: pip install 'gpuaug[bench]'\n")
-
-
-def test_an_error_in_a_loop_is_shown_and_named(class_folder, monkeypatch):
-    def broken(setup):
-        raise ZeroDivisionError("broken on purpose")
-
-    monkeypatch.setattr(loops, "classifier_step", broken)
-    with pytest.raises(ZeroDivisionError, match="on purpose") as raised:
-        cli.main([*TINY, "--workers", "0", "--data", str(class_folder)])
-    assert "CPU augmentation in workers" in raised.value.__notes__[0]
 
 
 @pytest.mark.slow

@@ -51,23 +51,6 @@ def test_an_interrupted_build_leaves_nothing_behind(cache, monkeypatch):
     assert [folder.name for folder in photographs().iterdir()] == ["chelsea"], "made anew"
 
 
-def test_another_process_that_was_faster_is_believed(cache, monkeypatch):
-    def overtaken(root):
-        (cache / f"photographs-{photos.VERSION}" / "cat").mkdir(parents=True)
-        (cache / f"photographs-{photos.VERSION}" / "cat" / "theirs.jpg").touch()
-
-    monkeypatch.setattr(photos, "_build", overtaken)
-    assert (photographs() / "cat" / "theirs.jpg").exists()
-    assert [entry.name for entry in cache.iterdir()] == [f"photographs-{photos.VERSION}"]
-
-
-def test_a_relative_cache_folder_is_ignored(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(photos, "_build", lambda root: None)
-    assert photographs().is_relative_to(tmp_path / ".cache" / "gpuaug")
-
-
 def test_an_installation_without_photographs_says_what_to_do(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(photos.resources, "files", lambda _: tmp_path)
     with pytest.raises(ArgumentError, match=r"scikit-image has none .* Install scikit-image from a wheel"):

@@ -260,10 +260,6 @@ def test_draws_of_clips_are_told_by_clip():
     assert draws.shape == (3, 5, 3, 8, 8)
     assert len(draws) == 3
     assert len({draws.of(clip)["RandomRotation_0"]["degrees"] for clip in range(3)}) == 3
-    alone = gpuaug.fuse(K.RandomRotation(30.0, p=1.0))
-    videos = clips.clips(3, 2)
-    draws = alone.draw(videos.shape, seed=1)
-    assert_values(alone(videos[1:2], draws=draws.alone(1)), alone(videos, draws=draws)[1:2])
 
 
 def test_cameras_of_one_stage_share_a_draw_and_those_of_two_do_not():
@@ -282,29 +278,11 @@ def raises(text):
     return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
 
 
-def test_images_of_another_size_share_no_draws():
-    images = torch.zeros(2, 3, 8, 8)
-    text = "input must be of the same size as the first input, (2, 3, 8, 8), got "
-    for other in (torch.zeros(2, 3, 8, 9), torch.zeros(2, 4, 3, 8, 8)):
-        with raises(text):
-            gpuaug.fuse(K.RandomCrop((4, 4)))(images, other, data_keys=["input", "input"])
-
-
 def test_more_than_five_dimensions_are_refused():
     augment, several = gpuaug.fuse(K.RandomHorizontalFlip()), torch.rand(2, 3, 4, 3, 8, 8)
     with raises("input must be (B, C, H, W), one image (C, H, W), or clips (B, T, C, H, W), got (2, 3, 4, 3, 8, 8). Merge"):
         augment(several)
     assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 8, 8)
-
-
-def test_video_sequential_takes_clips_alone():
-    augment = gpuaug.fuse(K.VideoSequential(K.RandomHorizontalFlip(), data_format="BCTHW"))
-    with raises("input must be (B, C, T, H, W) for a VideoSequential, got (2, 3, 8, 8)."):
-        augment(torch.rand(2, 3, 8, 8))
-    with raises("shape must be (B, C, T, H, W), got (2, 3, 8, 8). Pass images.shape of a batch."):
-        augment.draw((2, 3, 8, 8))
-    with raises("pipeline must have VideoSequential modules of one data_format and same_on_frame, got several."):
-        gpuaug.fuse([K.VideoSequential(K.RandomInvert(), data_format=each) for each in ("BTCHW", "BCTHW")])
 
 
 def test_empty_batches_of_clips():

@@ -64,24 +64,6 @@ def test_errors_of_kornia_name_the_module_and_why_kornia_runs_it(module, shape, 
     assert found.startswith(f"gpuaug: raised by Kornia, which runs {note}")
 
 
-def test_bad_draws_are_refused():
-    augment, images = gpuaug.fuse(K.RandomInvert()), torch.zeros(2, 3, 4, 4)
-    with pytest.raises(gpuaug.ArgumentError, match=r"draws must be for images of the same shape, got draws for \(1, 3, 4, 4\)"):
-        augment(images, draws=augment.draw((1, 3, 4, 4)))
-    other = gpuaug.fuse([K.RandomInvert(), K.RandomInvert()])
-    with pytest.raises(gpuaug.ArgumentError, match="draws must come from the same pipeline, got draws of 2 modules for 1"):
-        augment(images, draws=other.draw(images.shape))
-    with pytest.raises(gpuaug.ArgumentTypeError) as caught:
-        augment(images, draws=augment.draw(images.shape).as_kornia())
-    assert str(caught.value).startswith("draws must be a result of draw() of this module, got {'batch_prob': tensor([")
-    assert str(caught.value).endswith(". The result of as_kornia() is for Kornia's own pipeline: pipeline(images, params=…).")
-    with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\) or \(B, T, C, H, W\), got \(3, 4\)"):
-        augment.draw((3, 4))
-    with pytest.raises(gpuaug.ArgumentError) as caught:
-        augment.draw(images)
-    assert "shape must be (B, C, H, W) or (B, T, C, H, W), got Tensor of shape (2, 3, 4, 4)" in str(caught.value)
-
-
 @pytest.mark.parametrize("shape", [(2, 1, 5, 4), (2, 1, 4, 5), (2, 5, 4)])
 def test_masks_of_another_size_are_refused(shape):
     with pytest.raises(gpuaug.ArgumentError, match=r"mask must have the size of the images"):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches.pairwise import sweep
-from support.batches.ragged import SIZES, images_of, one_by_one, pack, targets_of
+from support.batches.ragged import SIZES, copies, images_of, one_by_one, pack, targets_of
 from support.comparison.replay import as_kornia_takes_them
 from support.comparison.values import assert_values
 from support.ops.pipelines import by_the_batch
@@ -70,7 +70,7 @@ def test_ragged_images_equal_kornia_on_each_alone(name, layout):
     augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
     for seed in range(2):
         draws = augment.draw(batch, seed=seed)
-        expected, got = one_by_one(pipeline, images, draws), augment(batch, draws=draws)
+        expected, got = one_by_one(pipeline, images, seed), augment(batch, draws=draws)
         assert got.shape == expected.shape
         # Kornia's own rounding grows with the sides, up to 125 here, and the last of these divides by 0.2.
         assert_values(got, expected, atol=0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
@@ -87,13 +87,11 @@ def test_ragged_images_of_any_size_equal_each_alone(sizes, channels, layout, see
     images = images_of(sizes, channels)
     pipeline = container([K.RandomHorizontalFlip(), K.RandomResizedCrop((9, 11)), K.RandomVerticalFlip()])
     augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
-    draws = augment.draw(batch, seed=seed)
-    together = augment(batch, draws=draws)
+    together = augment(batch, draws=augment.draw(batch, seed=seed))
+    single = gpuaug.fuse(pipeline)
     for index, image in enumerate(images):
-        alone = augment(pack([image], layout), draws=draws.alone(index))
-        assert_values(together[index : index + 1], alone)
-        dense = gpuaug.fuse(pipeline)(image[None], draws=draws.alone(index))
-        assert_values(together[index : index + 1], dense)
+        dense = copies(image, len(images))
+        assert_values(together[index], single(dense, draws=single.draw(dense.shape, seed=seed))[index])
 
 
 def test_ragged_crops_are_drawn_within_each_image():
@@ -217,32 +215,32 @@ def test_ragged_boxes_and_keypoints_equal_kornia():
     augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
     boxes = torch.tensor([[3.0, 4.0, 20.0, 30.0]]).repeat(len(images), 1, 1)
     points = torch.tensor([[5.0, 6.0], [30.0, 8.0]]).repeat(len(images), 1, 1)
-    draws = augment.draw(batch, seed=2)
-    _, got_boxes, got_points = augment(batch, boxes, points, draws=draws)
+    _, got_boxes, got_points = augment(batch, boxes, points, draws=augment.draw(batch, seed=2))
+    single = gpuaug.fuse(pipeline)
     for index, image in enumerate(images):
-        dense = as_kornia_takes_them(image[None])
-        one = draws.alone(index).as_kornia()
-        _, expected_boxes, expected_points = pipeline(dense, boxes[:1], points[:1], params=one)
-        torch.testing.assert_close(got_boxes[index], expected_boxes[0], atol=1e-3, rtol=0)
-        torch.testing.assert_close(got_points[index], expected_points[0], atol=1e-3, rtol=0)
+        dense = as_kornia_takes_them(copies(image, len(images)))
+        params = single.draw(dense.shape, seed=2).as_kornia()
+        _, expected_boxes, expected_points = pipeline(dense, boxes, points, params=params)
+        torch.testing.assert_close(got_boxes[index], expected_boxes[index], atol=1e-3, rtol=0)
+        torch.testing.assert_close(got_points[index], expected_points[index], atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("views", [1, 2])
 def test_ragged_targets_equal_each_image_alone(views):
     images = images_of()
     pipeline = [K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), K.RandomRotation(20.0, p=0.5), K.RandomErasing()]
-    augment, single = gpuaug.fuse(pipeline, ragged=True, views=views), gpuaug.fuse(pipeline)
+    augment, single = (gpuaug.fuse(pipeline, ragged=ragged, views=views) for ragged in (True, False))
     batch, targets, keys = pack(images), targets_of(images), ["input", "targets"]
-    draws = augment.draw(batch, seed=5)
-    got_images, got = augment(batch, targets, data_keys=keys, draws=draws)
+    got_images, got = augment(batch, targets, data_keys=keys, draws=augment.draw(batch, seed=5))
     assert len(got) == views * len(images)
-    for number, view in enumerate(draws.views):
-        for index, image in enumerate(images):
-            place = number * len(images) + index
-            alone = single(image[None], [targets[index]], data_keys=keys, draws=view.alone(index))
-            assert_values(got_images[place], alone[0][0])
+    for index, image in enumerate(images):
+        dense = copies(image, len(images))
+        draws = single.draw(dense.shape, seed=5)
+        alone = single(dense, [targets[index]] * len(images), data_keys=keys, draws=draws)
+        for place in range(index, len(got), len(images)):
+            assert_values(got_images[place], alone[0][place])
             assert list(got[place]) == [*targets[index], "valid"]
-            for name, value in alone[1][0].items():
+            for name, value in alone[1][place].items():
                 assert_values(got[place][name], value, about=name)
 
 
@@ -298,10 +296,3 @@ def test_ragged_batches_from_workers_reach_the_stage():
     augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
     got = torch.cat(list(gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=None)], device="cpu")))
     assert_values(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))
-
-
-def test_encoded_images_are_refused_with_the_stage_to_add():
-    batch = gpuaug.collate_encoded([b"GIF89a", b""])
-    with pytest.raises(gpuaug.ArgumentTypeError) as raised:
-        gpuaug.fuse([K.CenterCrop((8, 8))], ragged=True)(batch)
-    assert "input must be decoded, got Encoded(2 images, 6 bytes)" in str(raised.value)

@@ -6,12 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches.clips import FRAMES, SIZES, clips, clips_of
-from support.batches.ragged import images_of, pack
+from support.batches.ragged import copies, pack
 from support.comparison.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.ragged import Ragged, Shapes
 
 PIPELINES = {
     "crop": ([K.RandomResizedCrop((12, 14)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4, 0.1)], {}),
@@ -32,11 +31,11 @@ def test_ragged_clips_equal_each_clip_alone(name, layout):
     draws = augment.draw(batch, seed=1)
     assert draws.shape == (3, FRAMES, 3, None, None)
     got = augment(batch, draws=draws)
-    single = gpuaug.fuse(modules)
-    for view, made in zip(draws.views, got.chunk(len(draws.views)), strict=True):
-        for index in range(3):
-            clip = torch.stack([batch[frame] for frame in range(index * FRAMES, (index + 1) * FRAMES)])[None]
-            assert_values(made[index : index + 1], single(clip, draws=view.alone(index)), atol=1e-6)
+    single = gpuaug.fuse(modules, **options)
+    for index in range(3):
+        dense = copies(torch.stack([batch[frame] for frame in range(index * FRAMES, (index + 1) * FRAMES)]), 3)
+        alone = single(dense, draws=single.draw(dense.shape, seed=1))
+        assert_values(got[index::3], alone[index::3], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -120,13 +119,6 @@ def test_windows_that_are_read_are_those_of_the_clips():
     assert windows.table.shape == (3 * FRAMES, 4)
     assert (windows.table.reshape(3, FRAMES, 4) == windows.table.reshape(3, FRAMES, 4)[:, :1]).all()
     assert len({tuple(row) for row in windows.table.tolist()}) == 3
-
-
-def test_frames_of_a_clip_have_one_size():
-    batch = pack(images_of([(20, 30), (20, 31)]), "hwc")
-    mixed = Ragged(batch.data, batch.places, Shapes(batch.shapes.sizes, 3, "hwc", frames=2))
-    with pytest.raises(gpuaug.ArgumentError, match="frames of a clip in a ragged batch must have one size, got other sizes"):
-        gpuaug.fuse(v2.RandomCrop(8), ragged=True)(mixed)
 
 
 def test_ragged_clips_are_shown():

@@ -5,7 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.batches.ragged import images_of, pack, targets_of
+from support.batches.ragged import images_of, pack
 from torchvision.transforms import v2
 
 import gpuaug
@@ -118,15 +118,6 @@ def test_images_that_may_be_drawn_too_small_are_refused_whatever_is_drawn(name):
         gpuaug.fuse(modules, ragged=True).draw(pack(images_of([(48, 48), (36, 48)])))
 
 
-def test_ragged_image_too_small_for_an_op_is_refused():
-    augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomCrop((40, 40))], ragged=True)
-    text = "images must fit RandomCrop_1, got 37x52 at 0 of the batch, which crops 40x40 out of 37x52, which Kornia resizes."
-    with raises(text):
-        augment(pack(images_of()))
-    with raises("got 30x90 at 1 of the batch"):
-        augment.draw(pack(images_of([(50, 60), (30, 90)])))
-
-
 def test_ragged_image_without_pixels_is_refused():
     batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
     with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave the image out."):
@@ -168,21 +159,3 @@ def test_ragged_batch_shorter_than_its_shapes_is_refused():
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places[1:], batch.shapes))
     with raises(text.format(44034, "(5, 3)", "float32")):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places.float(), batch.shapes))
-
-
-def test_as_kornia_refuses_ragged_draws():
-    draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
-    assert draws.shape == (5, 3, None, None)
-    with raises("index must be the index of a drawn image, got 5 of 5. Count them from 0."):
-        draws.alone(5)
-    with raises("draws must be for images of one size in Kornia, got draws for a ragged batch. Take one image: draws.alone(0)"):
-        draws.as_kornia()
-
-
-def test_ragged_mask_of_another_size_than_its_image_is_refused():
-    images = images_of()
-    targets = targets_of(images)
-    targets[3]["masks"] = targets[2]["masks"][:1]
-    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
-    with raises("masks of sample 3 must have the size of their image, 90x33, got (1, 48, 48). Resize the masks to that size."):
-        augment(pack(images), targets, data_keys=["input", "targets"])

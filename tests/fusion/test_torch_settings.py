@@ -88,9 +88,9 @@ def outcomes(pipeline, given, keys=None, **options):
     torch.manual_seed(3)
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(given[0] if options.get("ragged") else given[0].shape, seed=1)
-    replayed = draws.views[0].alone(0) if options.get("ragged") else draws.views[0]
     torchvisions = augment._program().ops[0].package == "torchvision"
-    told = replayed.as_torchvision if torchvisions else replayed.as_kornia
+    told = draws.views[0].as_torchvision if torchvisions else draws.views[0].as_kornia
+    told = (lambda: [draws.of(sample) for sample in range(len(draws))]) if options.get("ragged") else told
     mixes = any(isinstance(op, MixOp) for op in augment._program().ops)
     form = told() if options.get("pick") != "sample" and not (torchvisions and mixes) else None
     return [augment(*given, data_keys=keys), augment(*given, data_keys=keys, draws=draws), plain(form), str(augment.explain())]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.batches.pairwise import sweep
-from support.batches.ragged import images_of, pack
+from support.batches.ragged import images_of, one_by_one, pack
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
 from support.comparison.values import assert_values
 from torch.nn import functional
@@ -204,12 +204,9 @@ def test_views_of_ragged_images():
     pipeline = K.AugmentationSequential(K.RandomResizedCrop((16, 16)), K.RandomHorizontalFlip())
     augment = gpuaug.fuse(pipeline, ragged=True, views=3)
     batch = pack(images, "hwc")
-    draws = augment.draw(batch, seed=0)
-    got = augment(batch, draws=draws)
-    for number, view in enumerate(draws.views):
-        for index, image in enumerate(images):
-            expected = pipeline(as_kornia_takes_them(image[None]), params=view.alone(index).as_kornia())
-            assert_values(got[number * len(images) + index], expected[0], atol=1e-4)
+    views = augment(batch, draws=augment.draw(batch, seed=0)).chunk(3)
+    for number, got in enumerate(views):
+        assert_values(got, one_by_one(pipeline, images, seed=0, view=number, views=3), atol=1e-4)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -247,11 +244,9 @@ def test_views_must_be_1_or_more(views):
         gpuaug.fuse(K.CenterCrop(8), views=views)
 
 
-def test_as_kornia_and_alone_take_one_view():
+def test_as_kornia_takes_one_view():
     draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
     assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"
-    with raises("draws must be of one view, got 2 views. Take one: draws.views[0]."):
-        draws.alone(0)
     with raises("draws must be of one view, got 2 views. Take one: draws.views[0].as_kornia()."):
         draws.as_kornia()
 
@@ -284,13 +279,3 @@ def test_views_that_may_differ_in_size_are_refused(name):
     gpuaug.fuse([K.Resize((8, 8)), *modules], views=2)
     gpuaug.fuse([K.Resize((12, 14)), *modules])
     assert gpuaug.fuse([K.CenterCrop(8, p=0.0)], views=2)(images).shape == (4, 3, 12, 14)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_views_of_modules_that_are_picked_and_differ_in_size_are_refused(seed):
-    picked = K.AugmentationSequential(K.RandomCrop((8, 8)), K.RandomVerticalFlip(p=1.0), random_apply=1)
-    augment = gpuaug.fuse([picked], views=8)
-    torch.manual_seed(seed)
-    text = r"pipeline must return all views in one size, got (8x8 and 12x14|12x14 and 8x8)\. Make all modules that"
-    with pytest.raises(gpuaug.ArgumentError, match=text):
-        augment(photographs(2, 3, 12, 14))

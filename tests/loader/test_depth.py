@@ -1,7 +1,6 @@
 """How many batches a loader works on ahead: what the user sets, what is counted, and the order while the depth changes."""
 
 import itertools
-import warnings
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.scenarios import ANY_SCENARIO, Source, install, run, script_arrivals
 
-from gpuaug import ArgumentError, ArgumentTypeError, GpuAugWarning, StreamedLoader
+from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader
 from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.iterator import PipelinedIterator
 
@@ -42,7 +41,7 @@ def test_new_depth_is_that_of_the_next_iterator(cuda):
 @pytest.mark.parametrize(
     ("given", "kind", "rule"),
     [
-        ("Auto", ArgumentTypeError, "a whole number"),
+        ("auto", ArgumentTypeError, "a whole number"),
         ("2", ArgumentTypeError, "a whole number"),
         (None, ArgumentTypeError, "a whole number"),
         (1.5, ArgumentTypeError, "a whole number"),
@@ -57,34 +56,6 @@ def test_invalid_depth_is_refused_and_changes_nothing(given, kind, rule):
     assert loader.depth == 3
     with pytest.raises(kind):
         StreamedLoader([], device="cpu", depth=given)
-
-
-def assigned(loader):
-    loader.depth = "auto"
-    return loader
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: StreamedLoader(range(3), device="cpu", depth="auto"),
-        lambda: assigned(StreamedLoader(range(3), device="cpu", depth=0)),
-    ],
-    ids=["passed", "assigned"],
-)
-def test_depth_auto_warns_at_the_users_line_and_is_the_default(make):
-    with pytest.warns(GpuAugWarning) as caught:
-        loader = make()
-    assert [str(warning.message) for warning in caught] == [
-        "depth='auto' is deprecated and works as depth=2, because timing both depths made no measured loop faster. "
-        "Leave depth out: the next release refuses 'auto'."
-    ]
-    assert caught[0].filename == __file__
-    assert loader.depth == 2
-    assert repr(loader) == repr(StreamedLoader(range(3), device="cpu"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert list(loader) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

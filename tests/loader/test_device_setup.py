@@ -3,9 +3,8 @@
 import pytest
 import torch
 from protocol.scenarios import Source, install
-from torch import nn
 
-from gpuaug import DeviceError, FeatureStage, StreamedLoader, TransformStage
+from gpuaug import StreamedLoader, TransformStage
 from gpuaug.loader.inspection import Inspection
 
 
@@ -63,10 +62,3 @@ def test_lanes_that_were_asked_for_earlier_are_made_anew(cuda):
     assert inspection.lanes.device == card(1)
     assert loader._shared.device_setup.copier is not copier
     assert now.lane is inspection.lanes.lane("stage/transform") is not bound.lane
-
-
-def test_encoder_on_another_kind_of_device_is_refused_at_once(cuda):
-    stage = FeatureStage(nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(DeviceError) as caught:
-        StreamedLoader([], [stage], device="cuda")
-    assert "The encoder must be on the loader's device, cuda, got weight on cpu" in str(caught.value)

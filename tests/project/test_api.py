@@ -34,7 +34,6 @@ PUBLIC = {
     "DecodeStage.bind": "(self, name, lanes)",
     "DeviceError": "GpuAugError, RuntimeError",
     "Draws": "(shape, _tree, _drawn, _sizes, _more=())",
-    "Draws.alone": "(self, index)",
     "Draws.as_kornia": "(self)",
     "Draws.as_torchvision": "(self)",
     "Draws.of": "(self, sample)",

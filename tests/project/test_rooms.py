@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,24 @@ FUSION = {
 
 MOST_FILES, MOST_LINES = 16, 500
 
+BUDGETS = {
+    "__init__": 63,
+    "benchkit": 786,
+    "cli": 237,
+    "core": 1_533,
+    "decode": 4_466,
+    "feed": 2_346,
+    "fusion": 13_312,
+    "integrations": 49,
+    "loader": 1_490,
+    "profiler": 1_241,
+    "stages": 1_820,
+    "viewer": 851,
+}
+"""Lines of code of each room at most, without blank lines, comments and docstrings.
+
+A budget goes down with every removal. A commit that raises it says what the lines buy.
+"""
 
 PATHS = sorted(PACKAGE.rglob("*.py"))
 
@@ -156,6 +175,27 @@ def test_no_file_and_no_folder_is_larger_than_a_reader_holds_in_mind():
     assert {name: count for name, count in long.items() if count > MOST_LINES} == {}
     folders = [path.parent for path in PATHS]
     assert {str(folder): folders.count(folder) for folder in set(folders) if folders.count(folder) > MOST_FILES} == {}
+
+
+def lines_of_code(path):
+    """Number of lines with code: not blank, no comment, no docstring. A string that is a statement is a docstring."""
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    code, docstrings = {number for number, line in lines if line.strip() and not line.lstrip().startswith("#")}, set()
+    for node in nodes(trees()[path]):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.Constant | ast.JoinedStr):  # blank lines of a text count
+            code.update(range(node.lineno, node.end_lineno + 1))
+    return len(code - docstrings)
+
+
+def test_no_room_has_more_code_than_its_budget():
+    counts = Counter()
+    for path in PATHS:
+        counts[room(path)] += lines_of_code(path)
+    assert counts.keys() == BUDGETS.keys()
+    over = {name: f"{count} of {BUDGETS[name]}" for name, count in counts.items() if count > BUDGETS[name]}
+    assert over == {}, "remove code, or raise the budget in a commit that says what the lines buy"
 
 
 @pytest.mark.parametrize("folder", ["", *(name for name in FUSION if (PACKAGE / "fusion" / name).is_dir())])

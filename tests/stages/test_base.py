@@ -92,25 +92,6 @@ def test_stages_may_be_any_sequence(given):
     assert [stage.transform for stage in as_stages(given)] == list(given)
 
 
-@pytest.mark.parametrize(
-    ("given", "kind"),
-    [
-        (len, "builtin_function_or_method"),
-        (TransformStage(len), "TransformStage"),
-        (nn.Sequential(nn.Identity()), "Sequential"),
-        (K.ImageSequential(K.RandomHorizontalFlip()), "ImageSequential"),
-        ("flip", "str"),
-        (None, "NoneType"),
-        ({len}, "set"),
-        ((stage for stage in [len]), "generator"),
-    ],
-)
-def test_stages_must_be_a_sequence(given, kind):
-    with pytest.raises(ArgumentTypeError) as caught:
-        StreamedLoader([], given, device="cpu")
-    assert f"stages must be a sequence of stages, got {kind}" in str(caught.value)
-
-
 def test_stage_repr():
     def brighten(x):
         return x

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.batches.containers import Frozen, Pair, Record, Slots
 
-from gpuaug import ArgumentError, SelectionError, TransformStage
+from gpuaug import ArgumentError, SelectionError
 from gpuaug.stages.selection import Selection
 
 TENSOR, PAIR, FIELDS = torch.zeros(1), (1, 2), {"images": 1, "labels": 2}
@@ -114,13 +114,6 @@ def test_number_of_results_must_match_into(result, got, into):
     with pytest.raises(ArgumentError) as caught:
         Selection((0, 1), into, kind="Kind").write(PAIR, result)
     assert f"The transform must return 2 values, one for each of 0, 1, got {got}" in str(caught.value)
-
-
-@pytest.mark.parametrize(("into", "got"), [((), "()"), (None, "None")])
-def test_into_must_not_be_empty(into, got):
-    with pytest.raises(ArgumentError) as caught:
-        TransformStage(len, into=into)
-    assert f"into must name at least one member of the batch, got {got}" in str(caught.value)
 
 
 @pytest.mark.parametrize("batch", [(), [], {}])

@@ -5,6 +5,7 @@ sample, with the parameters of all ops.
 """
 
 import os
+import textwrap
 import warnings
 from typing import Any
 
@@ -12,11 +13,10 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
-from gpuaug.core.errors import DeviceError, GpuAugWarning
+from gpuaug.core.errors import DOCUMENTATION, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton_failure import TritonFailure, shortened
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp
@@ -128,6 +128,8 @@ def backend_name(device: torch.device) -> str:
     )
 
 
+_MAX_QUOTED = 300
+"""Maximum number of characters of Triton's error that a message quotes."""
 _BACKENDS: dict[torch.device, Any] = {}
 """Module ``triton.backend`` per device that was probed; ``None`` if Triton cannot run on it."""
 
@@ -150,17 +152,19 @@ def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
 
         backend.probe(device, first_call)
     except Exception as error:
-        failure, text = TritonFailure.of(error), shortened(error)
+        # Shortened, because the error of ptxas contains a long command.
+        text = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_QUOTED, placeholder=" …")
+        way_out = f"See what Triton needs, such as a C compiler: {DOCUMENTATION}containers/#what-triton-needs."
         if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
             device_error = DeviceError(
-                f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton {failure.value} ({text}). "
-                f"{failure.advice()}"
+                f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton cannot run a kernel there "
+                f"({text}). {way_out}"
             )
             TRITON_FAILURES[device] = str(device_error)
             raise device_error from error
         reason = (
-            f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton {failure.value} ({text}). "
-            f"{failure.advice()}"
+            f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton cannot run a kernel there "
+            f"({text}). {way_out}"
         )
         TRITON_FAILURES[device] = reason
         warnings.warn(reason, GpuAugWarning, stacklevel=3)

@@ -92,11 +92,6 @@ class _Jitter(PointOp):
         """Draw ``"factors"``, (4, B), and ``"order"``, (batches, 4) indices of adjustments."""
         return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.permutation(4)}
 
-    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
-        """Draws of sample ``index``, as a batch of one: the factors of the sample, and the order of the batch."""
-        sample = {"factors": draws["factors"][:, index : index + 1], "order": draws["order"]}
-        return {**sample, "apply_mask": draws["apply_mask"][index : index + 1]}
-
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Factors of the active adjustments."""
         return {FACTORS[index]: float(draws["factors"][index, sample]) for index in self._active_indices}

@@ -1,8 +1,9 @@
 """Pictures of results."""
 
 import torch
+from support.bench.sample_results import sweep
 
-from bench.figures import plot
+from bench.figures import plot, sheets, show
 from gpuaug.benchkit import results
 
 
@@ -21,3 +22,16 @@ def test_plot_draws_what_a_process_held(tmp_path):
     figure = plot.draw(result)
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["private memory, MB", "threads"]
     assert [list(axis.lines[0].get_ydata()) for axis in figure.axes] == [[2.0, 2.1], [3, 3]]
+
+
+def test_many_batch_sizes_are_drawn_as_lines():
+    ratios, _ = plot.draw(sweep()).axes
+    lines = [set(line.get_ydata()) for line in ratios.lines if len(line.get_xdata()) > 2]
+    assert lines == [{0.4}, {1.1}, {3.0}], "the baseline is the line at 1"
+
+
+def test_sheets_and_pictures_are_drawn(tmp_path, photograph_cache):
+    flags = ["--images", str(tmp_path), "--side", "24"]
+    targets = [*sheets.main([*flags, "--only", "segmentation", "--device", "cpu"]), *show.main(flags)]
+    assert len(targets) == 4
+    assert all(path.stat().st_size > 1000 for path in targets)

@@ -1,17 +1,20 @@
 """One small run of every suite, and what is true of all."""
 
-import importlib
 import json
 
 import pytest
+import torch
 from support.bench.commands import TINY, assert_runs_on_a_gpu, measure_suite, rows_by_case, run_suites
+from support.bench.file_corpora import file_corpora
+from support.comparison.replay import left_to_kornia
 
 from bench import __main__
-from bench.figures import tables
 from bench.suites import SUITES
-from bench.suites.augmentation import detection, kernels, ragged, views
-from bench.suites.training import classifier, encoder_decoder, profiles
+from bench.suites.augmentation import accuracy, augment, clips, detection, kernels, ragged, recipes, views
+from bench.suites.training import classifier, encoder_decoder
 from bench.suites.transport import lifetimes
+
+__all__ = ["file_corpora"]
 
 # Suite, flags that make it small, and the rows that must be there on a CPU.
 WINDOWED = [
@@ -58,22 +61,21 @@ BY_CASE = [
         },
     ),
 ]
-OTHERS = {
-    "accuracy",
-    "augment",
-    "augment_presets",
-    "clips",
-    "clips_files",
-    "feeds",
-    "files",
-    "handover",
-    "lifetimes",
-    "priorities",
-    "profiles",
-    "recipes",
-    "waits",
-}
-"""Suites of another form: below, or in test files of their own."""
+
+OTHERS = [
+    ("accuracy", "--epochs 1 --batch 8 --data {folder}"),
+    ("augment", "--quick"),
+    ("augment_presets", ""),
+    ("clips", "--frames 2"),
+    ("handover", "--calls 20"),
+    ("profiles", "--width 4 --model squeezenet1_1 --batches 2 --timelines {results}"),
+    ("recipes", ""),
+    ("waits", "--case small/squeezenet1_1"),
+]
+"""Suites with rows of another form, and flags that make them small."""
+
+APART = ["clips_files", "feeds", "files", "lifetimes", "priorities"]
+"""Suites with a test file of their own, or that need a GPU."""
 
 LONG = ("classifier_sizes", "encoder_decoder_sizes")
 """Suites that share module and flags with another suite."""
@@ -97,60 +99,27 @@ def test_measures_every_case(name, flags, variants, tmp_path):
     assert {case: set(rows) for case, rows in rows_by_case(result).items()} == variants
 
 
-def test_handover_times_each_next(tmp_path):
-    result = measure_suite("handover", tmp_path, "--calls", "20")
-    assert {row["case"] for row in result["rows"]} == {"two tensors, large", "two tensors, small", "many leaves"}
-    assert all(row["median_us"] > 0 and row["calls"] == 20 for row in result["rows"])
+@left_to_kornia
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+@pytest.mark.usefixtures("file_corpora")
+@pytest.mark.parametrize(("name", "flags"), [pytest.param(*suite, id=suite[0]) for suite in OTHERS])
+def test_runs(name, flags, class_folder, tmp_path):
+    result = measure_suite(name, tmp_path, *flags.format(folder=class_folder, results=tmp_path).split())
+    assert str(class_folder) not in json.dumps(result), "results are published"
 
 
-def assert_figures_follow_from_parts(rows):
-    """The figures of a case are those of its own parts and loops."""
-    *parts, in_line, streamed, whole = rows
-    load, *_, step = (row["wall_ms"] for row in parts)
-    assert parts[-1]["host_ms"] == step, "of the step it is the windows that count"
-    on_thread = sum(row["host_ms"] for row in parts[1:])
-    assert whole["bound_ms"] == whole["full_ms"] == pytest.approx(max(load, on_thread))
-    assert whole["serial_ms"] == pytest.approx(sum(row["wall_ms"] for row in parts))
-    assert (whole["in_line_ms"], whole["streamed_ms"]) == (in_line["wall_ms"], streamed["wall_ms"])
-    assert whole["cached_ms"] == step
-    assert whole["headspace"] == pytest.approx(streamed["wall_ms"] / step)
+def test_every_suite_is_measured_by_a_test():
+    tested = [name for name, *_ in WINDOWED + BY_CASE + OTHERS]
+    assert sorted([*tested, *APART]) == sorted(SUITES)
 
 
-@pytest.fixture
-def short_windows(monkeypatch):
-    """Measure two batches per window, and draw two, since nobody reads the figures of a smoke run."""
-    profile = importlib.import_module("gpuaug.profiler.profile")
-    monkeypatch.setattr(profile, "MIN_WINDOW_BATCHES", 2)
-    monkeypatch.setattr(profile, "TIMELINE_BATCHES", 2)
+def test_top_1_is_the_share_of_right_answers():
+    class Answers(torch.nn.Module):
+        def forward(self, images):
+            return torch.nn.functional.one_hot(images[:, 0].long(), 4).float()
 
-
-def run_profiles(folder, *flags):
-    flags = ["--width", "4", "--model", "squeezenet1_1", "--batches", "2", "--results", str(folder), *flags]
-    assert run_suites(["profiles"], *TINY[:6], "--workers", "0", "--repeats", "1", *flags) == 0
-
-
-@pytest.mark.usefixtures("short_windows")
-def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
-    folder = tmp_path / "results"
-    run_profiles(folder)
-    result = json.loads((folder / "profiles.json").read_text())
-    cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
-    assert cases == ["classifier, Kornia", "classifier, fused", "encoder-decoder", "ResNet-50, fused"]
-    for case in cases:
-        assert_figures_follow_from_parts([row for row in result["rows"] if row["case"] == case])
-    page = tmp_path / "page.md"
-    page.write_text("<!-- table: profiles -->\n<!-- end -->\n")
-    assert tables.main([str(page), "--results", str(folder)]) == 0
-    assert f"| ms a batch | {' | '.join(cases)} |" in page.read_text()
-    assert f"- *{cases[2]}, B=2*: {' '.join(result['settings']['verdicts'][f'{cases[2]}, B=2'])}" in page.read_text()
-
-
-@pytest.mark.usefixtures("short_windows")
-def test_profiles_writes_a_picture_and_a_trace_of_a_case(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiles, "CASES", {"encoder-decoder": profiles.CASES["encoder-decoder"]})
-    run_profiles(tmp_path, "--timelines", str(tmp_path))
-    names = ["timeline_encoder_decoder_2.json", "timeline_encoder_decoder_2.png"]
-    assert sorted(path.name for path in tmp_path.glob("timeline_*")) == names
+    images, labels = torch.tensor([[0.0], [1.0], [2.0], [3.0]]).repeat(100, 1), torch.tensor([0, 1, 2, 0]).repeat(100)
+    assert accuracy.top1_percent(Answers(), (images, labels), None) == 75
 
 
 def test_rows_chooses_variants_and_what_needs_a_gpu_is_skipped_with_the_reason(capsys):
@@ -162,11 +131,6 @@ def test_rows_chooses_variants_and_what_needs_a_gpu_is_skipped_with_the_reason(c
     assert "timm PrefetchLoader skipped: needs a GPU" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"--rows must be among serial; .*, got three lanes"):
         classifier.main([*flags, "three lanes"])
-
-
-def test_every_suite_is_measured_by_a_test():
-    tested = [name for name, _, _ in WINDOWED + BY_CASE] + sorted(OTHERS)
-    assert sorted(tested) == sorted(SUITES)
 
 
 def test_file_of_a_suite_is_named_like_its_result():
@@ -198,9 +162,19 @@ def test_published_loops_run_on_a_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("suite", "flags"), [(detection, ["--side", "80"]), (ragged, ["--sides", "40,80"]), (views, [])])
+@pytest.mark.parametrize(
+    ("suite", "flags"),
+    [
+        (augment, ["--cases", "cls,ssl", "--rows", "torchvision v2;gpuaug;gpuaug, streamed"]),
+        (clips, []),
+        (detection, ["--side", "80"]),
+        (ragged, ["--sides", "40,80"]),
+        (recipes, ["--cases", "references;references, ssdlite;torchgeo, L8 Biome"]),
+        (views, []),
+    ],
+)
 def test_suites_of_calls_run_on_a_gpu(suite, flags):
-    assert_runs_on_a_gpu(suite.main, *flags)
+    assert_runs_on_a_gpu(suite.main, *flags, name="gpuaug, clips" if suite is clips else "gpuaug")
 
 
 @pytest.mark.gpu

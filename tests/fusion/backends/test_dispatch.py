@@ -1,9 +1,9 @@
-"""The cause for which Triton cannot run: read from its errors, and shown in the warning, ``explain`` and results."""
+"""The error with which Triton cannot run, shown in the warning, ``explain`` and results."""
 
 import os
+import re
 import shutil
 import sys
-import tempfile
 import uuid
 import warnings
 from pathlib import Path
@@ -21,13 +21,11 @@ from triton.runtime import build
 
 import gpuaug
 from gpuaug.core import devices
-from gpuaug.fusion.backends import dispatch, triton_failure
+from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend, cache, launch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
-SLOW = "gpuaug.fuse runs in plain torch on cpu, about 50 times slower, because Triton"
-COMPILER = "Triton cannot compile its C code"
-PTXAS = "Triton cannot use its ptxas"
+SLOW = "gpuaug.fuse runs in plain torch on cpu, about 50 times slower, because Triton cannot run a kernel there"
 MODULE = """#include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "helper", NULL, -1, NULL};
 PyMODINIT_FUNC PyInit_helper(void) { return PyModule_Create(&module); }
@@ -88,40 +86,8 @@ def no_compiler(monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
 
 
-def no_such_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", str(tmp_path / "gcc"))
-
-
-def compiler_without_headers(monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", str(script(tmp_path / "gcc", "exit 1")))
-
-
-def no_ptxas(monkeypatch, tmp_path):
-    ptxas_at(monkeypatch, tmp_path / "ptxas")
-
-
-def ptxas_that_is_not_executable(monkeypatch, tmp_path):
-    ptxas_at(monkeypatch, script(tmp_path / "ptxas", "exit 0", 0o644))
-
-
 def ptxas_that_fails(monkeypatch, tmp_path):
     ptxas_at(monkeypatch, script(tmp_path / "ptxas", '[ "$1" = --version ] && echo release 12.8, V12.8.93 || exit 3'))
-
-
-def no_temporary_folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
-
-
-def no_cache_anywhere(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache")
-    monkeypatch.setattr(cache, "is_noexec", lambda path: True)
-
-
-def not_mapped(monkeypatch, tmp_path):
-    """Loader of libraries that fails as on a file system that is mounted noexec."""
-    monkeypatch.setattr(triton_failure, "is_noexec", lambda path: path.startswith(str(tmp_path)))
-    monkeypatch.setattr(build, "_build", lambda name, src, folder, *_, **__: str(script(Path(folder) / f"{name}.so", "")))
 
 
 def no_triton(monkeypatch, tmp_path):
@@ -129,29 +95,22 @@ def no_triton(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("broken", "work", "cause", "advice"),
+    ("broken", "work", "error"),
     [
-        (no_compiler, compile_c, COMPILER, "apt-get install gcc"),
-        (no_such_compiler, compile_c, COMPILER, "set CC to the path of a compiler"),
-        (compiler_without_headers, compile_c, COMPILER, "python3-dev"),
-        (no_ptxas, compile_kernel, PTXAS, "TRITON_PTXAS_PATH"),
-        (ptxas_that_is_not_executable, compile_kernel, PTXAS, "TRITON_PTXAS_PATH"),
-        (ptxas_that_fails, compile_kernel, PTXAS, "TRITON_PTXAS_PATH"),
-        (no_temporary_folder, compile_c, "Triton finds no folder for temporary files", "Set TMPDIR"),
-        (no_cache_anywhere, compile_c, "Triton cannot write its cache", "Set TRITON_CACHE_DIR"),
-        (not_mapped, compile_c, "Triton cannot load what it compiled", "Set TRITON_CACHE_DIR"),
-        (no_triton, compile_c, "Triton cannot be imported", "pip install triton"),
+        (no_compiler, compile_c, "RuntimeError: Failed to find C compiler"),
+        (ptxas_that_fails, compile_kernel, "PTXASError: "),
+        (no_triton, compile_c, "ModuleNotFoundError: import of gpuaug"),
     ],
 )
-def test_the_warning_says_what_is_missing_and_what_to_install(broken, work, cause, advice, works, monkeypatch, tmp_path):
+def test_the_warning_quotes_the_error_and_names_the_page(broken, work, error, works, monkeypatch, tmp_path):
     works(work)
     with monkeypatch.context() as patch:
         broken(patch, tmp_path)
         with pytest.warns(gpuaug.GpuAugWarning, match="plain torch") as warned:
             assert [dispatch._triton_backend(CPU) for _ in range(2)] == [None] * 2
     (text,) = (str(each.message) for each in warned)
-    assert text.startswith(f"gpuaug.fuse runs in plain torch on cpu, about 50 times slower, because {cause} (")
-    assert advice in text.partition("). ")[2]
+    assert text.startswith(f"{SLOW} ({error}")
+    assert re.search(r"\)\. See what Triton needs, such as a C compiler: https:\S+#what-triton-needs\.$", text)
     assert devices.plain_torch_reason(CPU) == text
     # With what it needs, as the advice says, Triton works.
     forget_compiler()
@@ -170,17 +129,6 @@ def test_the_compiler_that_cc_names_is_used(works, monkeypatch, tmp_path):
     assert dispatch._triton_backend(CPU) is backend
 
 
-def test_a_failure_of_another_kind_leads_to_the_documentation(works):
-    def work():
-        raise RuntimeError("no driver")
-
-    works(work)
-    with pytest.warns(
-        gpuaug.GpuAugWarning, match=r"\(RuntimeError: no driver\)\. See what Triton needs: https:\S+#what-triton-needs\.$"
-    ):
-        dispatch._triton_backend(CPU)
-
-
 @pytest.mark.parametrize("value", ["1", "true"])
 def test_a_program_that_requires_triton_gets_an_error_in_every_call(value, works, monkeypatch, tmp_path):
     works(compile_c)
@@ -190,7 +138,7 @@ def test_a_program_that_requires_triton_gets_an_error_in_every_call(value, works
         for _ in range(2):
             with pytest.raises(gpuaug.DeviceError, match="cannot run on cpu with GPUAUG_REQUIRE_TRITON set, because Triton"):
                 dispatch._triton_backend(CPU)
-        assert devices.plain_torch_reason(CPU).endswith("set CC to the path of a compiler.")
+        assert devices.plain_torch_reason(CPU).endswith("#what-triton-needs.")
     assert dispatch._triton_backend(CPU) is backend
     assert devices.plain_torch_reason(CPU) is None
 

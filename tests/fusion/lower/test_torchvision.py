@@ -91,11 +91,6 @@ def test_pipelines_of_conversions_only_equal_torchvision(name):
         assert_values(got[key].as_subclass(torch.Tensor), value.as_subclass(torch.Tensor))
 
 
-def test_images_of_other_sizes_than_one_must_be_resized_beside_conversions():
-    with pytest.raises(gpuaug.ArgumentError, match=r"got ToDtype_0 at the end. Put a transform to one size before it"):
-        gpuaug.fuse([TO_FLOAT], ragged=True)
-
-
 REFUSED = {
     "no scale": (
         [v2.RandomInvert(), v2.ToDtype(torch.float32)],
@@ -346,39 +341,12 @@ def test_masks_and_keypoints_follow_the_geometry():
     assert_values(masks[:, :, y, x], images[:, :, 12, 10])
 
 
-def test_draws_name_what_they_have_no_form_for():
-    images = photographs(2)
-    mixed = gpuaug.fuse([v2.RandomHorizontalFlip(), K.RandomInvert(), TO_FLOAT]).draw(images.shape)
-    with pytest.raises(gpuaug.ArgumentError) as raised:
-        mixed.as_kornia()
-    assert "draws must be of Kornia's modules only for as_kornia(), got RandomHorizontalFlip_0 of torchvision" in str(
-        raised.value
-    )
-    with pytest.raises(gpuaug.ArgumentError) as raised:
-        mixed.as_torchvision()
-    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, a module of Kornia" in str(
-        raised.value
-    )
-    with pytest.warns(gpuaug.GpuAugWarning):
-        left = gpuaug.fuse(v2.RGB())
-    with pytest.raises(gpuaug.ArgumentError, match="got RGB, which torchvision runs"):
-        left.draw(images.shape).as_torchvision()
-    with pytest.raises(gpuaug.ArgumentError) as raised:
-        gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
-    text = "draws must be of one view, got 2 views. Take one: draws.views[0].as_torchvision()."
-    assert str(raised.value) == text
-
-
-def test_draws_of_a_sample_are_named_and_taken_apart():
+def test_draws_of_a_sample_are_named():
     images = photographs(6, dtype=torch.float32)
     augment = gpuaug.fuse(v2.Compose([v2.ToImage(), v2.ColorJitter(0.4, 0.4), v2.RandomApply([v2.GaussianBlur(3)], p=1.0)]))
     draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=0)))
     assert list(draws.of(2)) == ["ColorJitter_1", "RandomApply_2/GaussianBlur_0"]
     assert list(draws.of(2)["ColorJitter_1"]) == ["brightness_factor", "contrast_factor"]
-    whole = augment(images, draws=draws)
-    for index in range(6):
-        assert_values(augment(images[index : index + 1], draws=draws.alone(index))[0], whole[index])
-        assert draws.alone(index).as_torchvision()[0] == draws.as_torchvision()[index]
 
 
 def test_each_sample_has_its_own_order_of_a_jitter():

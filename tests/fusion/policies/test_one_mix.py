@@ -157,21 +157,6 @@ def test_one_mix_labels_hold_the_partners_lam(pick):
         torch.testing.assert_close(mixed.mean((2, 3)), expected, atol=1e-6, rtol=0)
 
 
-def test_as_kornia_refuses_one_mix_draws_with_pick_sample():
-    draws = gpuaug.fuse(PIPELINES["in a pipeline"](), pick="sample").draw((2, 3, 8, 8), seed=0)
-    with pytest.raises(
-        gpuaug.ArgumentError,
-        match="pick must be 'batch' for as_kornia\\(\\), got 'sample': Kornia's AugmentationSequential_2 picks once",
-    ):
-        draws.as_kornia()
-
-
-def test_one_mix_refuses_masks_and_boxes_by_name():
-    augment = gpuaug.fuse(PIPELINES["in a pipeline"]())
-    with pytest.raises(gpuaug.ArgumentError, match="among input, class where AugmentationSequential_2 mixes images, got mask"):
-        augment(photographs(2), torch.ones(2, 1, 32, 48), data_keys=["input", "mask"])
-
-
 def test_one_mix_keepdim_returns_a_single_image():
     image = photographs(1)[0]
     assert gpuaug.fuse(either())(image).shape == (1, *image.shape)

@@ -130,8 +130,3 @@ def test_explain_says_how_many_modules_random_apply_picks():
     made = gpuaug.fuse(K.ImageSequential(*modules(), random_apply=(2, 3))).explain((4, 3, 16, 16))
     assert made.launches == 6
     assert "for each batch 2 to 3 of flip left and right, jitter, affine, invert, contrast" in str(made)
-
-
-def test_pick_sample_is_refused_for_random_apply():
-    with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' for a container with random_apply over"):
-        gpuaug.fuse(K.ImageSequential(K.RandomInvert(), random_apply=True), pick="sample")

@@ -334,9 +334,3 @@ def test_typed_annotations_of_frames_follow_as_those_that_are_named(same_on_fram
     _, expected = augment(images, records, data_keys=["input", "targets"], draws=draws)
     expected = torch.stack([record["keypoints"] for record in flat(expected)]).view(POINTS.shape)
     assert_values(got["points"].as_subclass(torch.Tensor), expected)
-
-
-def test_dicts_of_another_number_of_frames_are_refused():
-    augment = gpuaug.fuse(PIPELINE)
-    with pytest.raises(gpuaug.ArgumentError, match="for each of the 4 frames of a clip, got 3"):
-        augment(videos(), [dicts(3)] * BATCH, data_keys=["input", "targets"])

@@ -215,10 +215,3 @@ def test_labels_are_mixed_or_refused_wherever_the_mix_is(images, num_classes):
             mixed = (out[..., 2] > 0).any() if num_classes is None else not torch.equal(out, probabilities)
             assert mixed, (mix, holder)
     assert outcomes == {"refused", "mixed", "unchanged"}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_mask_of_valid_boxes_beside_a_mosaic_is_refused():
-    boxes, valid = torch.tensor([[[1.0, 1, 4, 4]]] * 4), torch.ones(4, 1, dtype=torch.bool)
-    with pytest.raises(gpuaug.ArgumentError, match="so that valid can be mixed"):
-        gpuaug.fuse(MIXES["mosaic"])(IMAGES, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])

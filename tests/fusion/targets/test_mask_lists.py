@@ -4,7 +4,6 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.comparison.replay import photographs
 from support.comparison.values import assert_values
 from support.targets.detection import masks
 from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
@@ -78,9 +77,3 @@ def test_normalized_boxes_are_scaled_by_their_own_image():
     made, _ = dispatch.map_boxes(padded, None, way, torch.float32)
     expected = torch.tensor([[w / 4, h / 4, 3 * w / 4, 3 * h / 4] for h, w in SIDES])
     torch.testing.assert_close(made[:, 0], expected)
-
-
-def test_mask_list_refuses_transposed_masks():
-    text = r"masks of sample 1 must have the size of their image, 32x48, got \(48, 32\). Resize"
-    with pytest.raises(gpuaug.ArgumentError, match=text):
-        gpuaug.fuse(K.RandomInvert())(photographs(2), [torch.ones(32, 48), torch.ones(48, 32)], data_keys=["input", "mask"])

@@ -58,14 +58,11 @@ def draws_of_other_views(told):
     assert torch.equal(one(IMAGES, draws=draws.views[1]), views[2:])
 
 
-@example("Take one: draws.views[0].", "Take one: draws.views[0].as_kornia()", "Take one: draws.views[0].as_torchvision()")
+@example("Take one: draws.views[0].as_kornia()", "Take one: draws.views[0].as_torchvision()")
 def one_of_several_views(told):
     draws = gpuaug.fuse(K.RandomHorizontalFlip(), views=2).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
     with told:
-        draws.alone(0)
-    with told:
         draws.as_kornia()
-    draws.views[0].alone(0)
     draws.views[0].as_kornia()
     draws = gpuaug.fuse(FLIP, views=2).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
     with told:
@@ -73,13 +70,13 @@ def one_of_several_views(told):
     draws.views[0].as_torchvision()
 
 
-@example("Take one image: draws.alone(0).as_kornia()")
+@example("got draws for a ragged batch. Use draws.of(sample) instead")
 def kornia_form_of_a_ragged_batch(told):
     packed = gpuaug.collate_ragged([torch.zeros(3, 8, 9, dtype=torch.uint8), torch.ones(3, 9, 8, dtype=torch.uint8)])
     draws = gpuaug.fuse(K.RandomResizedCrop((4, 4)), ragged=True).draw(packed, seed=1)
     with told:
         draws.as_kornia()
-    draws.alone(0).as_kornia()
+    assert all(isinstance(draws.of(sample), dict) for sample in range(2))
 
 
 @example("draws must be of Kornia's modules only for as_kornia()")
@@ -96,15 +93,6 @@ def calls_of_kornia(told):
     with told:
         draws.as_torchvision()
     assert all(isinstance(draws.of(sample), dict) for sample in range(2))
-
-
-@example("Replay the whole batch")
-def one_image_of_a_mix(told):
-    augment = gpuaug.fuse([FLIP, v2.MixUp(num_classes=3)])
-    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
-    with told:
-        draws.alone(0)
-    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
 
 
 @example("Replay them with the same boxes: augment(images, targets, draws=draws)")

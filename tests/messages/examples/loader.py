@@ -67,13 +67,6 @@ def state_from_before_the_first_batch(told):
     assert len(list(renewed)) == 8
 
 
-@example("depth='auto' is deprecated and works as depth=")
-def depth_that_is_chosen_by_measurement(told):
-    with told:
-        assert gpuaug.StreamedLoader(BATCHES, device="cpu", depth="auto").depth == 2
-    assert gpuaug.StreamedLoader(BATCHES, device="cpu").depth == 2
-
-
 @example("got the state of a plain DataLoader or a list")
 def state_of_another_kind_of_loader(told):
     from torchdata.stateful_dataloader import StatefulDataLoader

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from support.comparison.replay import as_kornia_takes_them, photographs
 
+import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
 
 SIZES = [(37, 52), (64, 40), (48, 48), (90, 33), (41, 120)]
@@ -65,11 +66,16 @@ def targets_of(images, dtype=torch.uint8):
     return made
 
 
-def one_by_one(pipeline, images, draws):
-    """What Kornia makes of each image by itself."""
-    return torch.cat(
-        [
-            pipeline(as_kornia_takes_them(image[None]), params=draws.alone(index).as_kornia())
-            for index, image in enumerate(images)
-        ]
-    )
+def copies(image, count):
+    """A batch of copies of an image: its sample ``index`` draws as the image at ``index`` of a ragged batch, for one seed."""
+    return image.expand(count, *image.shape)
+
+
+def one_by_one(pipeline, images, seed, view=0, **options):
+    """What Kornia makes of each image, with draws of a batch of copies of the image."""
+    made, augment = [], gpuaug.fuse(pipeline, **options)
+    for index, image in enumerate(images):
+        batch = copies(image, len(images))
+        params = augment.draw(batch.shape, seed=seed).views[view].as_kornia()
+        made.append(pipeline(as_kornia_takes_them(batch), params=params)[index])
+    return torch.stack(made)

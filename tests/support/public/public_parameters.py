@@ -171,7 +171,6 @@ PARAMETERS = {
     "DecodeStage(name)": Parameter(lambda v: DecodeStage(name=v), "jpeg", LEFT_OUT | STR),
     "DecodeStage.__call__(encoded)": Parameter(lambda v: DecodeStage()(v, "cpu"), ENCODED, wrong=((ENCODED, 1), RAGGED)),
     "DecodeStage.__call__(device)": Parameter(lambda v: DecodeStage()(ENCODED, v), "cpu", **DEVICE),
-    "Draws.alone(index)": Parameter(DRAWS.alone, 1, FROM_0, wrong=(2,)),
     "Draws.of(sample)": Parameter(DRAWS.of, 1, FROM_0, wrong=(2,)),
     "Encoded.file(index)": Parameter(ENCODED.file, 0, {"0"}, wrong=(1,)),
     "FeatureStage(encoder)": Parameter(FeatureStage, {"a": ENCODER}, {"a module"}, wrong=(nn.Linear(2, 2), nn.Linear)),

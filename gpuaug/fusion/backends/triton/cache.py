@@ -10,7 +10,6 @@ from contextlib import suppress
 from triton import knobs
 
 from gpuaug.core.errors import GpuAugWarning
-from gpuaug.fusion.backends.triton_failure import is_noexec
 
 
 def use_writable_cache() -> None:
@@ -55,3 +54,8 @@ def _unusable_reason(folder: str) -> str | None:
     except OSError as error:
         return f"cannot be written ({type(error).__name__}: {error})"
     return "is on a file system that is mounted noexec" if is_noexec(folder) else None
+
+
+def is_noexec(path: str) -> bool:
+    """Return whether a path is on a file system that is mounted noexec, from which no code can be loaded."""
+    return hasattr(os, "statvfs") and os.path.exists(path) and bool(os.statvfs(path).f_flag & os.ST_NOEXEC)

@@ -53,10 +53,6 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         """Draw ``"factors"``, (4, B), and ``"order"``, (B, 4) indices of adjustments."""
         return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
 
-    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
-        """Draws of sample ``index``, as a batch of one: its factors and its order of the adjustments."""
-        return {**super().sample_draws(draws, index), "order": draws["order"][index : index + 1]}
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_brightness``, ``adjust_contrast``, ``adjust_saturation`` and ``adjust_hue``, in the sample's order."""
         return self._adjustments(draws, sample)
@@ -114,10 +110,6 @@ class PhotometricDistort(ColorJitter):
         order = np.where(np.take_along_axis(runs[:4].T, order, 1), order, color_jitter.OMITTED)
         channels = np.where(runs[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
-
-    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
-        """Draws of sample ``index`` as a batch of one."""
-        return {**super().sample_draws(draws, index), "channels": draws["channels"][index : index + 1]}
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Factors of the adjustments that run, in order, and indices of the source channels."""

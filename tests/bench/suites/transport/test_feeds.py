@@ -33,22 +33,13 @@ def no_pause(monkeypatch):
 
 @linux
 @pytest.mark.usefixtures("no_pause")
-def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_path, capsys):
+def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_path):
     path = tmp_path / "feeds.json"
     result = feeds.main([*TINY, "--json", str(path)])
     results.check(json.loads(path.read_text()))
     assert [row["name"] for row in result["rows"]] == ON_CPU
-    by_name = {row["name"]: row for row in result["rows"]}
-    for row in result["rows"]:
-        assert min(row["gb_per_s"], row["batches_per_s"], row["next_ms"], row["cpu_ms"], row["host_ms"], row["ratio"]) > 0
-        assert (row["case"], row["batch_size"], len(row["rounds"])) == ("1 workers", 2, 2)
-        assert row["gb_per_s"] == pytest.approx(row["batches_per_s"] * 2 * (3 * 32 * 32 + 8) / 1e9)
-    assert by_name["DataLoader, unpinned"]["ratio"] == 1
-    assert "slot_share" not in by_name["DataLoader, unpinned"]
-    assert by_name["StreamedLoader, plain"]["slot_share"] == 0
-    assert by_name["StreamedLoader"]["slot_share"] > 0
-    assert {row["name"] for row in result["settings"]["skipped"]} == {"SPDL", "FFCV"}
-    assert "SPDL skipped: not installed" in capsys.readouterr().out
+    slots = {row["name"]: row["slot_share"] for row in result["rows"] if "slot_share" in row}
+    assert slots["StreamedLoader"] > 0 == slots["StreamedLoader, plain"]
     assert not multiprocessing.active_children()
 
 

@@ -309,15 +309,6 @@ def test_crop_in_front_is_not_fitted_by_the_device():
     assert device_crop(planned) is None
 
 
-def test_one_image_is_repeated_by_its_part_of_the_draws():
-    augment, (batch, _, targets) = gpuaug.fuse(MODULES), batch_of(False)
-    draws = augment.draw(batch.shape, seed=6)
-    images, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
-    image, (target,) = augment(batch[3:4], targets[3:4], data_keys=KEYS, draws=draws.alone(3))
-    assert_values(image[0], images[3])
-    assert_values(target["boxes"], followed[3]["boxes"])
-
-
 def test_views_have_crops_of_their_own():
     augment, (batch, _, targets) = gpuaug.fuse(MODULES, views=2), batch_of(False)
     images, followed = augment(batch, targets, data_keys=KEYS)
@@ -441,17 +432,3 @@ def test_explain_lists_the_launches_that_choose_crops():
     assert explanation.launches == 1
     text = "RandomIoUCrop_2: about twenty more small launches, which choose crops by boxes (without Triton a hundred)."
     assert explanation.notes == (text,)
-
-
-def test_call_without_target_dicts_is_refused():
-    augment, (batch, _, _) = gpuaug.fuse(MODULES), batch_of(False)
-    text = "data_keys must hold 'targets' once for RandomIoUCrop_2, which crops by boxes, got ['input']. Pass target dicts with"
-    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
-        augment(batch)
-
-
-def test_draws_that_depend_on_boxes_have_no_calls():
-    draws = gpuaug.fuse(MODULES).draw((2, 3, 40, 56), seed=0)
-    text = "draws must not depend on boxes for as_torchvision(), got the draws of RandomIoUCrop_2. Replay them with"
-    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
-        draws.as_torchvision()

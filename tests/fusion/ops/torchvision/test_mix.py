@@ -181,9 +181,3 @@ def test_empty_batch_keeps_its_form():
     images, labels = augment(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64), data_keys=KEYS)
     assert images.shape == (0, 3, 8, 8)
     assert labels.shape == (0, CLASSES)
-
-
-def test_mixes_have_no_calls_for_one_image():
-    draws = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.MixUp()]).draw((2, 3, 8, 8), seed=0)
-    with pytest.raises(gpuaug.ArgumentError, match=r"for as_torchvision\(\), got MixUp_1, which mixes images. Use draws.of"):
-        draws.as_torchvision()

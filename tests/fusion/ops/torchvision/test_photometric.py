@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from support.comparison.replay import photographs
 from support.comparison.statistics import apart, together_apart
 from torchvision.transforms import v2
 
@@ -74,16 +73,6 @@ def test_what_a_sample_drew_is_told_by_the_adjustments_that_it_makes():
             expected += [(f"channels_{index}", each) for index, each in enumerate(calls[-1][1]["permutation"])]
         assert list(numbers.items()) == expected
     assert any(not calls for calls in draws.as_torchvision())
-
-
-def test_one_sample_is_replayed_alone():
-    images = photographs(6, dtype=torch.float32)
-    augment = gpuaug.fuse(v2.RandomPhotometricDistort())
-    draws = augment.draw(images.shape, seed=1)
-    whole = augment(images, draws=draws)
-    for index in range(6):
-        alone = augment(images[index : index + 1], draws=draws.alone(index))
-        torch.testing.assert_close(alone, whole[index : index + 1], atol=1e-6, rtol=0)
 
 
 def test_draws_for_grey_images_have_torchvisions_distribution():
