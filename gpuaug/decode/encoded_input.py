@@ -1,9 +1,12 @@
 """Recognition of encoded images in samples, and access to their bytes, in a file or in memory."""
 
+import errno
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +16,7 @@ from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.headers import parse
+from gpuaug.decode.headers import Header, parse
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -38,6 +41,45 @@ _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]"
 
 The type alone, such as P5, is not enough: a label may be the same bytes.
 """
+
+
+MAX_FILE_BYTES = 2**30
+"""Maximum size of an image file in bytes: larger than any image, and too small to exhaust the memory of a worker."""
+
+_NOT_REGULAR = "it is not a regular file"
+
+
+def open_file(path: str) -> FileIO:
+    """Open a regular file for reading, without waiting for the writer of a FIFO.
+
+    Raises:
+        OSError: If the file does not exist, cannot be opened, or is not a regular file, such as a folder or a device.
+        ValueError: If the path contains a null character.
+    """
+    try:
+        file = FileIO(path, opener=_open_without_waiting)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise OSError(_NOT_REGULAR) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(_NOT_REGULAR)
+    return file
+
+
+def too_large(size: int, limit: int) -> str:
+    """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
+    return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+
+
+def file_problem(error: OSError | ValueError) -> str:
+    """Return the reason why a file cannot be read, without its path, which the error message names."""
+    return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
 
 
 class EncodedFile:
@@ -72,8 +114,10 @@ class EncodedFile:
 
     def _size(self) -> list[int]:
         """Return [height, width] of the image after rotation by its EXIF orientation."""
-        with open(self.path, "rb") as file:
-            header = parse(file.read())
+        with open_file(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            problem = too_large(size, MAX_FILE_BYTES)
+            header = Header(problem=problem) if problem else parse(file.read(size))
         if header.problem:
             raise DecodeError(
                 f"The size of {self.path} cannot be read, because of its header: {header.problem}. Leave it out of the dataset."

@@ -1,11 +1,24 @@
 """The module ``av`` (PyAV), imported on first use."""
 
 from functools import cache
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 from gpuaug.core.errors import DeviceError
 
 INSTALL = "Run pip install 'gpuaug[video]'"
+
+DEMUXERS = (
+    *("mov", "matroska", "mpegts", "mpeg", "avi", "asf", "flv", "ogg", "mxf", "ivf", "gif", "nut", "rm", "swf"),
+    *("h264", "hevc", "mpegvideo", "m4v"),  # without time stamps
+)
+"""FFmpeg's names of the demuxers of ``read_clip``: containers that hold their frames, instead of naming other files."""
+
+MAX_TRACKS = 64
+"""Maximum number of tracks of a video: of pictures, sound and text."""
+
+MAX_FRAME_PIXELS = 2**26
+"""Maximum number of pixels of a frame, before the stage applies its ``max_pixels``. The largest levels of H.264, HEVC and AV1
+have 2**25.1."""
 
 
 @cache
@@ -30,9 +43,25 @@ def required_module() -> Any:
     return av
 
 
-def open_container(source: Any) -> Any:
-    """Open a video, a path or a file object, and return PyAV's input container. Metadata that is not UTF-8 raises no error."""
+def open_container(file: BinaryIO) -> Any:
+    """Open a video, and return PyAV's input container. FFmpeg reads from ``file`` alone.
+
+    Metadata that is not UTF-8 raises no error.
+
+    Args:
+        file: The video. It must stay open as long as the container.
+    """
     av = required_module()
     # PyAV 19 has no such option, and never raises for metadata.
-    options = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-    return av.open(source, **options)
+    metadata = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+    options = {
+        "format_whitelist": ",".join(DEMUXERS),
+        "max_streams": str(MAX_TRACKS),
+        "max_pixels": str(MAX_FRAME_PIXELS),  # of the decoders that FFmpeg opens to find missing header fields
+    }
+    return av.open(file, options=options, io_open=_refuse_to_open, **metadata)
+
+
+def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    """Refuse to open another file or a server that a video names."""
+    raise PermissionError("it names another file")
