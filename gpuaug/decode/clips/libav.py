@@ -62,6 +62,11 @@ def open_container(file: BinaryIO) -> Any:
     return av.open(file, options=options, io_open=_refuse_to_open, **metadata)
 
 
+def limit_pixels(context: Any, pixels: int) -> None:
+    """Have a decoder that is not open yet raise an error for larger frames, whatever size the container stores."""
+    context.options = {**context.options, "max_pixels": str(pixels)}
+
+
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
     """Refuse to open another file or a server that a video names."""
     raise PermissionError("it names another file")

@@ -117,7 +117,8 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         index = video.read_index()
         if not len(index.displayed):
             raise VideoError("it has no visible frame")
-        numbers = clip.numbers_in(index.times_s, index.end_s)
+        times = (index.times_s, index.end_s) if clip.is_timed else None
+        numbers = clip.numbers_in(len(index.displayed), times)
         # In a truncated video, the end is unknown. A clip that depends on it cannot be read.
         if index.missing and (isinstance(numbers, str) or clip.at is not None or clip.short != "error"):
             raise VideoError(f"its data end after {len(index.pts)} of {len(index.pts) + index.missing} frames")

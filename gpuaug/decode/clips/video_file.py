@@ -113,7 +113,9 @@ def _open_container(source: str | memoryview, *, is_known: bool) -> Any:
         file.close()
         if isinstance(error, av.error.ArgumentError):  # FFmpeg reports a demuxer that is not allowed in no other way
             raise VideoError(f"its container is none of {', '.join(libav.DEMUXERS)}: {CONVERT}") from None
-        if isinstance(error, (av.error.FFmpegError, OSError, ValueError, EOFError, MemoryError)):
+        if isinstance(error, MemoryError):
+            raise VideoError(f"it has more than {libav.MAX_TRACKS} tracks, or too little memory is free") from None
+        if isinstance(error, (av.error.FFmpegError, OSError, ValueError, EOFError)):
             raise VideoError(_reason(error)) from None
         raise
 
