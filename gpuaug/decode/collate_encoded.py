@@ -12,7 +12,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import MAX_FILE_BYTES, are_encoded, file_problem, name_and_bytes, open_file, refuse, too_large
+from gpuaug.decode.encoded_input import MAX_FILE_BYTES, are_encoded, begins_like_video, file_problem, name_and_bytes, open_file, refuse, too_large
 from gpuaug.decode.headers import Header, parse
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
@@ -108,6 +108,8 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
         # A reused buffer holds bytes of earlier files.
         buffer[end : start + padded_length] = zeros[: start + padded_length - end]
         header = Header(problem=problem) if problem else parse(buffer[start:end])
+        if header.problem and not problem and begins_like_video(buffer[start:end]):
+            header = Header(problem="it is a video: return gpuaug.read_clip(…) from the dataset")
         if header.problem:
             problems[index] = header.problem
         rows.append((start, 0 if problem else length, *header[:-1]))

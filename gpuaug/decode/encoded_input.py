@@ -245,8 +245,10 @@ def refuse(value: Any, position: str) -> NoReturn:
     """
     type_name = type(value).__name__
     if _is_bytes(value):
-        type_name = f"{type_name} that begin with {bytes(_bytes_view(value)[:8])!r}"
-        advice = "Return the bytes of an image file."
+        data = _bytes_view(value)
+        type_name = f"{type_name} that begin with {bytes(data[:8])!r}"
+        video_advice = "Return gpuaug.read_clip(…) with the bytes of the video."
+        advice = video_advice if begins_like_video(data) else "Return the bytes of an image file."
     elif isinstance(value, str):
         advice = "Return gpuaug.read_encoded(path) from the dataset."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):
@@ -284,6 +286,18 @@ def _bytes_view(value: Any) -> memoryview:
     """Return the bytes of a value for which ``_is_bytes`` is true, without a copy if they are contiguous."""
     view = memoryview(value.numpy() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else memoryview(view.tobytes())
+
+
+def begins_like_video(data: memoryview) -> bool:
+    """Return whether a video file may begin with these bytes."""
+    start = bytes(data[:12])
+    return (
+        (start[4:8] == b"ftyp" and start[8:] not in _IMAGE_BRANDS)
+        or start[4:8] in (b"moov", b"mdat", b"wide")  # QuickTime
+        or start.startswith((b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\x30\x26\xb2\x75", b"\0\0\1\xba", b"\0\0\1\xb3"))
+        or (start[:4] == b"RIFF" and start[8:] == b"AVI ")
+        or bytes(data[:377:188]) == b"GGG"  # MPEG transport stream
+    )
 
 
 def _begins_like_image(data: memoryview) -> bool:
