@@ -56,6 +56,7 @@ def open_container(file: BinaryIO) -> Any:
     metadata = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     options = {
         "format_whitelist": ",".join(DEMUXERS),
+        "protocol_whitelist": "none",
         "max_streams": str(MAX_TRACKS),
         "max_pixels": str(MAX_FRAME_PIXELS),  # of the decoders that FFmpeg opens to find missing header fields
     }
