@@ -12,7 +12,16 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import MAX_FILE_BYTES, are_encoded, begins_like_video, file_problem, name_and_bytes, open_file, refuse, too_large
+from gpuaug.decode.encoded_input import (
+    MAX_FILE_BYTES,
+    are_encoded,
+    begins_like_video,
+    file_problem,
+    name_and_bytes,
+    open_file,
+    refuse,
+    too_large,
+)
 from gpuaug.decode.headers import Header, parse
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
@@ -21,6 +30,7 @@ ALIGN = 64
 
 Decoders read whole words, and beyond the end of a file.
 """
+
 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
     """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.

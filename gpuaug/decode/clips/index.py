@@ -15,10 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.decode.clips import frame_headers, libav, nal
-
-MAX_FRAMES = 2**24
-"""Maximum number of frames of a video: six days."""
+from gpuaug.decode.clips import frame_headers, libav, limits, nal
 
 _STORE_PRESENTATION = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts", "flv")
 """FFmpeg's names of the containers that store the presentation time stamp of each frame."""
@@ -42,9 +39,6 @@ _SIDE_DATA = ("palette", "new_extradata", "param_change")
 
 _CHECKED_BYTES = 1024
 """Number of bytes at the beginning of a packet from which its checksum is computed."""
-
-_MOST_READINGS = 16
-"""Maximum number of times that the bytes of a file are read as packets. Edits of an MP4 file may repeat frames."""
 
 _ORIENTATIONS = {
     (False, False, False): 1,
@@ -195,11 +189,11 @@ def packets_of(container: Any) -> Iterator[Any]:
         VideoError: If the packets of all tracks have many more bytes than the file, because they overlap.
     """
     video = container.streams.video[0].index
-    remaining = _MOST_READINGS * container.size + _CHECKED_BYTES
+    remaining = limits.MAX_READINGS * container.size + _CHECKED_BYTES
     for packet in container.demux():
         remaining -= packet.size
         if remaining < 0:
-            raise VideoError(f"its packets have {_MOST_READINGS} times as many bytes as the file: {CONVERT}")
+            raise VideoError(f"its packets have {limits.MAX_READINGS} times as many bytes as the file: {CONVERT}")
         if packet.size and packet.stream_index == video:
             yield packet
 
@@ -233,9 +227,9 @@ class Scan:
         context = stream.codec_context
         if context is None or not context.codec.canonical_name or not context.is_decoder:
             raise VideoError("FFmpeg has no decoder for its codec")
-        if context.width * context.height > libav.MAX_FRAME_PIXELS:
-            raise VideoError(f"its {context.width}x{context.height} pixels are more than {libav.MAX_FRAME_PIXELS}")
-        libav.limit_pixels(context, libav.MAX_FRAME_PIXELS)
+        if context.width * context.height > limits.MAX_FRAME_PIXELS:
+            raise VideoError(f"its {context.width}x{context.height} pixels are more than {limits.MAX_FRAME_PIXELS}")
+        libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
         self._codec = context.codec.canonical_name
         self._reorder = context.reorder_depth
         self._extradata, self._length_size = nal.parameter_sets(self._codec, bytes(context.extradata or b""))
@@ -260,8 +254,8 @@ class Scan:
     def _append(self, packet: Any, context: Any) -> None:
         """Append one packet. See ``Index`` for the meaning of the lists."""
         number = len(self._stamps)
-        if number == MAX_FRAMES:
-            raise VideoError(f"it has more than {MAX_FRAMES} frames")
+        if number == limits.MAX_PACKETS:
+            raise VideoError(f"it has more than {limits.MAX_PACKETS} frames")
         for side_data in _SIDE_DATA:
             if packet.has_sidedata(side_data) and bytes(packet.get_sidedata(side_data)) != context.extradata:
                 raise VideoError(f"its packet {number} changes parameters of the codec ({side_data}): {CONVERT}")
@@ -395,7 +389,7 @@ class Scan:
             VideoError: If the frames cannot be matched with the packets.
         """
         context = stream.codec_context
-        libav.limit_pixels(context, libav.MAX_FRAME_PIXELS)
+        libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
         context.thread_count = 1
         displayed, key_frames = list[int](), set[int]()
         self._first_frame = None

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any, BinaryIO, NoReturn
 
 from gpuaug.core.errors import DeviceError
+from gpuaug.decode.clips import limits
 
 INSTALL = "Run pip install 'gpuaug[video]'"
 
@@ -12,13 +13,6 @@ DEMUXERS = (
     *("h264", "hevc", "mpegvideo", "m4v"),  # without time stamps
 )
 """FFmpeg's names of the demuxers of ``read_clip``: containers that hold their frames, instead of naming other files."""
-
-MAX_TRACKS = 64
-"""Maximum number of tracks of a video: of pictures, sound and text."""
-
-MAX_FRAME_PIXELS = 2**26
-"""Maximum number of pixels of a frame, before the stage applies its ``max_pixels``. The largest levels of H.264, HEVC and AV1
-have 2**25.1."""
 
 
 @cache
@@ -49,7 +43,7 @@ def open_container(file: BinaryIO) -> Any:
     Metadata that is not UTF-8 raises no error.
 
     Args:
-        file: The video. It must stay open as long as the container.
+        file: The video, at its beginning. It must stay open as long as the container.
     """
     av = required_module()
     # PyAV 19 has no such option, and never raises for metadata.
@@ -57,9 +51,12 @@ def open_container(file: BinaryIO) -> Any:
     options = {
         "format_whitelist": ",".join(DEMUXERS),
         "protocol_whitelist": "none",
-        "max_streams": str(MAX_TRACKS),
-        "max_pixels": str(MAX_FRAME_PIXELS),  # of the decoders that FFmpeg opens to find missing header fields
+        "max_streams": str(limits.MAX_TRACKS),
+        "max_pixels": str(limits.MAX_FRAME_PIXELS),  # of the decoders that FFmpeg opens to find missing header fields
     }
+    if file.read(3) == b"FLV":
+        options["fflags"] = "+ignidx"  # the demuxer allocates as many key frames as the index declares
+    file.seek(0)
     return av.open(file, options=options, io_open=_refuse_to_open, **metadata)
 
 
@@ -68,6 +65,6 @@ def limit_pixels(context: Any, pixels: int) -> None:
     context.options = {**context.options, "max_pixels": str(pixels)}
 
 
-def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+def _refuse_to_open(*_: Any) -> NoReturn:
     """Refuse to open another file or a server that a video names."""
     raise PermissionError("it names another file")

@@ -11,14 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from gpuaug.decode.clips import limits
 from gpuaug.decode.clips.index import CONVERT, VideoError
-from gpuaug.decode.clips.libav import MAX_TRACKS
-
-MAX_PACKETS = 2**24
-"""Maximum number of packets of all tracks: six days of one video with 30 frames per second."""
-
-MAX_HEADER_BYTES = 2**28
-"""Maximum number of bytes of the headers: some 16 bytes per packet."""
 
 _HEADERS = re.compile(
     b"moov|moof|hoov|free|mfra|meta|udta|sidx|trak|traf|mdia|minf|stbl|edts|elst|mvex|trun|stsd|sts[zc]|stz2|stts|stco|co64|cmov|tfra|"
@@ -30,7 +24,8 @@ _TABLES = re.compile(b"trak|moof|stsz|stz2|stsc|stco|co64|stts|elst|trun|sidx|tf
 """Boxes that are read."""
 
 _SOUND = re.compile(
-    rb"raw |NONE|twos|sowt|in24|in32|fl32|fl64|lpcm|ipcm|fpcm|alaw|ulaw|ima4|MAC3|MAC6|QDM2|QDMC|Qclp|\.mp3|agsm|samr|ms\0[\x02\x11U]"
+    rb"raw |NONE|twos|sowt|in24|in32|fl32|fl64|lpcm|ipcm|fpcm|alaw|ulaw|ima4|MAC[36]|QDM[2C]|Qclp|\.mp3|agsm|samr|"
+    rb"ms\0[\x02\x11U]"
 )
 """Formats of sound whose samples the demuxer reads in groups, if each sample lasts for one unit of time."""
 
@@ -69,7 +64,7 @@ class _Headers:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
-        self.limit = min(MAX_PACKETS, size)
+        self.limit = min(limits.MAX_PACKETS, size)
         """Maximum number of packets: every packet has at least one byte."""
         self.tracks = [_Track()]
         self.packets = 0
@@ -81,8 +76,8 @@ class _Headers:
         num_bytes = 0
         for start, end in [*self._top_level()]:
             num_bytes += end - start
-            if num_bytes > MAX_HEADER_BYTES:
-                raise VideoError(f"its headers have more than {MAX_HEADER_BYTES} bytes")
+            if num_bytes > limits.MAX_HEADER_BYTES:
+                raise VideoError(f"its headers have more than {limits.MAX_HEADER_BYTES} bytes")
             self._read(start, self._content(start, end))
         self.packets += self.fragments * len(self.tracks) + sum(track.packets for track in self.tracks)
         if not self._starts.issuperset(self._fragment_offsets):
@@ -104,7 +99,7 @@ class _Headers:
             if box_size == 1:
                 box_size = int.from_bytes(header[8:16], "big")
             end = min(start + box_size, self._size) if box_size else self._size
-            if end < start + 8 or start == 0 and not header[4:8].isascii():  # another container
+            if end < start + 8 or (start == 0 and not header[4:8].isascii()):  # another container
                 break
             name = header[4:8]
             if _HEADERS.fullmatch(name) and (name != b"free" or header[12:16] in (b"mvhd", b"cmov")):
@@ -213,7 +208,7 @@ def check(file: BinaryIO, size: int) -> None:
     headers = _Headers(file, size)
     file.seek(0)
     count = len(headers.tracks) - 1
-    if count > MAX_TRACKS:
-        raise VideoError(f"it has {count} tracks, more than {MAX_TRACKS}")
+    if count > limits.MAX_TRACKS:
+        raise VideoError(f"it has {count} tracks, more than {limits.MAX_TRACKS}")
     if headers.packets > headers.limit:
         raise VideoError(f"its headers declare {headers.packets} packets, more than {headers.limit}: {CONVERT}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
+from gpuaug.decode.clips.limits import MAX_PACKETS
 
 Short = Literal["error", "loop", "pad"]
 """Treatment of a video that ends before the clip. See ``read_clip``."""
@@ -21,9 +22,6 @@ TOLERANCE_S = 1e-4
 
 A time that is a number of float32 may also precede it by the distance to the next number: 0.2 ms after an hour.
 """
-
-_MAX_FRAMES = 2**24
-"""Maximum number of frames of a video: six days."""
 
 
 class Clip:
@@ -186,7 +184,7 @@ def read_clip(
     if hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ():
         numbers = tuple(
             _checked_list(
-                "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=_MAX_FRAMES)
+                "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=MAX_PACKETS)
             )
         )
         passed_options.insert(0, "a list of frames")
@@ -196,10 +194,10 @@ def read_clip(
             "A clip must be chosen by one of start, start_s, at, times_s and a list of frames, got "
             f"{' and '.join(passed_options)}. Pass only one."
         )
-    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=_MAX_FRAMES)
-    stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=_MAX_FRAMES)
+    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=MAX_PACKETS)
+    stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=MAX_PACKETS)
     if start is not None:
-        start = whole_number("start", start, "Count frames from 0.", most=_MAX_FRAMES)
+        start = whole_number("start", start, "Count frames from 0.", most=MAX_PACKETS)
     if start_s is not None:
         start_s = _seconds("start_s", start_s)
     if at is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuaug.decode.clips import libav, mp4
+from gpuaug.decode.clips import libav, limits, mp4
 from gpuaug.decode.clips.index import CONVERT, Index, Scan, VideoError, checksum, packets_of, stamp_of
 from gpuaug.decode.encoded_input import file_problem, open_file
 
@@ -114,7 +114,7 @@ def _open_container(source: str | memoryview, *, is_known: bool) -> Any:
         if isinstance(error, av.error.ArgumentError):  # FFmpeg reports a demuxer that is not allowed in no other way
             raise VideoError(f"its container is none of {', '.join(libav.DEMUXERS)}: {CONVERT}") from None
         if isinstance(error, MemoryError):
-            raise VideoError(f"it has more than {libav.MAX_TRACKS} tracks, or too little memory is free") from None
+            raise VideoError(f"it has more than {limits.MAX_TRACKS} tracks, or too little memory is free") from None
         if isinstance(error, (av.error.FFmpegError, OSError, ValueError, EOFError)):
             raise VideoError(_reason(error)) from None
         raise

@@ -114,7 +114,7 @@ def _advice_for(dtype: torch.dtype) -> str:
 
 
 def _advice_for_list(values: Sequence[Any]) -> str:
-    """Return the advice of the error for a list in place of images: of batches, such as several clips per video, or of images."""
+    """Return the advice of the error for a list of images, or of batches, such as several clips per video."""
     if values and all(isinstance(value, Ragged) or getattr(value, "ndim", 0) == 5 for value in values):
         return (
             "Augment each batch of clips separately: lambda clips: [f(clip) for clip in clips], where f is this pipeline, in a "
