@@ -12,7 +12,15 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import are_encoded, name_and_bytes, refuse
+from gpuaug.decode.encoded_input import (
+    are_encoded,
+    begins_like_video,
+    file_problem,
+    name_and_bytes,
+    open_file,
+    refuse,
+    too_large,
+)
 from gpuaug.decode.headers import Header, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
@@ -22,8 +30,6 @@ ALIGN = 64
 
 Decoders read whole words, and beyond the end of a file.
 """
-
-_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Windows converts line ends
 
 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
@@ -88,9 +94,9 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
             lengths.append(os.stat(name).st_size if content is None else len(content))
         except (OSError, ValueError) as error:
             lengths.append(0)
-            read_problems[index] = _reason(error)
-        if lengths[index] > MAX_FILE_BYTES:
-            read_problems[index] = f"its {lengths[index]} bytes exceed the limit of {MAX_FILE_BYTES} bytes"
+            read_problems[index] = file_problem(error)
+        if problem := too_large(lengths[index], MAX_FILE_BYTES):
+            read_problems[index] = problem
             lengths[index] = 0
     # At least one spare byte after each file: a read of one byte more than the length shows whether the file has grown.
     padded_lengths = [(length // ALIGN + 1) * ALIGN for length in lengths]
@@ -107,11 +113,13 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
         problem = read_problems.get(index, "")
         if content is not None and not problem:
             buffer[start:end] = content
-        elif length:
+        elif not problem:
             problem = _read(name, buffer[start : end + 1], length)
         # A reused buffer holds bytes of earlier files.
         buffer[end : start + padded_length] = zeros[: start + padded_length - end]
         header = Header(problem=problem) if problem else parse(buffer[start:end])
+        if header.problem and not problem and begins_like_video(buffer[start:end]):
+            header = Header(problem="it is a video: return gpuaug.read_clip(…) from the dataset")
         if header.problem:
             problems[index] = header.problem
         rows.append((start, 0 if problem else length, *header[:-1]))
@@ -122,28 +130,11 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
 def _read(path: str, buffer: memoryview, length: int) -> str:
     """Read a file of ``length`` bytes into ``buffer``. Return the reason why it cannot be read, or an empty string."""
     try:
-        file = os.open(path, _OPEN_FLAGS)
-        try:
-            count = _read_once(file, buffer)
+        with open_file(path) as file:
+            count = file.readinto(buffer) or 0
             # A call may read fewer bytes than requested.
-            while 0 < count < length and (next_count := _read_once(file, buffer[count:])):
+            while 0 < count < length and (next_count := file.readinto(buffer[count:])):
                 count += next_count
-        finally:
-            os.close(file)
-    except OSError as error:
-        return _reason(error)
+    except (OSError, ValueError) as error:
+        return file_problem(error)
     return "" if count == length else "its size has changed while it was read"
-
-
-def _read_once(file: int, buffer: memoryview) -> int:
-    """Read up to ``len(buffer)`` bytes. Return the number of bytes read, 0 at the end of the file."""
-    if hasattr(os, "readv"):
-        return os.readv(file, [buffer])
-    content = os.read(file, len(buffer))  # Windows
-    buffer[: len(content)] = content
-    return len(content)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """Return the reason why a file cannot be read, without the name of the file, which ``Headers.names`` has."""
-    return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else str(error)

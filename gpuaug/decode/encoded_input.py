@@ -1,9 +1,12 @@
 """Recognition of encoded images in samples, and access to their bytes, in a file or in memory."""
 
+import errno
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +16,7 @@ from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.headers import parse
+from gpuaug.decode.headers import Header, parse
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -38,6 +41,42 @@ _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]"
 
 The type alone, such as P5, is not enough: a label may be the same bytes.
 """
+
+
+_NOT_REGULAR = "it is not a regular file"
+
+
+def open_file(path: str) -> FileIO:
+    """Open a regular file for reading, without waiting for the writer of a FIFO.
+
+    Raises:
+        OSError: If the file does not exist, cannot be opened, or is not a regular file, such as a folder or a device.
+        ValueError: If the path contains a null character.
+    """
+    try:
+        file = FileIO(path, opener=_open_without_waiting)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise OSError(_NOT_REGULAR) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(_NOT_REGULAR)
+    return file
+
+
+def too_large(size: int, limit: int) -> str:
+    """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
+    return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+
+
+def file_problem(error: OSError | ValueError) -> str:
+    """Return the reason why a file cannot be read, without its path, which the error message names."""
+    return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
 
 
 class EncodedFile:
@@ -72,8 +111,10 @@ class EncodedFile:
 
     def _size(self) -> list[int]:
         """Return [height, width] of the image after rotation by its EXIF orientation."""
-        with open(self.path, "rb") as file:
-            header = parse(file.read())
+        with open_file(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            problem = too_large(size, MAX_FILE_BYTES)
+            header = Header(problem=problem) if problem else parse(file.read(size))
         if header.problem:
             raise DecodeError(
                 f"The size of {self.path} cannot be read, because of its header: {header.problem}. Leave it out of the dataset."
@@ -201,8 +242,10 @@ def refuse(value: Any, position: str) -> NoReturn:
     """
     type_name = type(value).__name__
     if _is_bytes(value):
-        type_name = f"{type_name} that begin with {bytes(_bytes_view(value)[:8])!r}"
-        advice = "Return the bytes of an image file."
+        data = _bytes_view(value)
+        type_name = f"{type_name} that begin with {bytes(data[:8])!r}"
+        video_advice = "Return gpuaug.read_clip(…) with the bytes of the video."
+        advice = video_advice if begins_like_video(data) else "Return the bytes of an image file."
     elif isinstance(value, str):
         advice = "Return gpuaug.read_encoded(path) from the dataset."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):
@@ -240,6 +283,18 @@ def _bytes_view(value: Any) -> memoryview:
     """Return the bytes of a value for which ``_is_bytes`` is true, without a copy if they are contiguous."""
     view = memoryview(value.numpy() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else memoryview(view.tobytes())
+
+
+def begins_like_video(data: memoryview) -> bool:
+    """Return whether a video file may begin with these bytes."""
+    start = bytes(data[:12])
+    return (
+        (start[4:8] == b"ftyp" and start[8:] not in _IMAGE_BRANDS)
+        or start[4:8] in (b"moov", b"mdat", b"wide")  # QuickTime
+        or start.startswith((b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\x30\x26\xb2\x75", b"\0\0\1\xba", b"\0\0\1\xb3"))
+        or (start[:4] == b"RIFF" and start[8:] == b"AVI ")
+        or bytes(data[:377:188]) == b"GGG"  # MPEG transport stream
+    )
 
 
 def _begins_like_image(data: memoryview) -> bool:

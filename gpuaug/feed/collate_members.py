@@ -138,8 +138,10 @@ def position_text(sample: int, path: str) -> str:
 
 
 def _image_likeness(value: Any) -> int:
-    """Return 2 for an array or tensor with two or more axes, 0 for a number or another tensor, 1 for any other object."""
-    return 2 if getattr(value, "ndim", 0) >= 2 else int(not isinstance(value, int | float | np.generic | Tensor))
+    """Return 3 for an array or tensor with two or more axes, 2 for bytes, 0 for a number or another tensor, 1 for any other."""
+    if getattr(value, "ndim", 0) >= 2:
+        return 3
+    return 2 if isinstance(value, bytes | bytearray) else int(not isinstance(value, int | float | np.generic | Tensor))
 
 
 def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.packed_targets import are_packable, pack_targets
+from gpuaug.feed.shared_storage import private_memfd
 
 ALIGN = 512
 """Alignment of tensors in bytes: the alignment of torch's CUDA allocator."""
@@ -67,11 +68,10 @@ class Memory:
         self.key = next(_keys) if key is None else key
         """Identifier of the memory in all processes that share it."""
         process = os.getpid()
-        self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
+        self.fd = private_memfd("gpuaug-ring") if fd is None else fd
         # Not a method: the function runs after this object has been deleted, or when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
-            os.fchmod(self.fd, 0o600)  # otherwise other users could open the file through /proc
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # otherwise the tensor could not be written to outside of inference mode

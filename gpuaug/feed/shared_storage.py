@@ -64,6 +64,13 @@ def sending_memfd() -> Iterator[None]:
             reducers[UntypedStorage] = saved
 
 
+def private_memfd(name: str) -> int:
+    """Return the descriptor of a new memfd that only processes of the same user can open, through ``/proc``."""
+    fd = os.memfd_create(name)  # with mode 0777
+    os.fchmod(fd, 0o600)
+    return fd
+
+
 def _allocated(cls: Any, size: int) -> UntypedStorage:
     """Allocate a storage of ``size`` bytes in a memfd, which torch treats as shared memory.
 
@@ -71,7 +78,7 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
         GpuAugError: If the memory cannot be allocated.
     """
     try:
-        fd = os.memfd_create("gpuaug-tensor")
+        fd = private_memfd("gpuaug-tensor")
         try:
             os.ftruncate(fd, size)
             storage: UntypedStorage = cls._new_shared_fd_cpu(fd, size)  # duplicates the descriptor

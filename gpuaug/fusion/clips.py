@@ -1,12 +1,13 @@
 """Clips of video frames: batches with five axes. Their frames are augmented as images, with one draw of parameters per clip."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from kornia import augmentation as K
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import all_parts
 from gpuaug.fusion.ops.base import Size
@@ -56,6 +57,18 @@ class ClipLayout:
                 "container: AugmentationSequential(*video.children())."
             )
         return 0
+
+    def warn_if_channels_first(self, clips: Tensor) -> None:
+        """Warn if ``clips`` are probably (B, C, T, H, W), and the pipeline reads (B, T, C, H, W)."""
+        frames, channels = clips.shape[1:3]
+        if self.channels_first or channels in (1, 3) or not (frames == 3 or (frames == 1 and channels > 4)):
+            return
+        warnings.warn(
+            f"Clips of shape {tuple(clips.shape)} are augmented as {frames} frames of {channels} channels, because their axes "
+            "are (B, T, C, H, W). If they are (B, C, T, H, W), pass clips.transpose(1, 2).",
+            GpuAugWarning,
+            stacklevel=9,
+        )
 
     def size(self, shape: Any) -> Size:
         """Return the size of clips of shape ``shape``. If parameters are drawn per frame, every frame counts as an image."""

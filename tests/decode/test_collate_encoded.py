@@ -5,6 +5,7 @@ import pickle
 import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from torchvision.transforms import v2
 
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
+from gpuaug.decode import encoded_input
 from gpuaug.decode.encoded_input import are_encoded
 from gpuaug.decode.headers import UNKNOWN_FORMAT, parse
 from gpuaug.feed import ring
@@ -78,11 +80,8 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("readv", [True, False])
 @pytest.mark.parametrize("give", READ.values(), ids=READ.keys())
-def test_files_on_disk_are_packed(give, readv, paths, monkeypatch):
-    if not readv:
-        monkeypatch.delattr(os, "readv")
+def test_files_on_disk_are_packed(give, paths):
     given, names = [give(path) for path in paths], [str(path) for path in paths]
     assert_holds(collate_encoded(given), FILES, names)
     images, labels = collate_encoded([(file, index) for index, file in enumerate(given)])
@@ -265,11 +264,12 @@ def test_file_whose_size_changes_is_a_problem_of_its_own(change, paths, monkeypa
 
 
 def test_file_that_is_read_in_parts(paths, monkeypatch):
-    whole = os.readv
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "readv", lambda file, rooms: whole(file, [rooms[0][:100]]))
-        batch = collate_encoded(paths)
-    assert_holds(batch, FILES, [str(path) for path in paths])
+    class InParts(FileIO):
+        def readinto(self, buffer):
+            return super().readinto(buffer[:100])
+
+    monkeypatch.setattr(encoded_input, "FileIO", InParts)
+    assert_holds(collate_encoded(paths), FILES, [str(path) for path in paths])
 
 
 def test_files_behind_the_second_gigabyte(paths, monkeypatch):

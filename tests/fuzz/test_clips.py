@@ -1,18 +1,20 @@
 """A damaged video decodes to PyAV's frames, or is a ``DecodeError``; other clips of its batch stay as they are."""
 
 import io
+import math
 from unittest import mock
 
 import av
 import numpy as np
 import pytest
 from hypothesis import event, given
-from support.public.fuzzing import cases, outcome
+from support.public.fuzzing import bounded, cases, outcome
 from support.video.damaged_videos import damaged_videos
-from support.video.videos import frames, video
+from support.video.videos import frames, shown, video
 
 import gpuaug
 from gpuaug.decode import work
+from gpuaug.decode.clips.limits import MAX_FRAME_PIXELS
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
 
@@ -34,16 +36,23 @@ def by_pyav(data):
         with av.open(io.BytesIO(data)) as file:
             context = file.streams.video[0].codec_context
             context.thread_count = 1
-            found = [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in file.decode(video=0)]
+            found = [shown(frame, frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
         return found, context.codec.canonical_name
     except Exception:
         return [], ""
 
 
+def recorded(seconds, grown):
+    """Count files by the power of ten of their time, and of two of their memory, in ``--hypothesis-show-statistics``."""
+    event("seconds", f"< {10 ** max(math.ceil(math.log10(seconds + 1e-9)), -2)}")
+    event("memory", f"< {2 ** max((grown >> 20).bit_length(), 4)} MiB")
+
+
 @cases(10)
 @given(damaged_videos())
 def test_a_damaged_video_decodes_or_is_a_decode_error(data):
-    made = outcome(decoded, data, 0x00)
+    with bounded(recorded, MAX_FRAME_PIXELS // 4):
+        made = outcome(decoded, data, 0x00)
     event(type(made).__name__)
     again = decoded(data, 0xFF, on_error="replace")
     for got, wanted in zip(again[0], frames(video())[NUMBERS], strict=True):

@@ -15,10 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.decode.clips import frame_headers, libav, nal
-
-MAX_FRAMES = 2**24
-"""Maximum number of frames of a video: six days."""
+from gpuaug.decode.clips import frame_headers, libav, limits, nal
 
 _STORE_PRESENTATION = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts", "flv")
 """FFmpeg's names of the containers that store the presentation time stamp of each frame."""
@@ -43,8 +40,20 @@ _SIDE_DATA = ("palette", "new_extradata", "param_change")
 _CHECKED_BYTES = 1024
 """Number of bytes at the beginning of a packet from which its checksum is computed."""
 
-_ORIENTATIONS = {0: 1, 90: 8, -90: 6, 180: 3, -180: 3, 270: 6, -270: 8}
-"""Rotation that displays a frame upright, in degrees counterclockwise → EXIF orientation."""
+_ORIENTATIONS = {
+    (False, False, False): 1,
+    (False, True, False): 2,
+    (False, True, True): 3,
+    (False, False, True): 4,
+    (True, False, False): 5,
+    (True, True, False): 6,
+    (True, True, True): 7,
+    (True, False, True): 8,
+}
+"""(Whether rows become columns, whether x is reversed after that, and y) → EXIF orientation."""
+
+_MOST_SKEW = 0.0175
+"""Maximum ratio of the elements beside a rotation by a multiple of 90 degrees in a display matrix: one degree, as in FFmpeg."""
 
 UNSPECIFIED = 2
 """Number of the colour matrix in H.273 for a video that does not specify one."""
@@ -81,7 +90,7 @@ class Index:
     """Whether black is 0, not 16."""
     interlaced: bool
     orientation: int
-    """EXIF orientation of the frames: 1, 3, 6 or 8."""
+    """EXIF orientation of the frames, 1 to 8."""
     reorder: int
     """Number of frames by which decoding runs ahead of display."""
     extradata: bytes
@@ -148,8 +157,18 @@ class Index:
 
     @property
     def times_s(self) -> NDArray[np.float64]:
-        """(N,) time of each visible frame in seconds. Sorted, because decoding time stamps are not in display order."""
-        return (np.sort(self.stamps[self.displayed]) * float(self.time_base)).astype(np.float64)
+        """(N,) time of each visible frame in seconds, ascending.
+
+        Raises:
+            VideoError: If the time stamps begin again, as in files that were joined end to end.
+        """
+        stamps = self.stamps[self.displayed]
+        if (np.diff(stamps) < 0).any():
+            # Decoding time stamps, in containers without presentation time stamps, ascend in the order of the packets.
+            if (np.diff(self.stamps) < 0).any():
+                raise VideoError("its time stamps begin again: pass start, at or a list of frames to read_clip")
+            stamps = np.sort(stamps)
+        return (stamps * float(self.time_base)).astype(np.float64)
 
     @property
     def end_s(self) -> float:
@@ -164,9 +183,18 @@ def stamp_of(packet: Any) -> int | None:
 
 
 def packets_of(container: Any) -> Iterator[Any]:
-    """Yield the packets of the video from the position of the container on. Empty packets, which hold no frame, are omitted."""
-    for packet in container.demux(container.streams.video[0]):
-        if packet.size:
+    """Yield the packets of the video from the position of the container on. Empty packets, which hold no frame, are omitted.
+
+    Raises:
+        VideoError: If the packets of all tracks have many more bytes than the file, because they overlap.
+    """
+    video = container.streams.video[0].index
+    remaining = limits.MAX_READINGS * container.size + _CHECKED_BYTES
+    for packet in container.demux():
+        remaining -= packet.size
+        if remaining < 0:
+            raise VideoError(f"its packets have {limits.MAX_READINGS} times as many bytes as the file: {CONVERT}")
+        if packet.size and packet.stream_index == video:
             yield packet
 
 
@@ -199,6 +227,9 @@ class Scan:
         context = stream.codec_context
         if context is None or not context.codec.canonical_name or not context.is_decoder:
             raise VideoError("FFmpeg has no decoder for its codec")
+        if context.width * context.height > limits.MAX_FRAME_PIXELS:
+            raise VideoError(f"its {context.width}x{context.height} pixels are more than {limits.MAX_FRAME_PIXELS}")
+        libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
         self._codec = context.codec.canonical_name
         self._reorder = context.reorder_depth
         self._extradata, self._length_size = nal.parameter_sets(self._codec, bytes(context.extradata or b""))
@@ -207,6 +238,7 @@ class Scan:
         self._checksums: list[int] = []
         self._discarded: list[bool] = []
         self._keys: list[_Key] = []
+        self._last_dts: int | None = None
         self._first_frame: Any = None
         # Whether each packet certainly holds one frame, and no displayed frame refers to frames before the file.
         self._is_plain = context.codec.intra_only or self._codec in _ONE_FRAME_PER_PACKET
@@ -222,8 +254,8 @@ class Scan:
     def _append(self, packet: Any, context: Any) -> None:
         """Append one packet. See ``Index`` for the meaning of the lists."""
         number = len(self._stamps)
-        if number == MAX_FRAMES:
-            raise VideoError(f"it has more than {MAX_FRAMES} frames")
+        if number == limits.MAX_PACKETS:
+            raise VideoError(f"it has more than {limits.MAX_PACKETS} frames")
         for side_data in _SIDE_DATA:
             if packet.has_sidedata(side_data) and bytes(packet.get_sidedata(side_data)) != context.extradata:
                 raise VideoError(f"its packet {number} changes parameters of the codec ({side_data}): {CONVERT}")
@@ -243,7 +275,10 @@ class Scan:
             # Other decoders than H.264's show the first frame if it is a key frame.
             self._is_plain &= self._first_frame is not None and (self._codec != "h264" or self._keys[0].instant)
         elif self._is_plain:
-            self._is_plain = self._holds_a_frame(packet, stamp)
+            # Decoding time stamps that descend begin again. Frames before and after this packet have similar time stamps.
+            descends = packet.dts is not None and self._last_dts is not None and packet.dts < self._last_dts
+            self._is_plain = not descends and self._holds_a_frame(packet, stamp)
+        self._last_dts = packet.dts
 
     def _holds_a_frame(self, packet: Any, stamp: int | None) -> bool:
         """Return whether a packet after the first certainly holds a frame that is displayed, or that ``index`` omits."""
@@ -286,9 +321,6 @@ class Scan:
             displayed = order[shown[order]]
             pts = stamps
         frame, context = self._first_frame, stream.codec_context
-        degrees = int(frame.rotation)
-        if degrees not in _ORIENTATIONS:
-            raise VideoError(f"its rotation of {degrees} degrees is not a multiple of 90")
         return Index(
             self._codec,
             context.name,
@@ -300,7 +332,7 @@ class Scan:
             UNSPECIFIED if frame.colorspace is None else int(frame.colorspace),
             int(frame.color_range) == 2 or frame.format.name.startswith("yuvj"),
             bool(frame.interlaced_frame) or context.field_order > 1,
-            _ORIENTATIONS[degrees],
+            _orientation(frame),
             reorder,
             self._extradata,
             self._length_size,
@@ -357,6 +389,7 @@ class Scan:
             VideoError: If the frames cannot be matched with the packets.
         """
         context = stream.codec_context
+        libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
         context.thread_count = 1
         displayed, key_frames = list[int](), set[int]()
         self._first_frame = None
@@ -408,6 +441,23 @@ def _decode_alone(packet: Any, context: Any) -> Any:
         frames = []
     context.flush_buffers()
     return frames[0] if frames else None
+
+
+def _orientation(frame: Any) -> int:
+    """Return the EXIF orientation, 1 to 8, of a frame with a display matrix, as FFmpeg's ``-autorotate`` shows the frame.
+
+    Raises:
+        VideoError: If the matrix rotates by other than a multiple of 90 degrees, or skews.
+    """
+    if "DISPLAYMATRIX" not in {data.type.name for data in frame.side_data}:
+        return 1
+    # Position (x, y) of a stored pixel is shown at (a x + c y, b x + d y), plus an offset.
+    a, b, _, c, d, *_ = np.frombuffer(bytes(frame.side_data["DISPLAYMATRIX"]), np.int32).astype(np.float64).tolist()
+    is_transposed = abs(b) + abs(c) > abs(a) + abs(d)
+    x_scale, y_scale, *skew = (c, b, a, d) if is_transposed else (a, d, b, c)
+    if max(map(abs, skew)) > _MOST_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
+        raise VideoError(f"its display matrix rotates by other than a multiple of 90 degrees, or skews: {CONVERT}")
+    return _ORIENTATIONS[is_transposed, x_scale < 0, y_scale < 0]
 
 
 def _tag(context: Any) -> str:

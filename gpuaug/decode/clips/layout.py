@@ -10,21 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import ClipHeaders, EncodedClips
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.decode.layout import DecoderInterface, Options, source_indices
+from gpuaug.decode.layout import DecoderInterface, Options, rotated_upright, source_indices
 
 _LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 """Number of the colour matrix in H.273 → weights of red and blue in luma. All other matrices use BT.601."""
 
 _BT601 = (0.299, 0.114)
 """Weights of red and blue in luma according to BT.601."""
-
-_QUARTER_TURNS = {1: 0, 8: 1, 3: 2, 6: 3}
-"""EXIF orientation → number of quarter turns counterclockwise that rotate a frame upright."""
 
 MOST_CONVERTED = 2**25
 """Maximum number of pixels that are converted to RGB at once. The conversion takes some ten bytes of memory per pixel."""
@@ -212,11 +208,6 @@ class ClipLayout:
         return Ragged(data[: self.length], offsets_and_sizes, Shapes(sizes, 3, "hwc", frames=self.frames))
 
 
-def upright(frame: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Return a view of a frame (H, W, 3), rotated upright. ``orientation``: EXIF orientation 1, 3, 6 or 8."""
-    return np.rot90(frame, _QUARTER_TURNS[orientation])
-
-
 def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, full_range: bool) -> None:
     """Convert frames from NV12 to RGB, on the current stream. Chroma is not interpolated: four pixels share a chroma sample.
 
@@ -232,7 +223,6 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
     """
     height = nv12.shape[1] * 2 // 3
     width = nv12.shape[2]
-    turns = _QUARTER_TURNS[orientation]
     red, blue = _LUMA_WEIGHTS.get(matrix, _BT601)
     green = 1 - red - blue
     scale, gain, black = (1.0, 1.0, 0.0) if full_range else (255 / 219, 255 / 224, 16.0)
@@ -246,7 +236,8 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
     )
     for channel, offset in enumerate(offsets):
         values = (luma + offset[:, :, None, :, None]).round_().clamp_(0, 255)
-        rgb[..., channel].copy_(values.view(-1, height, width).rot90(turns, (1, 2)))
+        planes = values.view(-1, height, width).movedim(0, 2)
+        rgb[..., channel].copy_(rotated_upright(planes, orientation).movedim(2, 0))
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,18 @@
 """The module ``av`` (PyAV), imported on first use."""
 
 from functools import cache
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 from gpuaug.core.errors import DeviceError
+from gpuaug.decode.clips import limits
 
 INSTALL = "Run pip install 'gpuaug[video]'"
+
+DEMUXERS = (
+    *("mov", "matroska", "mpegts", "mpeg", "avi", "asf", "flv", "ogg", "mxf", "ivf", "gif", "nut", "rm", "swf"),
+    *("h264", "hevc", "mpegvideo", "m4v"),  # without time stamps
+)
+"""FFmpeg's names of the demuxers of ``read_clip``: containers that hold their frames, instead of naming other files."""
 
 
 @cache
@@ -30,9 +37,34 @@ def required_module() -> Any:
     return av
 
 
-def open_container(source: Any) -> Any:
-    """Open a video, a path or a file object, and return PyAV's input container. Metadata that is not UTF-8 raises no error."""
+def open_container(file: BinaryIO) -> Any:
+    """Open a video, and return PyAV's input container. FFmpeg reads from ``file`` alone.
+
+    Metadata that is not UTF-8 raises no error.
+
+    Args:
+        file: The video, at its beginning. It must stay open as long as the container.
+    """
     av = required_module()
     # PyAV 19 has no such option, and never raises for metadata.
-    options = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-    return av.open(source, **options)
+    metadata = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+    options = {
+        "format_whitelist": ",".join(DEMUXERS),
+        "protocol_whitelist": "none",
+        "max_streams": str(limits.MAX_TRACKS),
+        "max_pixels": str(limits.MAX_FRAME_PIXELS),  # of the decoders that FFmpeg opens to find missing header fields
+    }
+    if file.read(3) == b"FLV":
+        options["fflags"] = "+ignidx"  # the demuxer allocates as many key frames as the index declares
+    file.seek(0)
+    return av.open(file, options=options, io_open=_refuse_to_open, **metadata)
+
+
+def limit_pixels(context: Any, pixels: int) -> None:
+    """Have a decoder that is not open yet raise an error for larger frames, whatever size the container stores."""
+    context.options = {**context.options, "max_pixels": str(pixels)}
+
+
+def _refuse_to_open(*_: Any) -> NoReturn:
+    """Refuse to open another file or a server that a video names."""
+    raise PermissionError("it names another file")

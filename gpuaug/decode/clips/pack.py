@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuaug.core.encoded import CLIP, PACKET, ClipHeaders, EncodedClips
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.decode.clips import nal
+from gpuaug.decode.clips import limits, nal
 from gpuaug.decode.clips.index import Index, VideoError
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.clips.video_file import VIDEOS
@@ -18,9 +18,6 @@ from gpuaug.feed.collate_members import allocate_tensor, position_text
 
 PADDING = 64
 """Number of zero bytes after each packet, because decoders may read beyond its end."""
-
-MAX_CLIP_BYTES = 2**30
-"""Maximum size of a clip in bytes."""
 
 
 class _ClipPackets(NamedTuple):
@@ -117,7 +114,8 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         index = video.read_index()
         if not len(index.displayed):
             raise VideoError("it has no visible frame")
-        numbers = clip.numbers_in(index.times_s, index.end_s)
+        times = (index.times_s, index.end_s) if clip.is_timed else None
+        numbers = clip.numbers_in(len(index.displayed), times)
         # In a truncated video, the end is unknown. A clip that depends on it cannot be read.
         if index.missing and (isinstance(numbers, str) or clip.at is not None or clip.short != "error"):
             raise VideoError(f"its data end after {len(index.pts)} of {len(index.pts) + index.missing} frames")
@@ -143,8 +141,8 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 packets.append((bytes(content), time_stamp, packet.is_keyframe))
                 all_shown &= is_shown
                 size += len(content)
-                if size > MAX_CLIP_BYTES:
-                    raise VideoError(f"its packets from a key frame to the clip's end have more than {MAX_CLIP_BYTES} bytes")
+                if size > limits.MAX_CLIP_BYTES:
+                    raise VideoError(f"its packets from a key frame to the end have more than {limits.MAX_CLIP_BYTES} bytes")
     except BaseException:
         video.close()
         raise

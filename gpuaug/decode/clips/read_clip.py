@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
+from gpuaug.decode.clips.limits import MAX_PACKETS
 
 Short = Literal["error", "loop", "pad"]
 """Treatment of a video that ends before the clip. See ``read_clip``."""
 
 TOLERANCE_S = 1e-4
-"""Seconds by which a requested time may precede its frame's time stamp, because users' times are often rounded to float32."""
+"""Seconds by which a requested time may precede its frame's time stamp, because of rounding.
 
-_MAX_FRAMES = 2**24
-"""Maximum number of frames of a video: six days."""
+A time that is a number of float32 may also precede it by the distance to the next number: 0.2 ms after an hour.
+"""
 
 
 class Clip:
@@ -58,51 +59,65 @@ class Clip:
         source = repr(self.source) if isinstance(self.source, str) else f"<{len(self.source)} bytes>"
         return f"Clip({source}, {self.frames} frames)"
 
-    def numbers_in(self, times_s: NDArray[np.float64], end_s: float) -> NDArray[np.int64] | str:
-        """Return the (T,) frame numbers of the clip in its video, or the reason why the video is too short.
+    @property
+    def is_timed(self) -> bool:
+        """Whether the clip is chosen by times."""
+        return self.start_s is not None or self.times_s is not None
+
+    def numbers_in(self, count: int, times: tuple[NDArray[np.float64], float] | None) -> NDArray[np.int64] | str:
+        """Return the (T,) frame numbers of the clip in its video, or the reason why the video does not contain the clip.
 
         Args:
-            times_s: (N,) time of each frame of the video in seconds, ascending.
-            end_s: End of the last frame in seconds; its time if its duration is not known.
+            count: Number of frames of the video, N.
+            times: (N,) time of each frame in seconds, ascending, and the end of the last frame in seconds; its time if its
+                duration is not known. ``None`` if the clip is not chosen by times.
         """
-        count = len(times_s)
         if self.numbers is not None:
             numbers = np.array(self.numbers, np.int64)
-        elif self.times_s is not None:
-            numbers = _displayed_at(times_s, end_s, np.array(self.times_s))
         else:
             start = self.start or 0
-            if self.start_s is not None:
-                start = int(_displayed_at(times_s, end_s, np.array([self.start_s]))[0])
+            if times is not None:
+                requested_s = np.array([self.start_s] if self.times_s is None else self.times_s)
+                displayed = _displayed_at(*times, requested_s)
+                if displayed.min() < 0 and self.short == "error":
+                    return (
+                        f"its first frame is displayed at {times[0][0]:.6g} s, and the clip needs the frame at "
+                        f"{requested_s.min():.6g} s: pass later times, or short='pad' to read_clip"
+                    )
+                start = int(displayed[0])
             elif self.at is not None:
                 start_count = max(count - (self.frames - 1) * self.stride, 1)
                 start = min(int(self.at * start_count), start_count - 1)
-            numbers = start + self.stride * np.arange(self.frames)
-        if numbers.max() < count:
+            numbers = start + self.stride * np.arange(self.frames) if self.times_s is None else displayed
+        if numbers.min() >= 0 and numbers.max() < count:
             return numbers
         if self.short == "error":
             return f"it has {count} frames, and the clip needs frame {numbers.max()}: pass short='loop' or 'pad' to read_clip"
-        return numbers % count if self.short == "loop" else np.minimum(numbers, count - 1)
+        return numbers % count if self.short == "loop" else np.clip(numbers, 0, count - 1)
 
 
 def _displayed_at(times_s: NDArray[np.float64], end_s: float, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the (n,) number of the frame that is displayed at each time.
 
-    After the end of the video, numbers continue as if it had more frames at the same rate. The last frame lasts for its stored
-    duration, or for the mean duration of the other frames if that is longer.
+    Before the beginning and after the end of the video, numbers continue as if it had more frames at the same rate. The last
+    frame lasts for its stored duration, or for the mean duration of the other frames if that is longer.
 
     Args:
         times_s: (N,) time of each frame of the video in seconds, ascending.
         end_s: End of the last frame in seconds; its time if its duration is not known.
         at_s: (n,) requested times in seconds.
     """
-    numbers: NDArray[np.int64] = np.maximum(np.searchsorted(times_s, at_s + TOLERANCE_S, side="right") - 1, 0)
+    with np.errstate(all="ignore"):  # times beyond the range of float32
+        in_float32 = np.abs(at_s).astype(np.float32)
+        at_s = at_s + TOLERANCE_S + np.where(in_float32 == np.abs(at_s), np.spacing(in_float32), 0)
+    numbers: NDArray[np.int64] = np.searchsorted(times_s, at_s, side="right") - 1
     count = len(times_s)
     frame_s = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else end_s - times_s[0]
     if frame_s <= 0:  # neither the rate nor the end of the video is known
         return numbers
-    beyond_end = np.floor((at_s + TOLERANCE_S - max(end_s, times_s[-1] + frame_s)) / frame_s) + 1
-    numbers += np.clip(beyond_end, 0, 2**53).astype(np.int64)
+    before_start = np.floor((at_s - times_s[0]) / frame_s) + 1
+    beyond_end = np.floor((at_s - max(end_s, times_s[-1] + frame_s)) / frame_s) + 1
+    numbers += np.clip(before_start, -(2**53), 0).astype(np.int64) + np.clip(beyond_end, 0, 2**53).astype(np.int64)
     return numbers
 
 
@@ -141,9 +156,9 @@ def read_clip(
         at: Position of the clip in the video, from 0, the first possible clip, to 1, the last. ``random.random()`` gives all
             clips the same probability; ``k / (n - 1)`` spaces n clips evenly.
         times_s: Times in seconds, in place of ``frames`` and ``stride``: one frame per time, the frame that is displayed then.
-            A time may precede the time stamp of its frame by 0.1 ms, because of rounding.
-        short: Treatment of a video that ends before the clip: raise an ``"error"``, ``"loop"`` the video from its first frame,
-            or ``"pad"`` it with its last frame.
+            A time may precede the time stamp of its frame by 0.1 ms, and by the rounding error of float32.
+        short: Treatment of a video that ends before the clip, or begins after its first time: raise an ``"error"``, ``"loop"``
+            the video, or ``"pad"`` it with its last and its first frame.
 
     Returns:
         The selection. All clips of one member of a batch must have the same number of frames.
@@ -169,7 +184,7 @@ def read_clip(
     if hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ():
         numbers = tuple(
             _checked_list(
-                "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=_MAX_FRAMES)
+                "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=MAX_PACKETS)
             )
         )
         passed_options.insert(0, "a list of frames")
@@ -179,10 +194,10 @@ def read_clip(
             "A clip must be chosen by one of start, start_s, at, times_s and a list of frames, got "
             f"{' and '.join(passed_options)}. Pass only one."
         )
-    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=_MAX_FRAMES)
-    stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=_MAX_FRAMES)
+    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=MAX_PACKETS)
+    stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=MAX_PACKETS)
     if start is not None:
-        start = whole_number("start", start, "Count frames from 0.", most=_MAX_FRAMES)
+        start = whole_number("start", start, "Count frames from 0.", most=MAX_PACKETS)
     if start_s is not None:
         start_s = _seconds("start_s", start_s)
     if at is not None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuaug.decode.clips import libav
-from gpuaug.decode.clips.index import Index, Scan, VideoError, checksum, packets_of, stamp_of
+from gpuaug.decode.clips import libav, limits, mp4
+from gpuaug.decode.clips.index import CONVERT, Index, Scan, VideoError, checksum, packets_of, stamp_of
+from gpuaug.decode.encoded_input import file_problem, open_file
 
 MAX_INDICES = 1024
 """Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
@@ -32,6 +33,8 @@ class Videos:
             os.register_at_fork(after_in_child=self._clear)
 
     def _clear(self) -> None:
+        for container in getattr(self, "open", {}).values():
+            _close(container)
         self._lock = threading.Lock()
         self.indices: OrderedDict[tuple[Any, ...], Index] = OrderedDict()
         """(path, size, time of the last change) of a file → index."""
@@ -51,8 +54,7 @@ class Videos:
         try:
             status = os.stat(source)
         except (OSError, ValueError) as error:
-            reason = f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else str(error)
-            raise VideoError(reason) from None
+            raise VideoError(file_problem(error)) from None
         key = (source, status.st_size, status.st_mtime_ns)
         with self._lock:
             container = self.open.pop(key, None)
@@ -75,28 +77,53 @@ class Videos:
                 to_close.append(self.open.popitem(last=False)[1])
         for container in to_close:
             if container is not None:
-                container.close()
+                _close(container)
 
 
 VIDEOS = Videos()
 """Videos of this process."""
 
 
-def _open_container(source: str | memoryview) -> Any:
+def _open_container(source: str | memoryview, *, is_known: bool) -> Any:
     """Open a video and return PyAV's container.
 
+    Args:
+        source: Path of the video, or its bytes.
+        is_known: Whether the headers of the same file were checked before.
+
     Raises:
-        VideoError: If the video cannot be opened, or has no video stream.
+        VideoError: If the video cannot be opened, has no video stream, or exceeds a limit.
     """
     av = libav.required_module()
+    container = None
     try:
-        container = libav.open_container(source if isinstance(source, str) else BytesIO(source))
+        file = open_file(source) if isinstance(source, str) else BytesIO(source)
+    except (OSError, ValueError) as error:
+        raise VideoError(file_problem(error)) from None
+    try:
+        if not is_known:
+            mp4.check(file, file.seek(0, os.SEEK_END))
+        container = libav.open_container(file)
         if not container.streams.video:
-            container.close()
             raise VideoError("it has no video stream")
         return container
-    except (av.error.FFmpegError, ValueError, EOFError, MemoryError) as error:
-        raise VideoError(_reason(error)) from None
+    except BaseException as error:
+        if container is not None:
+            container.close()
+        file.close()
+        if isinstance(error, av.error.ArgumentError):  # FFmpeg reports a demuxer that is not allowed in no other way
+            raise VideoError(f"its container is none of {', '.join(libav.DEMUXERS)}: {CONVERT}") from None
+        if isinstance(error, MemoryError):
+            raise VideoError(f"it has more than {limits.MAX_TRACKS} tracks, or too little memory is free") from None
+        if isinstance(error, (av.error.FFmpegError, OSError, ValueError, EOFError)):
+            raise VideoError(_reason(error)) from None
+        raise
+
+
+def _close(container: Any) -> None:
+    """Close a container and its file."""
+    container.close()
+    container.file.file.close()
 
 
 class Video:
@@ -114,18 +141,18 @@ class Video:
 
     def __init__(self, source: str | memoryview, container: Any, index: Index | None, key: tuple[Any, ...] | None) -> None:
         self._source = source
-        self.container = container or _open_container(source)
+        self.container = container or _open_container(source, is_known=index is not None)
         self.index = index
         self.key = key
 
     def close(self) -> None:
         """Close the container."""
-        self.container.close()
+        _close(self.container)
 
     def _open_again(self) -> Any:
         """Return the container at its beginning. Packets are then read as in the first reading, unlike after a seek."""
         self.close()
-        self.container = _open_container(self._source)
+        self.container = _open_container(self._source, is_known=True)
         return self.container
 
     def read_index(self) -> Index:

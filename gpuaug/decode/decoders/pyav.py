@@ -6,13 +6,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event
 from gpuaug.decode.clips import libav
 from gpuaug.decode.clips.index import UNSPECIFIED
-from gpuaug.decode.clips.layout import ClipInfo, ClipWork, upright
+from gpuaug.decode.clips.layout import ClipInfo, ClipWork
 from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.layout import rotated_upright
 
 RGB = "rgb24"
 """PyAV's name of the pixel format of decoded frames."""
@@ -139,7 +141,8 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
                 return f"it has frames of {frame.width}x{frame.height} and of {info.width}x{info.height} pixels"
             missing.discard(frame.pts)
             position, *repetitions = info.positions[frame.pts]
-            out[position] = upright(frame.to_ndarray(format=RGB), info.orientation)
+            pixels = torch.from_numpy(frame.to_ndarray(format=RGB))
+            out[position] = rotated_upright(pixels, info.orientation).numpy()
             for repetition in repetitions:
                 out[repetition] = out[position]
         return f"its frame at time stamp {min(missing)} is missing" if missing else ""
@@ -153,6 +156,7 @@ def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
     if info.extradata:
         context.extradata = bytes(data[info.start : info.start + info.extradata])
     context.thread_count = 1
+    libav.limit_pixels(context, 2 * info.width * info.height + 2**20)  # coded frames are larger than displayed frames
     # Some codecs store these properties only in the container.
     context.width, context.height = info.width, info.height
     context.pix_fmt = info.pixels

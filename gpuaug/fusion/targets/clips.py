@@ -38,6 +38,8 @@ class ClipInputs:
         """True for a single clip (T, C, H, W), without a batch axis."""
         self.frames = clip_layout.frames_of(images[None] if self.is_single else images)
         """Number of frames per input clip; 0 for images."""
+        if self.frames and isinstance(images, Tensor) and not self.is_single:
+            clip_layout.warn_if_channels_first(images)
         self._out_frames = self.frames
         """Number of frames per output clip."""
         self.frame_indices: Sequence[int] = range(self.frames)

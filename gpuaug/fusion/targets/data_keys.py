@@ -113,6 +113,19 @@ def _advice_for(dtype: torch.dtype) -> str:
     return f"Scale them to [0, 1] first, by the largest value of their type: {conversion}."
 
 
+def _advice_for_list(values: Sequence[Any]) -> str:
+    """Return the advice of the error for a list of images, or of batches, such as several clips per video."""
+    if values and all(isinstance(value, Ragged) or getattr(value, "ndim", 0) == 5 for value in values):
+        return (
+            "Augment each batch of clips separately: lambda clips: [f(clip) for clip in clips], where f is this pipeline, in a "
+            "loader by gpuaug.TransformStage(lambda clips: [f(clip) for clip in clips], on=…)."
+        )
+    return (
+        "Stack images of one size: torch.stack(…); pack images of several sizes: gpuaug.collate_ragged(…), for "
+        "gpuaug.fuse(…, ragged=True)."
+    )
+
+
 def check_input(key: str, value: Any) -> None:
     """Raise an error if images, masks, boxes, keypoints or ``valid`` do not have the type or shape that ``key`` requires.
 
@@ -127,8 +140,7 @@ def check_input(key: str, value: Any) -> None:
         return
     if key == "input" and isinstance(value, list | tuple):
         raise ArgumentTypeError(
-            f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
-            "torch.stack(…); pack images of several sizes: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
+            f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. {_advice_for_list(value)}"
         )
     if isinstance(value, Encoded):
         raise ArgumentTypeError(

@@ -1,18 +1,20 @@
 """Other users of the machine can neither read nor write the slots of the ring."""
 
+import contextlib
 import glob
 import json
+import multiprocessing
 import os
 import sys
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from gpuaug import StreamedLoader
 from gpuaug.feed.ring_memory import Memory
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="needs to become another user, which root may on Linux"
-)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has memfds")
 
 NOBODY = 65534
 SECRET = b"pixels of a private photograph"
@@ -53,9 +55,35 @@ def as_nobody(call, *args):
     return json.loads(told)
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may become another user")
 def test_another_user_cannot_open_the_memory():
     memory = Memory(1 << 16)
     memory.bytes[: len(SECRET)] = torch.frombuffer(bytearray(SECRET), dtype=torch.uint8)
     assert reachable(os.getpid(), memory.fd) != [], "its own user can"
     assert as_nobody(reachable, os.getpid(), memory.fd) == []
     assert os.fstat(memory.fd).st_mode & 0o077 == 0, "even where a process of theirs gets to see the descriptor's path"
+
+
+def memfd_modes():
+    """Mode of every memfd of this process and of its workers."""
+    modes = []
+    for pid in (os.getpid(), *(worker.pid for worker in multiprocessing.active_children())):
+        folder = f"/proc/{pid}/fd"
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed in the meantime
+                if os.readlink(f"{folder}/{fd}").startswith("/memfd:"):
+                    modes.append(os.stat(f"{folder}/{fd}").st_mode & 0o777)
+    return modes
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("feed", ["ring", "plain"])
+def test_only_the_same_user_can_open_any_memfd(feed, context):
+    data = DataLoader(torch.rand(8, 2000), 2, num_workers=1, multiprocessing_context=context)
+    with StreamedLoader(data, feed=feed, device="cpu") as loader:
+        batches = iter(loader)
+        first = next(batches)
+        modes = memfd_modes()
+        assert len(first) == 2
+        list(batches)
+    assert set(modes) == {0o600}

@@ -3,6 +3,7 @@
 from pathlib import Path
 from unittest import mock
 
+import kornia.augmentation as K
 import torch
 from support.messages.registry import example
 from support.video.videos import video
@@ -112,3 +113,32 @@ def clips_without_engines(told):
                 registry.find_clips("auto", torch.device("cuda", 0))
             registry.find_clips("cpu", torch.device("cuda", 0))
     assert frames_of(gpuaug.read_clip(video(), 2), backend="cpu").shape[1] == 2
+
+
+@example("with the bytes of the video")
+def bytes_of_a_video(told):
+    data = Path(video()).read_bytes()
+    with told:
+        gpuaug.collate_encoded([{"__key__": "0", "mp4": data}])
+    assert frames_of(gpuaug.read_clip(data, 2)).shape[:2] == (1, 2)
+
+
+@example("Augment each batch of clips separately")
+def a_list_of_clips(told):
+    clips = [frames_of(gpuaug.read_clip(video(), 2, start=start)) for start in (0, 5)]
+    f = gpuaug.fuse(torch.nn.Sequential(K.RandomHorizontalFlip(p=1.0)))
+    with told:
+        f(clips)
+    stage = gpuaug.TransformStage(lambda clips: [f(clip) for clip in clips], on="clips")
+    (batch,) = gpuaug.StreamedLoader([{"clips": clips}], [stage], device="cpu")
+    assert all(torch.equal(*pair) for pair in zip(batch["clips"], [clip.flip(-1) for clip in clips], strict=True))
+
+
+@example("pass clips.transpose(1, 2)")
+def clips_with_channels_first(told):
+    clips = torch.rand(2, 3, 8, 16, 16)
+    f = gpuaug.fuse(torch.nn.Sequential(K.RandomHorizontalFlip(p=1.0)))
+    with told:
+        f(clips)
+    clips = clips.transpose(1, 2)
+    assert torch.equal(f(clips), clips.flip(-1))

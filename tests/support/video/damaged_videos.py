@@ -15,6 +15,11 @@ KINDS = (
     {"name": "front.mp4", "container": (("movflags", "faststart"),)},
     {"name": "fragments.mp4", "container": (("movflags", "frag_keyframe+empty_moov"),)},
     {"name": "left.mp4", "rotation": 90},
+    {"name": "again.flv", "codec": "flv", "options": (), "container": (("flvflags", "add_keyframe_index"),)},
+    {"name": "again.wmv", "codec": "wmv2", "options": ()},
+    {"name": "again.mpg", "codec": "mpeg2video", "options": (("bf", "2"),)},
+    {"name": "again.mxf", "codec": "mpeg2video", "options": ()},
+    {"name": "again.gif", "codec": "gif", "pixels": "rgb8", "options": ()},
 )
 
 

@@ -89,15 +89,27 @@ def lossless(name, shown):
     return str(path)
 
 
+def shown(frame, picture):
+    """A decoded picture (H, W, 3) as a player shows it: the display matrix of its frame says where each pixel goes."""
+    matrix = next((np.frombuffer(bytes(data), np.int32) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    if matrix is None:
+        return picture
+    forward = np.sign(matrix[[0, 3, 1, 4]].reshape(2, 2)) * (abs(matrix[[0, 3, 1, 4]].reshape(2, 2)) > 2**15)
+    rows, columns = np.indices(picture.shape[:2]).reshape(2, -1)
+    x, y = forward @ np.stack([columns, rows])
+    x, y = x - x.min(), y - y.min()
+    result = np.empty((y.max() + 1, x.max() + 1, 3), picture.dtype)
+    result[y, x] = picture[rows, columns]
+    return result
+
+
 @functools.cache
 def frames(path, *, upright=True):
-    """All frames of a video (N, H, W, 3) as PyAV decodes them, one after the other, turned as their rotation says."""
+    """All frames of a video (N, H, W, 3) as PyAV decodes them one by one, turned and mirrored as players show them."""
     with av.open(path) as file:
         file.streams.video[0].codec_context.thread_count = 1
-        found = [
-            np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90 if upright else 0) for frame in file.decode(video=0)
-        ]
-    return np.stack(found)
+        decoded = [(frame, frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
+    return np.stack([shown(*each) if upright else each[1] for each in decoded])
 
 
 def times_s(path):
