@@ -226,6 +226,15 @@ def _every_test_draws_as_the_first(_first_state):
 
 
 @pytest.fixture(autouse=True)
+def _accelerate_has_no_state():
+    """Clear the state that all ``Accelerator`` objects of a process share: later tests would accumulate gradients as well."""
+    yield
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left_running():
     """End what a test has left running, and report it as an error of this test alone."""
     started = leftovers.Leftovers()
