@@ -1,22 +1,23 @@
 """What holds for every test: which cards it needs, and what it must leave as it was."""
 
 import ctypes
+import faulthandler
 import gc
 import logging
 import os
 import random
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from support.process import leftovers
 from support.process.processes import share_fork_server
 
 from gpuaug.feed import prefetch
@@ -24,8 +25,11 @@ from gpuaug.feed import prefetch
 CARDS = {"gpu": 1, "multigpu": 2}
 """How many CUDA devices a test with each marker needs."""
 
-SETTLE_S = 30.0
-"""Seconds that a thread may take to end once it was told to: many, because the machine may be busy."""
+REPEAT_S, EXIT_S = 60.0, 300.0
+"""Seconds from a test's timeout to the next error that is raised in it, and to the end of a process that no error reaches."""
+
+TIMER, TIMED_OUT = pytest.StashKey(), pytest.StashKey()
+"""Settings of a test's timer, and whether its timeout is over and no part of the test has failed since."""
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 """Folder in which every module is marked ``gpu``."""
@@ -38,6 +42,7 @@ torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_
 
 if sys.platform == "linux":
     share_fork_server()
+    leftovers.adopt_orphans()
 
 if os.environ.get("TORCH_CUDA_SANITIZER"):
     # PyTorch's sanitizer asks for the current stream at every operation, which a forked worker cannot reach.
@@ -61,6 +66,52 @@ def pytest_runtest_setup(item):
     if os.environ.get("GPUAUG_REQUIRE_GPU") == "1":
         pytest.fail(f"{text}, and GPUAUG_REQUIRE_GPU=1 says that there must be", pytrace=False)
     pytest.skip(text)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item, settings):
+    """Repeat the error of a timeout, of which a finaliser or another thread may hear, and end the process that hears none.
+
+    pytest-xdist reports the test that has ended its process, and runs the others in a new process.
+    """
+    result = yield
+    item.stash[TIMER] = settings
+    if settings.method == "signal":
+        fail = signal.getsignal(signal.SIGALRM)
+
+        def note_and_fail(number, frame):
+            item.stash[TIMED_OUT] = True
+            fail(number, frame)
+
+        signal.signal(signal.SIGALRM, note_and_fail)
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, REPEAT_S)
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(settings.timeout + EXIT_S, exit=True, file=stderr)
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_cancel_timer(item):
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node):
+    """Set the timer for the teardown of a failed test: the plugin has cancelled it, so that a debugger can be used."""
+    if isinstance(node, pytest.Item) and TIMER in node.stash:
+        node.ihook.pytest_timeout_set_timer(item=node, settings=node.stash[TIMER])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Let a test fail whose timeout raised its error in a finaliser, which goes on without it."""
+    report = yield
+    if item.stash.get(TIMED_OUT, False):
+        item.stash[TIMED_OUT] = False
+        if report.passed:
+            report.outcome = "failed"
+            report.longrepr = "The test exceeded its timeout. A finaliser, or other code, kept the error."
+    return report
 
 
 def pytest_ignore_collect(collection_path):
@@ -148,7 +199,7 @@ def interrupts():
 def _leaving_a_loop_waits_for_its_loader():
     """Let ``close`` wait for a loader as long as a busy machine needs, so that what it leaves behind is no matter of speed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefetch, "STOP_S", SETTLE_S)
+        patch.setattr(prefetch, "STOP_S", leftovers.SETTLE_S)
         yield
 
 
@@ -175,16 +226,20 @@ def _every_test_draws_as_the_first(_first_state):
 
 
 @pytest.fixture(autouse=True)
-def _no_feed_is_left_running():
-    before = set(threading.enumerate())  # a failed test's traceback may still hold an iterator
+def _accelerate_has_no_state():
+    """Clear the state that all ``Accelerator`` objects of a process share: later tests would accumulate gradients as well."""
     yield
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
-    def left():
-        return [t for t in threading.enumerate() if t.name == "gpuaug-feed" and t not in before]
 
-    if left():
-        gc.collect()
-    deadline = time.monotonic() + SETTLE_S
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left(), "the test has ended, and the thread of one of its iterators has not"
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running():
+    """End what a test has left running, and report it as an error of this test alone."""
+    started = leftovers.Leftovers()
+    yield
+    # The traceback of a failed test holds its iterators. Without this, they would end in the next test.
+    sys.last_exc = sys.last_value = sys.last_traceback = None
+    names = started.end()
+    assert not names, f"the test has ended, and these have not: {', '.join(names)}"

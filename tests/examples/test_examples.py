@@ -51,8 +51,6 @@ def assert_has_learnt(printed):
 @pytest.mark.parametrize("name", sorted(ARGUMENTS.keys() - RESUMED.keys() - {"train_imagefolder"}))
 def test_example_runs_on_small_files(name, data, capsys):
     """Examples with a checkpoint run below, and train_imagefolder in a file of its own."""
-    if name == "lightning_finetune":
-        pytest.importorskip("lightning")
     run_example(name, *data, "--workers", 0, *ARGUMENTS[name])
     assert_has_learnt(capsys.readouterr().out)
 
@@ -72,8 +70,6 @@ def test_run_that_is_resumed_equals_an_uninterrupted_one(name, data, tmp_path, c
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_example_runs_on_photographs_as_it_is(name, capsys):
-    if name == "lightning_finetune":
-        pytest.importorskip("lightning")
     run_example(name)
     assert re.search(r"\d\.\d", capsys.readouterr().out)
 

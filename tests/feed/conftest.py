@@ -22,12 +22,17 @@ def _queues_are_as_they_were(monkeypatch):
     monkeypatch.setattr(queues.Queue, "_on_queue_feeder_error", staticmethod(queues.Queue._on_queue_feeder_error))
 
 
+RINGS_THAT_STAY = [0]
+"""Numbers of rings of earlier tests that have not been freed within ``WAIT_S``, the last one now."""
+
+
 @pytest.fixture
 def held():
     """How much of rings there is that the test has made; a failed one's traceback may still hold others."""
     end = time.monotonic() + WAIT_S  # a worker that was slow in the test before takes its time to end
-    while rings_here() and time.monotonic() < end:
+    while rings_here() > RINGS_THAT_STAY[-1] and time.monotonic() < end:
         gc.collect()
         time.sleep(0.05)
+    RINGS_THAT_STAY.append(rings_here())
     before = rings_here()
     return lambda: rings_here() - before

@@ -1,4 +1,4 @@
-"""What the tests with real frameworks share. ``pytest -m frameworks`` runs them: pip install -e '.[test,frameworks]'."""
+"""Fixtures of the tests with real frameworks. Packages that are not in the extra ``test`` have the marker ``frameworks``."""
 
 import pytest
 import torch

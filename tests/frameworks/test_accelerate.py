@@ -11,12 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Ten
 import gpuaug
 from gpuaug.feed.mailbox import QUEUED
 
-pytestmark = pytest.mark.frameworks
-
 
 @pytest.fixture
 def make_accelerator():
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
     from accelerate.state import AcceleratorState, GradientState
 
     def make(**settings):
@@ -24,9 +22,7 @@ def make_accelerator():
         GradientState._reset_state()
         return accelerate.Accelerator(cpu=True, **settings)
 
-    yield make
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    return make
 
 
 def dataset(samples):

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpuaug
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 SAMPLES, BATCH = 12, 2
 BATCHES = SAMPLES // BATCH
@@ -15,7 +15,9 @@ BATCHES = SAMPLES // BATCH
 
 @pytest.fixture
 def pl():
-    return pytest.importorskip("lightning.pytorch")
+    import lightning.pytorch
+
+    return lightning.pytorch
 
 
 @pytest.fixture
@@ -130,7 +132,9 @@ def test_a_module_that_wraps_its_loader_itself(pl, make_model, make_trainer, noi
 
 
 def test_fabric(noise, tmp_path):
-    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
     with pytest.raises(TypeError, match="Only PyTorch DataLoader"):
         fabric.setup_dataloaders(gpuaug.StreamedLoader(samples()))
 
@@ -151,7 +155,6 @@ def test_fabric(noise, tmp_path):
 
 @pytest.mark.slow
 def test_the_other_name_of_the_package():
-    pytest.importorskip("pytorch_lightning")
     script = """
 import pytorch_lightning as pl, torch, gpuaug
 from torch.utils.data import DataLoader

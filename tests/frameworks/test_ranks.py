@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 COMMON = """
 import json, os, sys, warnings
@@ -93,9 +93,8 @@ write(epochs=epochs[:2], said=said)
 """
 
 
-@pytest.mark.parametrize(("package", "script"), [("accelerate", ACCELERATE), ("lightning", LIGHTNING)])
-def test_ranks_share_each_epoch_and_draw_by_themselves(package, script, tmp_path):
-    pytest.importorskip(package)
+@pytest.mark.parametrize("script", [ACCELERATE, LIGHTNING], ids=["accelerate", "lightning"])
+def test_ranks_share_each_epoch_and_draw_by_themselves(script, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(COMMON + script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path), str(tmp_path)]

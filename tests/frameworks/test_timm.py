@@ -19,7 +19,6 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import ArraySampler, Sampler
 from gpuaug.fusion.ops.torchvision.timm import resize_keep_ratio
 
-pytestmark = pytest.mark.frameworks
 timm_data = pytest.importorskip("timm.data")
 transforms = pytest.importorskip("timm.data.transforms")
 random_erasing = pytest.importorskip("timm.data.random_erasing")

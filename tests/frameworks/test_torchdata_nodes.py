@@ -3,16 +3,13 @@
 import pytest
 import torch
 from torch.utils.data import RandomSampler, default_collate
+from torchdata import nodes
 
 import gpuaug
-
-pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture(params=["in process", "threads"])
 def make(request, noise):
-    nodes = pytest.importorskip("torchdata.nodes")
-
     def sample(index):
         return torch.tensor([float(index)])
 

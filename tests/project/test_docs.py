@@ -16,8 +16,8 @@ from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
 from gpuaug.fusion.ops.torchvision import mix
 
 ROOT = Path(__file__).parents[2]
-WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
-"""Pages whose examples need packages that the other tests do not, and run with ``-m frameworks``."""
+IN_FRAMEWORKS = "import transformers\n"
+"""Line of an example that needs a package of the extra ``frameworks``, and runs with ``-m frameworks``."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BENCHMARKS = [ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md"))]
@@ -30,25 +30,31 @@ MEASURED = re.compile(
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def marks(page):
-    return [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")] if page.name in WITH_FRAMEWORKS else []
+FRAMEWORKS = ROOT / "docs" / "frameworks.md"
+WITH_EXAMPLES = [page for page in PAGES if "```python" in page.read_text() and page != FRAMEWORKS]
 
 
-WITH_EXAMPLES = [
-    pytest.param(page, marks=marks(page), id=str(page.relative_to(ROOT))) for page in PAGES if "```python" in page.read_text()
-]
-
-
-@pytest.mark.parametrize("page", WITH_EXAMPLES)
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.filterwarnings("ignore:The copy of a batch does not overlap")
 @left_to_kornia
 def test_examples_run(page):
-    for package in WITH_FRAMEWORKS.get(page.name, []):
+    run_examples(page, BLOCK.finditer(page.read_text()))
+
+
+@pytest.mark.parametrize("package", [None, pytest.param("transformers", marks=pytest.mark.frameworks)])
+@pytest.mark.filterwarnings("ignore")
+def test_examples_with_frameworks_run(package):
+    if package:
         pytest.importorskip(package)
-    text = page.read_text()
+    run_examples(
+        FRAMEWORKS, (match for match in BLOCK.finditer(FRAMEWORKS.read_text()) if package or IN_FRAMEWORKS not in match[1])
+    )
+
+
+def run_examples(page, matches):
     namespace = {}
-    for match in BLOCK.finditer(text):
-        line = text[: match.start()].count("\n") + 1
+    for match in matches:
+        line = match.string[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
 
 

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from support.process.processes import run_script
 
 import gpuaug
@@ -57,7 +59,6 @@ def process():
     return run_script(IMPORT + USED)
 
 
-@pytest.mark.timeout(120)
 def test_import_is_quiet_and_light(process):
     assert process.stderr.partition("imported\n")[:2] == ("", "imported\n")
     description = json.loads(process.stdout.splitlines()[0])
@@ -69,7 +70,6 @@ def test_import_is_quiet_and_light(process):
     assert {name for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
 
 
-@pytest.mark.timeout(120)
 def test_what_does_not_need_a_library_does_not_import_it(process):
     """The command, stages, a timeline, its figure, a fused pipeline of Kornia's, and ``show``."""
     assert (process.returncode, process.stderr.partition("imported\n")[2]) == (0, "")
@@ -87,9 +87,20 @@ def test_a_script_beside_a_clone_finds_the_package_and_not_the_clones_folder(tmp
     script = tmp_path / "train.py"
     script.write_text("import importlib.util; print(importlib.util.find_spec('gpuaug').origin)")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     found = done.stdout.strip()
     assert found != "None", "the clone's folder, as a namespace package: run pip install -e . again"
     assert Path(found).name == "__init__.py"
     assert tmp_path not in Path(found).parents
+
+
+def test_packages_of_the_extra_test_are_installed():
+    """Otherwise tests skip themselves, and nobody hears of a change that breaks them."""
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    requirements = [Requirement(text) for text in extras["test"]]
+    for requirement in requirements:
+        if requirement.name == "gpuaug":
+            requirements += [Requirement(text) for extra in sorted(requirement.extras) for text in extras[extra]]
+        elif requirement.marker is None or requirement.marker.evaluate():
+            assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement

@@ -25,20 +25,12 @@ from bench.data.recipes.classification import (
     ultralytics_validation,
 )
 
-FRAMEWORKS = (pytest.mark.frameworks,)
-
-
-def of_timm(**settings):
-    pytest.importorskip("timm.data")
-    return timm(32, **settings)
-
-
 RECIPES = {
     "references": Recipe(REFERENCES, lambda: references(32), 1, 2),
     "references, erased": Recipe(REFERENCES, lambda: references(32, erase=0.1), 1, 2),
     "references, validation": Recipe(REFERENCES, lambda: references_validation(36, 32), 1, 1),
-    "timm": Recipe(TIMM, lambda: of_timm(is_training=True, color_jitter=0.4), 2, 3, marks=FRAMEWORKS),
-    "timm, validation": Recipe(TIMM, of_timm, 1, 1, marks=FRAMEWORKS),
+    "timm": Recipe(TIMM, lambda: timm(32, is_training=True, color_jitter=0.4), 2, 3),
+    "timm, validation": Recipe(TIMM, lambda: timm(32), 1, 1),
     "open_clip": Recipe(OPEN_CLIP, lambda: open_clip(32), 1, 2),
     "open_clip, jitter and grey": Recipe(OPEN_CLIP, lambda: open_clip(32, jitter=True), 2, 3),
     "open_clip, validation": Recipe(OPEN_CLIP, lambda: open_clip_validation(32), 1, 1),

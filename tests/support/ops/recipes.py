@@ -41,14 +41,12 @@ class Recipe:
     share: float = 0.0
     """Share of the values that may differ by more: pixels at a threshold, or where torchvision rounds."""
     seeds: tuple[int, ...] = (0, 1)
-    marks: tuple[Any, ...] = ()
-    """Marks of pytest."""
 
 
 def cases(recipes):
     """(recipe, whether photographs have every size), for pytest to parametrize over."""
     return [
-        pytest.param(recipe, ragged, id=f"{name}, {size}", marks=recipe.marks)
+        pytest.param(recipe, ragged, id=f"{name}, {size}")
         for name, recipe in recipes.items()
         for size, ragged in (("one size", False), ("every size", True))
         if not ragged or recipe.of_every_size is not None

@@ -25,11 +25,15 @@ def places(code):
 class Interrupt:
     """Raises ``KeyboardInterrupt`` on this thread at the ``at``-th place, counted from 1, where a signal may be heard.
 
+    At 0 it raises nothing, and counts the places.
+
     With ``within``, the places are those of one folder or file of gpuaug.
     """
 
     def __init__(self, at, within=""):
-        self._at, self._count, self._process = at, 0, os.getpid()
+        self._at, self._process = at, os.getpid()
+        self.count = 0
+        """Number of places so far."""
         self._within = str(ROOT / within)
         self.place = None
         """The function that it was raised in, or ``None`` if there were fewer places."""
@@ -51,8 +55,8 @@ class Interrupt:
 
     def _opcode(self, frame, event, arg):
         if event == "opcode" and frame.f_lasti in places(frame.f_code) and os.getpid() == self._process:
-            self._count += 1
-            if self._count == self._at:
+            self.count += 1
+            if self.count == self._at:
                 self.place = frame.f_code.co_qualname
                 raise KeyboardInterrupt
         return self._opcode

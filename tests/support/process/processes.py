@@ -14,6 +14,7 @@ import traceback
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
+from support.process import leftovers
 from support.process.waiting import WAIT_S, until
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -49,7 +50,9 @@ def _script_server():
     command = [sys.executable, "-m", "support.process.script_server"]
     environment = {**_environment(), "PYTHONHASHSEED": "1"}  # so that strings have other hashes than here
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # set by the import of gpuaug in this process
-    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=environment)
+    server = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=environment)
+    leftovers.SHARED.add(server.pid)
+    return server
 
 
 FORK_SERVER = """
@@ -60,7 +63,8 @@ from multiprocessing import forkserver
 listener = socket.socket(socket.AF_UNIX)
 listener.bind({address!r})
 listener.listen()
-if os.fork():
+if server := os.fork():
+    os.write(1, str(server).encode())
     os._exit(0)  # so that the next script can run
 forkserver.main(listener.fileno(), os.open({alive!r}, os.O_RDONLY), [])
 """
@@ -83,6 +87,7 @@ def share_fork_server():
                 server._forkserver_alive_fd = os.open(alive, os.O_RDWR)  # the server ends when this process closes it
                 done = run_script(FORK_SERVER.format(address=address, alive=alive))
                 assert done.returncode == 0, done.stderr
+                leftovers.SHARED.add(int(done.stdout))
                 server._forkserver_address = address
 
     server.ensure_running = ensure_running
