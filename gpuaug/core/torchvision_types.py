@@ -160,15 +160,21 @@ def children_of(pipeline: Any) -> list[Any]:
 
     Children are the items of a sequence, submodules, the attribute ``transforms``, and the pipeline of a fused module.
     """
-    if _is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
+    if is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
         return list(pipeline)
     fused = getattr(pipeline, "pipeline", ())
     transforms = getattr(pipeline, "transforms", ())
     return [
         *(pipeline.children() if isinstance(pipeline, nn.Module) else ()),
         *(fused if isinstance(fused, tuple) else ()),
-        *(transforms if _is_sequence(transforms) else ()),
+        *(transforms if is_sequence(transforms) else ()),
     ]
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Return whether a module can be called: unlike a plain ``nn.ModuleDict`` or ``nn.ModuleList``, it defines ``forward``."""
+    is_defined = getattr(module.forward, "__func__", None) is not nn.Module.forward
+    return is_defined or type(module).__call__ is not nn.Module.__call__
 
 
 def is_unmodified_sequential(module: Any) -> bool:
@@ -176,8 +182,9 @@ def is_unmodified_sequential(module: Any) -> bool:
     return type(module) is nn.Sequential and difference(module, nn.Sequential) is None
 
 
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is a plain sequence of modules. A sequence that can be called is a transform of its own."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and not callable(value)
 
 
 def unwrapped(transform: Any) -> Any:
@@ -225,7 +232,7 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
     sequential = is_unmodified_sequential(pipeline) or (isinstance(pipeline, nn.Sequential) and unmodified)
     compose = cls is not None and unmodified and cls.__name__ == "Compose"
     fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
-    if (sequential and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:
+    if (sequential and not getattr(pipeline, "random_apply", False)) or is_sequence(pipeline) or compose or fused:
         for child in children_of(pipeline):
             yield from in_sequence(child)
     else:

@@ -13,7 +13,7 @@ from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import class_of, is_unmodified_sequential, torchvision_class
+from gpuaug.core.torchvision_types import class_of, has_forward, is_sequence, is_unmodified_sequential, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import (
@@ -175,7 +175,7 @@ class _Lowering:
         """Lower a module, container or sequence. ``inside_kornia``: whether it is inside a container of Kornia."""
         if is_unmodified_sequential(module) or type(module) is nn.ModuleList:
             module = list(module)
-        if isinstance(module, Sequence) and not isinstance(module, str):
+        if is_sequence(module):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children), is_container=False)
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES or _is_copied(module):
@@ -192,7 +192,7 @@ class _Lowering:
                 "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, "
                 f"got {type(module).__name__}. {_advice_for(module)}"
             )
-        if getattr(module.forward, "__func__", None) is nn.Module.forward:
+        if not has_forward(module):
             raise ArgumentTypeError(
                 f"pipeline must hold modules that can be called, got {type(module).__name__}, which has no forward. Pass the "
                 "modules that it contains in a list: [*module.children()]."
