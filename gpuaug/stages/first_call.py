@@ -183,11 +183,7 @@ class FirstCall:
         runs_its_transforms = class_ is not None and difference(self.module, class_) is None
         if is_unmodified_sequential(self.module):
             return f"separate stages: stages=[*{self.code}]"
-        if (
-            isinstance(getattr(self.module, "transforms", None), list | tuple)
-            and class_
-            and not difference(self.module, class_)
-        ):
+        if runs_its_transforms and isinstance(getattr(self.module, "transforms", None), list | tuple | nn.ModuleList):
             return f"separate stages: stages=[*{self.code}.transforms]"
         return "the fused pipeline as a separate stage"
 
