@@ -7,7 +7,7 @@ all images get the same crop. *Targets* are annotations that are transformed alo
 import functools
 from collections.abc import Container, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -143,6 +143,29 @@ def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(names)
+
+
+class TypeChange(NamedTuple):
+    """Change of the torchvision type of images by ``v2.ToPureTensor``, then by ``v2.ToImage``."""
+
+    to_pure: bool = False
+    to_image: bool = False
+
+    def __call__(self, class_: type[Tensor]) -> type[Tensor]:
+        """Return the class of an image of class ``class_`` after the change."""
+        class_ = Tensor if self.to_pure else class_
+        return image_class() if self.to_image and class_ is Tensor else class_
+
+
+UNCHANGED_TYPE = TypeChange()
+
+
+def image_class(name: str = "Image") -> type[Tensor]:
+    """Return torchvision's class of images, or its tensor class ``name``."""
+    from torchvision import tv_tensors
+
+    class_: type[Tensor] = getattr(tv_tensors, name)
+    return class_
 
 
 def torchvision_class(transform: Any) -> type | None:

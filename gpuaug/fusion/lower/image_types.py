@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.torchvision_types import UNCHANGED_TYPE, TypeChange
 from gpuaug.fusion.ops.channel import Normalize
 from gpuaug.fusion.pixels import LARGEST
 
@@ -41,6 +42,8 @@ class ImageTypes:
     returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
     fallbacks: int = 0
     """Number of torchvision's fallback modules before the next transform."""
+    type_change: TypeChange = field(default=UNCHANGED_TYPE, init=False)
+    """Change of the images' torchvision type since the last fallback module."""
     largest: int = field(init=False)
     """Value of the pipeline's input images that stands for 1."""
     at_most_one: bool = field(init=False)
@@ -79,6 +82,7 @@ class ImageTypes:
         self.fallbacks += 1
         self.dtype = self.returned_types.get(index, self.dtype)
         self.at_most_one = self.at_most_one and keeps_range
+        self.type_change = UNCHANGED_TYPE
         return index
 
     def require_floats(self, name: str) -> None:

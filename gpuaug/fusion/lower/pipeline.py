@@ -205,6 +205,8 @@ class _Lowering:
         if class_of(module, CONTAINERS) is not None:
             return lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
         leaf = lower_module(name, module, self._pick)
+        if isinstance(leaf.op, EagerOp):
+            leaf.op.type_change = self._types.type_change
         self._update_range(leaf)
         return leaf
 

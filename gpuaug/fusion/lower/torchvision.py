@@ -25,6 +25,7 @@ from torchvision.transforms._presets import ImageClassification, ObjectDetection
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
 from gpuaug.core.torchvision_types import (
+    TypeChange,
     class_of,
     difference,
     in_sequence,
@@ -132,6 +133,8 @@ class TorchvisionLowering:
             ArgumentError: If the transform does not accept the images.
         """
         if class_of(transform, LOWERED_CLASSES) in TARGET_TRANSFORMS:
+            if class_of(transform, (v2.ToPureTensor,)):
+                self._types.type_change = TypeChange(to_pure=True)
             return _target_transform(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
@@ -149,6 +152,8 @@ class TorchvisionLowering:
                 is_container=False,
             )
         name = name or type(transform).__name__
+        if class_ is v2.ToImage:
+            self._types.type_change = self._types.type_change._replace(to_image=True)
         if class_ in IDENTITIES:
             return ImplicitTransform(name)
         if class_ in CONVERSIONS:
@@ -175,10 +180,11 @@ class TorchvisionLowering:
             lowered: Op that computes the output size and checks settings per channel; ``None`` if neither is needed.
             keeps_range: Whether values in [0, 1] stay in [0, 1].
         """
-        dtype = self._types.dtype
+        dtype, type_change = self._types.dtype, self._types.type_change
         index = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
         op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, index=index)
+        op.type_change = type_change
         return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
@@ -212,7 +218,7 @@ class TorchvisionLowering:
             lowered = op if has_channel_settings else choices.sizing_op(op)
             return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
         assert op is not None
-        op.image_dtype = self._types.dtype
+        op.image_dtype, op.type_change = self._types.dtype, self._types.type_change
         if isinstance(op, ResampleOp):
             op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
         for part in op.plan_ops:
@@ -271,7 +277,7 @@ class TorchvisionLowering:
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
-        dtype = self._types.dtype
+        dtype, type_change = self._types.dtype, self._types.type_change
         reason = _outcomes_reason(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
@@ -304,7 +310,7 @@ class TorchvisionLowering:
             )
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
-        self._types.dtype = dtype
+        self._types.dtype, self._types.type_change = dtype, type_change
         lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
         assert isinstance(leaf.op, EagerTorchvision)
