@@ -95,10 +95,12 @@ class Program:
         if self._views > 1:
             check_views(self.ops)
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
-        if options.dtype == torch.uint8 and normalizations and not isinstance(normalizations[-1], Denormalize):
+        last = normalizations[-1] if normalizations else None
+        # Only Kornia has a module that inverts a normalization.
+        if options.dtype == torch.uint8 and last and not (isinstance(last, Denormalize) and last.package == "Kornia"):
             raise ArgumentError(
-                f"dtype must be floating for images that are normalised by {normalizations[-1].name}, got torch.uint8. "
-                "Leave it out for torch.float32."
+                f"dtype must be floating for images that {last.name} takes out of [0, 1], got torch.uint8. Leave it out for "
+                "torch.float32."
             )
 
     @property
