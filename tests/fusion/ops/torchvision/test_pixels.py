@@ -175,6 +175,37 @@ def test_what_computes_pixels_equals_torchvision(name):
         assert_replays(CLOSE[name](), images, seed, atol=tolerance, share=1e-3 if "jitter" in name else 0)
 
 
+UNSCALED = v2.ToDtype(torch.float32)
+UNIT_RANGE_ONLY = {
+    *("ColorJitter", "RandomPhotometricDistort", "RandomInvert", "RandomSolarize", "RandomPosterize"),
+    *("RandomAdjustSharpness", "RandomEqualize", "RandomAutocontrast"),
+}
+
+
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE, *NEAREST])
+def test_floats_of_bytes_equal_torchvision_or_are_refused(name):
+    transform = {**EXACT, **CLOSE, **NEAREST}[name]()
+    images = photographs(3)
+    kind = type(transform).__name__
+    if kind in UNIT_RANGE_ONLY:
+        with pytest.raises(
+            gpuaug.ArgumentError, match=rf"images must be in \[0, 1\] for {kind}_1, .* got floats in \[0, 255\]"
+        ):
+            gpuaug.fuse([UNSCALED, transform])(images)
+        return
+    tolerance = 255 * (5e-5 if name.startswith(MOVED) else 5e-6 if name in CLOSE else 1e-9)
+    tolerance = 1e-3 if kind == "Normalize" else tolerance
+    assert_replays([UNSCALED, transform], images, atol=tolerance, share=2e-3 if name in NEAREST else 0)
+    behind = [v2.RandomHorizontalFlip(), UNSCALED, transform, *([] if kind == "Normalize" else [v2.Normalize([114.0], [57.0])])]
+    assert_replays(
+        behind,
+        images,
+        1,
+        atol=tolerance if kind == "Normalize" else max(tolerance / 57, 1e-6),
+        share=2e-3 if name in NEAREST else 0,
+    )
+
+
 LEVELS = {"equalize": lambda: v2.RandomEqualize(1.0), "autocontrast": lambda: v2.RandomAutocontrast(1.0)}
 
 
