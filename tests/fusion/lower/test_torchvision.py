@@ -202,6 +202,16 @@ def test_pixels_that_are_only_converted_are_exact():
         assert torch.equal(gpuaug.fuse([v2.RandomVerticalFlip(1.0), UNSCALED])(values), values.float().flip(-2))
 
 
+def test_the_normalization_of_floats_of_bytes_is_undone():
+    images = photographs(2)
+    transforms = [UNSCALED, v2.Normalize([123.0, 116.0, 103.0], [58.0, 57.0, 56.0])]
+    for count in (1, 2):
+        augment = gpuaug.fuse(transforms[:count])
+        mean, std = normalized_by([augment], 255)
+        assert_values(augment(images) * std + mean, scaled(images), atol=1e-6)
+    assert normalized_by([gpuaug.fuse([TO_FLOAT, UNSCALED])], 255) is None
+
+
 REFUSED_FOR_FLOATS_OF_BYTES = [
     v2.RandomPosterize(4),
     v2.RandAugment(),
