@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.headers import parse
@@ -40,7 +41,17 @@ The type alone, such as P5, is not enough: a label may be the same bytes.
 """
 
 
-class EncodedFile:
+_TRANSFORMS_TO_LOADER = "Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
+
+
+class _UnreadType(type):
+    """Class of ``EncodedFile``, whose text gives advice in errors of libraries: "img should be PIL Image. Got <class …>"."""
+
+    def __repr__(cls) -> str:
+        return f"{super().__repr__()}, a file that is not read yet. {_TRANSFORMS_TO_LOADER}"
+
+
+class EncodedFile(Undecoded, metaclass=_UnreadType):
     """Image file that is read when its batch is collated. Returned by ``read_encoded``.
 
     Args:
@@ -48,6 +59,7 @@ class EncodedFile:
     """
 
     __slots__ = ("path",)
+    _way_out = _TRANSFORMS_TO_LOADER
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -81,6 +93,9 @@ class EncodedFile:
         sides = [header.height, header.width]
         return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 swap height and width
 
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise ArgumentTypeError(f"Arrays must be made of images, got {self}, which is not read yet. {_TRANSFORMS_TO_LOADER}")
+
     def __fspath__(self) -> str:
         return self.path
 
@@ -92,7 +107,7 @@ def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
     """Raise the error for a transform in the dataset."""
     raise ArgumentTypeError(
         f"Transforms of a dataset must receive images, got {file}, which is not read yet: they would transform boxes, but not "
-        "the image. Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
+        f"the image. {_TRANSFORMS_TO_LOADER}"
     )
 
 

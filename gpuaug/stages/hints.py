@@ -14,6 +14,7 @@ from torch import nn
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
@@ -174,6 +175,8 @@ def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
             "The transform received a gpuaug.Ragged, images of different sizes. Put gpuaug.fuse(…, ragged=True), which makes "
             "images of one size, before this stage or around the transform.",
         )
+    if any(isinstance(value, Encoded) for value in values) and not isinstance(error, GpuAugError):
+        add_note(error, "The transform received encoded images. Put gpuaug.DecodeStage() into stages, before this stage.")
     _explain_integers(error, values)
 
 

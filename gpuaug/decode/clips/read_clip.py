@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
 
 Short = Literal["error", "loop", "pad"]
@@ -23,7 +24,7 @@ _MAX_FRAMES = 2**24
 """Maximum number of frames of a video: six days."""
 
 
-class Clip:
+class Clip(Undecoded):
     """Selection of frames of a video that is not read yet. ``read_clip`` returns it, and has the same arguments."""
 
     __slots__ = ("at", "frames", "numbers", "short", "source", "start", "start_s", "stride", "times_s")

@@ -183,6 +183,9 @@ class TorchvisionLowering:
         is_sequence_or_kornia = is_unmodified_sequential(transform) or type(transform).__module__.startswith("kornia.")
         if is_sequence_or_kornia or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
+        equivalent = by_name.torchvision_equivalent(transform)
+        if equivalent is not transform:
+            return self.tree(name, equivalent)
         refuse_transform(transform)
         return self._after_multiplication(self._fallback(name, transform, "its operations are unknown", keeps_range=False))
 

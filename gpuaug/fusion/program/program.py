@@ -20,7 +20,7 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import DrawnOp, Op, Size, draw_in_order
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, moves_pixels
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
@@ -179,7 +179,7 @@ class Program:
             return None
         if plan is None or plan.box_crop is not None:
             return None
-        first_op = self._ops_to_one_size[0]
+        first_op = next(op for op in self._ops_to_one_size if not isinstance(op, IdentityOp))
         if not isinstance(first_op, GatherOp) or first_op.draws_size:
             return None
         size_of_views = size.repeat(self._views)
@@ -200,7 +200,8 @@ class Program:
     def window_crop(self) -> str:
         """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is no such crop."""
         example_size = Size(1, 3, np.array([480]), np.array([640]))
-        return self._ops_to_one_size[0].name if self._ops_to_one_size and self.windows(example_size, 0) is not None else ""
+        crop = next((op for op in self._ops_to_one_size if not isinstance(op, IdentityOp)), None)
+        return crop.name if crop is not None and self.windows(example_size, 0) is not None else ""
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
         """Draw the random parameters of one view."""

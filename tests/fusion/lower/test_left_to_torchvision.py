@@ -37,7 +37,7 @@ IMAGE_BY_IMAGE = " image by image, with separate launches for every image"
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
-    "no op": (v2.RGB(), "no lowering for this type"),
+    "no op": (v2.ElasticTransform(), "no lowering for this type"),
     "subclass of an op": (overriding(v2.RandomInvert)(), "a subclass of RandomInvert that overrides check_inputs"),
     "subclass of a container": (
         overriding(v2.RandomApply, "forward")([v2.RandomInvert()]),
@@ -82,7 +82,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
 
 def test_a_transform_in_an_order_is_warned_of_once():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
-        augment = gpuaug.fuse([v2.RandomOrder([v2.RGB(), v2.RandomInvert()]), TO_FLOAT])
+        augment = gpuaug.fuse([v2.RandomOrder([v2.ElasticTransform(), v2.RandomInvert()]), TO_FLOAT])
     assert len(caught) == 1
     assert augment(photographs(4)).shape == (4, 3, 32, 48)
 
@@ -166,7 +166,9 @@ def test_results_of_what_is_left_are_tensors_of_one_size():
 @left_to_torchvision
 def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     images, masks = photographs(2), photographs(2, channels=1)
-    made, kept = gpuaug.fuse([v2.RGB(), v2.RandomErasing(1.0), TO_FLOAT])(images, masks, data_keys=["input", "mask"])
+    made, kept = gpuaug.fuse([v2.RandomErasing(value="random"), v2.RandomErasing(1.0), TO_FLOAT])(
+        images, masks, data_keys=["input", "mask"]
+    )
     assert_values(kept, masks)
     assert made.shape == images.shape
     augment = gpuaug.fuse([Flip(), TO_FLOAT])

@@ -23,6 +23,7 @@ EXACT = {
     "centre crop, half to even": lambda: v2.CenterCrop((17, 45)),
     "centre crop, padded": lambda: v2.CenterCrop((35, 61)),
     "centre crop, padded across": lambda: v2.CenterCrop((20, 55)),
+    "rgb": lambda: v2.RGB(),
     "pad": lambda: v2.Pad((3, 1), fill=0.25),
     "pad, each side": lambda: v2.Pad([1, 2, 3, 4], fill=(0.5, 0.25, 1.0)),
     "pad, edge": lambda: v2.Pad(5, padding_mode="edge"),
