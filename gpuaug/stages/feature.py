@@ -21,6 +21,7 @@ from gpuaug.core.errors import (
 )
 from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
+from gpuaug.stages import hints
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
 from gpuaug.stages.encoders import (
@@ -311,6 +312,7 @@ class _BoundFeature(BoundStage):
         return EncoderRuns(*map(sum, zip(*runs, strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
+        hints.refuse_encoded(values)
         results: dict[str | None, Any] = {}
         try:
             for name, branch in self._branches.items():

@@ -43,6 +43,8 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
     """
     if any(isinstance(value, Ragged) for value in call.values):
         _refuse_ragged(call)
+    if _library_module(call) is not None:  # torchvision would return encoded images unchanged
+        refuse_encoded(call.values)
     if call.is_fused:
         _warn_of_layout(call)
     selection = call.selection
@@ -182,14 +184,31 @@ def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
 
 def _refuse_ragged(call: FirstCall) -> None:
     """Raise for a transform of Kornia or torchvision. They accept no ``Ragged``: some would return it unchanged."""
-    first = call.module
-    while type(first) is nn.Sequential and len(first):
-        first = first[0]
-    if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
+    first = _library_module(call)
+    if first is not None:
         raise ArgumentTypeError(
             f"transform must accept images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
             f"tensor (B, C, H, W). Pass gpuaug.fuse({call.code}, ragged=True), whose first crop or resize equalises the sizes."
         )
+
+
+def _library_module(call: FirstCall) -> Any:
+    """Return the transform, or the first in an ``nn.Sequential``, if it is Kornia's or torchvision's; else ``None``."""
+    first = call.module
+    while type(first) is nn.Sequential and len(first):
+        first = first[0]
+    return first if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None else None
+
+
+def refuse_encoded(values: Iterable[Any]) -> None:
+    """Raise an error for encoded images.
+
+    Raises:
+        ArgumentTypeError: If one of ``values`` is an ``Encoded``.
+    """
+    for value in values:
+        if isinstance(value, Encoded):
+            raise ArgumentTypeError(f"input must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage.")
 
 
 class _Target(NamedTuple):

@@ -316,8 +316,10 @@ def _moves(module: nn.Module, key: str) -> bool:
         return True
     # Kornia calls any other module on the images only. Boxes and keypoints are mapped by the matrix of a module. Subclasses of
     # GeometricAugmentationBase2D have one; RandomElasticTransform, RandomThinPlateSpline and RandomFisheye have none.
+    # A module that does not override ``apply_transform_mask`` raises NotImplementedError for masks.
     if key == "mask":
-        return isinstance(module, K.AugmentationBase2D)
+        base = K.AugmentationBase2D
+        return isinstance(module, base) and type(module).apply_transform_mask is not base.apply_transform_mask
     return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)
 
 

@@ -105,6 +105,25 @@ def transform_left_in_a_dataset(told):
     assert torch.equal(got[0], whole[0].flip(-1))
 
 
+@example("Arrays must be made of images")
+def array_of_a_file_that_is_not_read(told):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "image.png"
+        path.write_bytes(encoded(16, 16, "PNG"))
+        with told:
+            np.asarray(gpuaug.read_encoded(path))
+        batch = gpuaug.collate_encoded([gpuaug.read_encoded(path)])
+    assert run(batch, gpuaug.DecodeStage(), gpuaug.fuse(v2.CenterCrop(8), ragged=True)).shape == (1, 3, 8, 8)
+
+
+@example("input must be decoded")
+def transform_of_encoded_images(told):
+    batch = gpuaug.collate_encoded([encoded(16, 16, "PNG")])
+    with told:
+        run(batch, v2.Resize((8, 8)))
+    assert run(batch, gpuaug.DecodeStage(), gpuaug.fuse(v2.Resize((8, 8)), ragged=True)).shape == (1, 3, 8, 8)
+
+
 @example("Leave … out for batches with")
 def mix_beside_boxes_in_a_stage(told):
     boxes = [{"boxes": torch.tensor([[1.0, 2, 4, 5]])}] * 2
