@@ -94,6 +94,11 @@ class EncodedFile(Undecoded, metaclass=_UnreadType):
         return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 swap height and width
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise the error for a function of arrays in the dataset.
+
+        Raises:
+            ArgumentTypeError: Always. NumPy would otherwise make an array that holds the object.
+        """
         raise ArgumentTypeError(f"Arrays must be made of images, got {self}, which is not read yet. {_TRANSFORMS_TO_LOADER}")
 
     def __fspath__(self) -> str:

@@ -437,7 +437,7 @@ class EagerTorchvision(EagerOp):
         if not len(images):  # run on a black image, to learn size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
-        classes[:] = map(self.type_change, classes or [Tensor])
+        classes[:] = [self.type_change(class_) for class_ in classes or [Tensor]]
         outputs: list[Tensor] = []
         with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
             for index, (image, runs) in enumerate(zip(batch, applies, strict=True)):

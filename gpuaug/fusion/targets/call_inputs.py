@@ -145,7 +145,7 @@ class CallInputs:
             if value is not images:
                 self._check_fit(key, converted_input, value)
             if key == "input":
-                class_ = type(self._inputs[len(self.values)])
+                class_: Any = type(self._inputs[len(self.values)])
                 self.image_types[len(self.values)] = [class_ if type_name_of(class_) else Tensor] * self.image_size.batch
             self._added_axes.append(axis)
             self.values.append(converted_input)

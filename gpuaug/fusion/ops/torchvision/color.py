@@ -277,7 +277,8 @@ class Normalize(TorchvisionOp, channel.Normalize):
 
     def multiply_input(self, factor: int) -> None:
         """Change the settings so that the result is that for images multiplied by ``factor``."""
-        self.mean, self.std = self.mean / factor, self.std / factor
+        self.mean = self.mean / factor
+        self.std = self.std / factor
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """Mean and std. Empty for images of one channel, which ``unsupported_size`` checks instead."""
@@ -302,7 +303,8 @@ class Multiplication(TorchvisionOp, channel.Denormalize):
 
     def __init__(self, name: str, factor: int) -> None:
         TorchvisionOp.__init__(self, name, v2.Identity(), torch.float32)
-        self.mean, self.std = channel.channel_values(0), channel.channel_values(factor)
+        self.mean = channel.channel_values(0)
+        self.std = channel.channel_values(factor)
 
     def describe(self) -> str:
         """Description with the factor."""
