@@ -41,6 +41,13 @@ def heavy_worker(size: int) -> nn.Module:
     )
 
 
+def heavy_as_published(size: int) -> v2.Compose:
+    """Return the heavy pipeline in torchvision for the card: floats in [0, 255], and the mean and std of bytes."""
+    geometry = [v2.RandomCrop(size // 2), v2.Resize(size, antialias=True), v2.RandomRotation(45)]
+    normalize = v2.Normalize([255 * value for value in MEAN], [255 * value for value in STD])
+    return v2.Compose([v2.ToDtype(torch.float32), *geometry, v2.GaussianBlur(7), normalize])
+
+
 class HeavyPublished(nn.Module):
     """The heavy pipeline in torchvision on the card, as published: one draw per batch, except for one rotation per image."""
 

@@ -3,12 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.errors import whole_number
+
+
+class Undecoded:
+    """Base class of encoded images, which have no pixels. Attributes of tensors and PIL images raise an error with advice."""
+
+    __slots__ = ()
+    _way_out: ClassVar[str] = "Put gpuaug.DecodeStage() into stages, before other stages."
+
+    if not TYPE_CHECKING:  # otherwise any attribute would pass type checks
+
+        def __getattr__(self, name: str) -> NoReturn:
+            reason = "" if name.startswith("_") else f", because its images are not decoded. {self._way_out}"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
 
 class Format(IntEnum):
@@ -75,7 +89,7 @@ class Headers:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Encoded:
+class Encoded(Undecoded):
     """A batch of encoded images: the files, concatenated.
 
     ``gpuaug.collate_encoded`` returns an ``Encoded``; ``gpuaug.DecodeStage`` decodes it to a ``Ragged``. ``len()`` is the

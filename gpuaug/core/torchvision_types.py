@@ -7,7 +7,7 @@ all images get the same crop. *Targets* are annotations that are transformed alo
 import functools
 from collections.abc import Container, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -145,6 +145,29 @@ def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
     return frozenset(names)
 
 
+class TypeChange(NamedTuple):
+    """Change of the torchvision type of images by ``v2.ToPureTensor``, then by ``v2.ToImage``."""
+
+    to_pure: bool = False
+    to_image: bool = False
+
+    def __call__(self, class_: type[Tensor]) -> type[Tensor]:
+        """Return the class of an image of class ``class_`` after the change."""
+        class_ = Tensor if self.to_pure else class_
+        return image_class() if self.to_image and class_ is Tensor else class_
+
+
+UNCHANGED_TYPE = TypeChange()
+
+
+def image_class(name: str = "Image") -> type[Tensor]:
+    """Return torchvision's class of images, or its tensor class ``name``."""
+    from torchvision import tv_tensors
+
+    class_: type[Tensor] = getattr(tv_tensors, name)
+    return class_
+
+
 def torchvision_class(transform: Any) -> type | None:
     """Return the first class of torchvision in the method resolution order of ``transform``, or ``None``."""
     return next((cls for cls in type(transform).__mro__ if _is_torchvisions(cls)), None)
@@ -160,15 +183,21 @@ def children_of(pipeline: Any) -> list[Any]:
 
     Children are the items of a sequence, submodules, the attribute ``transforms``, and the pipeline of a fused module.
     """
-    if _is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
+    if is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
         return list(pipeline)
     fused = getattr(pipeline, "pipeline", ())
     transforms = getattr(pipeline, "transforms", ())
     return [
         *(pipeline.children() if isinstance(pipeline, nn.Module) else ()),
         *(fused if isinstance(fused, tuple) else ()),
-        *(transforms if _is_sequence(transforms) else ()),
+        *(transforms if is_sequence(transforms) else ()),
     ]
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Return whether a module can be called: unlike a plain ``nn.ModuleDict`` or ``nn.ModuleList``, it defines ``forward``."""
+    is_defined = getattr(module.forward, "__func__", None) is not nn.Module.forward
+    return is_defined or type(module).__call__ is not nn.Module.__call__
 
 
 def is_unmodified_sequential(module: Any) -> bool:
@@ -176,8 +205,9 @@ def is_unmodified_sequential(module: Any) -> bool:
     return type(module) is nn.Sequential and difference(module, nn.Sequential) is None
 
 
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is a plain sequence of modules. A sequence that can be called is a transform of its own."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and not callable(value)
 
 
 def unwrapped(transform: Any) -> Any:
@@ -225,7 +255,7 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
     sequential = is_unmodified_sequential(pipeline) or (isinstance(pipeline, nn.Sequential) and unmodified)
     compose = cls is not None and unmodified and cls.__name__ == "Compose"
     fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
-    if (sequential and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:
+    if (sequential and not getattr(pipeline, "random_apply", False)) or is_sequence(pipeline) or compose or fused:
         for child in children_of(pipeline):
             yield from in_sequence(child)
     else:

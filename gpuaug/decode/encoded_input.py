@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.headers import Header, parse
+from gpuaug.decode.limits import MAX_FILE_BYTES
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -79,7 +81,17 @@ def file_problem(error: OSError | ValueError) -> str:
     return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
 
 
-class EncodedFile:
+_TRANSFORMS_TO_LOADER = "Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
+
+
+class _UnreadType(type):
+    """Class of ``EncodedFile``, whose text gives advice in errors of libraries: "img should be PIL Image. Got <class …>"."""
+
+    def __repr__(cls) -> str:
+        return f"{super().__repr__()}, a file that is not read yet. {_TRANSFORMS_TO_LOADER}"
+
+
+class EncodedFile(Undecoded, metaclass=_UnreadType):
     """Image file that is read when its batch is collated. Returned by ``read_encoded``.
 
     Args:
@@ -87,6 +99,7 @@ class EncodedFile:
     """
 
     __slots__ = ("path",)
+    _way_out = _TRANSFORMS_TO_LOADER
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -122,6 +135,14 @@ class EncodedFile:
         sides = [header.height, header.width]
         return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 swap height and width
 
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise the error for a function of arrays in the dataset.
+
+        Raises:
+            ArgumentTypeError: Always. NumPy would otherwise make an array that holds the object.
+        """
+        raise ArgumentTypeError(f"Arrays must be made of images, got {self}, which is not read yet. {_TRANSFORMS_TO_LOADER}")
+
     def __fspath__(self) -> str:
         return self.path
 
@@ -133,7 +154,7 @@ def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
     """Raise the error for a transform in the dataset."""
     raise ArgumentTypeError(
         f"Transforms of a dataset must receive images, got {file}, which is not read yet: they would transform boxes, but not "
-        "the image. Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
+        f"the image. {_TRANSFORMS_TO_LOADER}"
     )
 
 

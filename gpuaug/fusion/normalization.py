@@ -16,8 +16,12 @@ def _is_torchvision_class(transform: Any, name: str) -> bool:
     return class_ is not None and class_.__name__ == name and difference(transform, class_) is None
 
 
-def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+def normalized_by(transforms: Sequence[Any], largest: int = 1) -> tuple[Tensor, Tensor] | None:
     """Return (mean, standard deviation) by which the output of all transforms is normalized; ``None`` if it is not.
+
+    Args:
+        transforms: Transforms of all stages, in order.
+        largest: Value of the input images that stands for 1.
 
     Shape:
         - returns: (C, 1, 1) or (1, 1, 1) each, float32
@@ -25,8 +29,13 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     normalization: tuple[Tensor, Tensor] | None = None
     for module in (module for transform in transforms for module in in_sequence(transform)):
         class_ = class_of(module, (K.Denormalize, K.Normalize))
+        dtype = getattr(module, "dtype", None)  # of a module of Kornia, or of a conversion, where it may be a dict by type
+        is_float = class_ is not None or torch.float32 in (dtype.values() if isinstance(dtype, dict) else [dtype])
         if class_ is K.Denormalize:
             normalization = None
+        elif _is_torchvision_class(module, "ToDtype") and is_float and not module.scale and largest > 1:
+            # By the first conversion images become floats in [0, 255]: (value - 0) / (1 / 255) of an image in [0, 1].
+            normalization = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / largest)
         elif (class_ is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvision_class(module, "Normalize"):
             settings = module.flags if class_ is K.Normalize else vars(module)
             values = (torch.as_tensor(settings[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))
@@ -34,6 +43,7 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
             normalization = (
                 (mean, std) if normalization is None else (normalization[0] + mean * normalization[1], std * normalization[1])
             )
+        largest = 1 if is_float or _is_torchvision_class(module, "ToTensor") else largest
     return normalization
 
 

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
+
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
@@ -21,6 +23,7 @@ from gpuaug.core.rng import CallSeeds, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.torchvision_types import holds_targets, names_drawing_once, unwrapped, unwrapped_with_code
 from gpuaug.stages import hints
+from gpuaug.stages.encoders import module_of
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Into, On, Selection
 
@@ -215,7 +218,9 @@ class BoundStage(ABC):
 class TransformStage(Stage):
     """Run a callable on device tensors, on a separate lane: an augmentation pipeline, a tokeniser, a function.
 
-    The callable is not moved, compiled or put into another mode. It may draw from the global generators of torch, NumPy and
+    The callable is not moved, compiled or put into another mode. A module with parameters, or a method of one, runs without
+    autograd, so that results do not require grad; a function, such as ``lambda images: module(images)``, may build an autograd
+    graph. The callable may draw from the global generators of torch, NumPy and
     Python, whose states then depend only on the batch and the name of the stage, and are restored afterwards. It must not write
     to its input if ``into`` keeps the input in the batch, or if the wrapped loader yields the same tensors again. It must clone
     any part of its input that it stores for a later call.
@@ -297,6 +302,8 @@ class _BoundTransform(BoundStage):
         self._typed_names: list[Any] = []
         """Names of the members that the stage reads only because they contain torchvision's tensors."""
         self._is_first_batch = True
+        module = module_of(stage.transform)
+        self._has_weights = module is not None and next(module.parameters(), None) is not None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         if self._is_first_batch:
@@ -354,7 +361,8 @@ class _BoundTransform(BoundStage):
             return self._transformed(values, position)
 
     def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
-        with CallSeeds(position, self.name):
+        # A function of the user's may build an autograd graph.
+        with CallSeeds(position, self.name), torch.no_grad() if self._has_weights else nullcontext():
             try:
                 keys = self._selection.data_keys
                 if keys is None and self._typed_names and isinstance(self._transform, partial):

@@ -12,6 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, SelectionError
+from gpuaug.core.torchvision_types import has_forward
 
 Encoder = Callable[..., Any]
 """A module, a bound method of a module, or a ``functools.partial`` of one of these."""
@@ -32,6 +33,27 @@ def module_of(encoder: object) -> nn.Module | None:
         encoder = encoder.func
     module = encoder if isinstance(encoder, nn.Module) else getattr(encoder, "__self__", None)
     return module if isinstance(module, nn.Module) else None
+
+
+def is_encoder(value: object) -> bool:
+    """Return whether a value is an encoder. A module that only holds modules, such as ``nn.ModuleDict``, cannot be called."""
+    module = module_of(value)
+    while isinstance(value, functools.partial):
+        value = value.func
+    return module is not None and (module is not value or has_forward(module))
+
+
+def set_evaluation_mode(module: nn.Module) -> None:
+    """Set evaluation mode, as ``module.eval()`` does, of all modules that have a mode.
+
+    The mode of a module of ``torch.export`` is fixed when it is exported, and its ``eval`` and ``train`` raise an error.
+    """
+    try:
+        module.eval()
+    except NotImplementedError:
+        module.training = False
+        for child in module.children():
+            set_evaluation_mode(child)
 
 
 def module_code(encoder: object, name: str | None) -> str:
@@ -101,8 +123,8 @@ class EncoderCall:
         Raises:
             SelectionError: If the result has no such part.
         """
-        if any(module.training for module in self.module.modules()):
-            self.module.eval()
+        if any(getattr(module, "training", False) for module in self.module.modules()):  # frozen ScriptModules have none
+            set_evaluation_mode(self.module)
         values = tuple(_in_memory_format(value, self._memory_format) for value in values)
         # cache_enabled=False, because converted weights in the cache would lie in the private memory of a CUDA graph.
         autocast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()

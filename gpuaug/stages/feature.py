@@ -21,9 +21,19 @@ from gpuaug.core.errors import (
 )
 from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
+from gpuaug.stages import hints
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
-from gpuaug.stages.encoders import Encoder, EncoderCall, fixed_arguments, module_code, module_of, name_of
+from gpuaug.stages.encoders import (
+    Encoder,
+    EncoderCall,
+    fixed_arguments,
+    is_encoder,
+    module_code,
+    module_of,
+    name_of,
+    set_evaluation_mode,
+)
 from gpuaug.stages.graph_memory import MAX_GRAPHS, Signatures, default_max_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
@@ -146,9 +156,9 @@ class FeatureStage(Stage):
     @property
     def _encoders(self) -> dict[str | None, Encoder]:
         encoders: dict[str | None, Any] = {None: self.encoder}
-        if isinstance(self.encoder, Mapping | nn.ModuleDict):
+        if isinstance(self.encoder, Mapping | nn.ModuleDict) and not is_encoder(self.encoder):
             encoders = dict(self.encoder.items())
-        if encoders and all(module_of(encoder) is not None for encoder in encoders.values()):
+        if encoders and all(map(is_encoder, encoders.values())):
             fixed = batches.leaves([list(fixed_arguments(encoder)) for encoder in encoders.values()])
             modules = [argument for argument in fixed if module_of(argument) is not None]
             if modules:
@@ -157,9 +167,14 @@ class FeatureStage(Stage):
                     "encoder, so that the stage puts it into evaluation mode."
                 )
             return encoders
+        advice = "Pass a function of tensors to a TransformStage"
+        if isinstance(self.encoder, nn.ModuleList | nn.ModuleDict):
+            advice = "Make it a submodule of an nn.Module whose forward calls its modules"
+        elif isinstance(self.encoder, torch.export.ExportedProgram):
+            advice = "Pass encoder.module()"
         raise ArgumentTypeError(
             "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got "
-            f"{type(self.encoder).__name__}. Pass a function of tensors to a TransformStage."
+            f"{type(self.encoder).__name__}. {advice}."
         )
 
     @contextmanager
@@ -247,7 +262,7 @@ class FeatureStage(Stage):
                     f"Freeze all parameters with {code}.requires_grad_(False). If some are trained, such as a head's, pass an "
                     "nn.Module of the other parts as the encoder."
                 )
-            module.eval()
+            set_evaluation_mode(module)
 
 
 def check_device(stage: Stage, device: torch.device) -> None:
@@ -297,6 +312,7 @@ class _BoundFeature(BoundStage):
         return EncoderRuns(*map(sum, zip(*runs, strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
+        hints.refuse_encoded(values)
         results: dict[str | None, Any] = {}
         try:
             for name, branch in self._branches.items():

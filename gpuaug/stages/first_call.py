@@ -20,6 +20,7 @@ from gpuaug.core.torchvision_types import (
     children_of,
     difference,
     holds_targets,
+    is_unmodified_sequential,
     library_class,
     torchvision_class,
     type_name,
@@ -178,9 +179,11 @@ class FirstCall:
         """Code for the modules of a container of a fused pipeline as stages; ``None`` without a fused pipeline inside."""
         if self.is_fused or not any(map(_is_fused, self._parts)):
             return None
-        if isinstance(self.module, nn.Sequential):
+        class_ = library_class(self.module)
+        runs_its_transforms = class_ is not None and difference(self.module, class_) is None
+        if is_unmodified_sequential(self.module):
             return f"separate stages: stages=[*{self.code}]"
-        if isinstance(getattr(self.module, "transforms", None), list | tuple | nn.ModuleList):
+        if runs_its_transforms and isinstance(getattr(self.module, "transforms", None), list | tuple | nn.ModuleList):
             return f"separate stages: stages=[*{self.code}.transforms]"
         return "the fused pipeline as a separate stage"
 

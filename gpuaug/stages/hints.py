@@ -15,6 +15,7 @@ from torch import nn
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
@@ -43,6 +44,8 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
     """
     if any(isinstance(value, Ragged) for value in call.values):
         _refuse_ragged(call)
+    if _library_module(call) is not None:  # torchvision would return encoded images unchanged
+        refuse_encoded(call.values)
     if call.is_fused or call.moving:
         _warn_of_layout(call)
     selection = call.selection
@@ -189,19 +192,38 @@ def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
             "The transform received a gpuaug.Ragged, images of different sizes. Put gpuaug.fuse(…, ragged=True), which makes "
             "images of one size, before this stage or around the transform.",
         )
+    if any(isinstance(value, Encoded) for value in values) and not isinstance(error, GpuAugError):
+        add_note(error, "The transform received encoded images. Put gpuaug.DecodeStage() into stages, before this stage.")
     _explain_integers(error, values)
 
 
 def _refuse_ragged(call: FirstCall) -> None:
     """Raise for a transform of Kornia or torchvision. They accept no ``Ragged``: some would return it unchanged."""
-    first = call.module
-    while type(first) is nn.Sequential and len(first):
-        first = first[0]
-    if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
+    first = _library_module(call)
+    if first is not None:
         raise ArgumentTypeError(
             f"transform must accept images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
             f"tensor (B, C, H, W). Pass gpuaug.fuse({call.code}, ragged=True), whose first crop or resize equalises the sizes."
         )
+
+
+def _library_module(call: FirstCall) -> Any:
+    """Return the transform, or the first in an ``nn.Sequential``, if it is Kornia's or torchvision's; else ``None``."""
+    first = call.module
+    while type(first) is nn.Sequential and len(first):
+        first = first[0]
+    return first if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None else None
+
+
+def refuse_encoded(values: Iterable[Any]) -> None:
+    """Raise an error for encoded images.
+
+    Raises:
+        ArgumentTypeError: If one of ``values`` is an ``Encoded``.
+    """
+    for value in values:
+        if isinstance(value, Encoded):
+            raise ArgumentTypeError(f"input must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage.")
 
 
 class _Target(NamedTuple):

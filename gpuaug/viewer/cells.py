@@ -17,6 +17,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_weighs_sample, normalized_by
+from gpuaug.fusion.pixels import LARGEST
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, joined_horizontally, overlay
 from gpuaug.viewer.follow import FollowedImages, Images, MemberPath, Row, count_of, get, sample_of, walk
@@ -112,7 +113,9 @@ class _LineMaker:
             view: Index of the view in ``images``.
             name: Name of the line.
         """
-        normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs])
+        first_images = sample_of(row.stage_inputs[0][1], 0) if row.stage_inputs else None
+        largest = 1 if first_images is None else LARGEST.get(first_images.dtype, 1)
+        normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs], largest)
         cells = []
         for sample in range(self._count):
             index = view * self._batch_size + sample

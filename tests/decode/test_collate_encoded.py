@@ -1,5 +1,6 @@
 """Files as they are in a batch, in every form of sample, and through the ring."""
 
+import copy
 import os
 import pickle
 import sys
@@ -18,9 +19,11 @@ from support.files.held_bytes import HELD
 from support.files.images import pil
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
+from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
 from gpuaug.decode import encoded_input
@@ -392,3 +395,60 @@ def test_encoded_batches_through_slots_match_plain_feed(workers):
     files = [Photos()[index]["image"] for index in range(30)]
     for number, batch in enumerate(got[0]):
         assert_holds(batch["image"], files[4 * number : 4 * number + 4])
+
+
+LEFT_IN_A_DATASET = {
+    **{
+        name: getattr(v1, name)(*arguments)
+        for name, arguments in {
+            "ToTensor": (),
+            "PILToTensor": (),
+            "Resize": (8,),
+            "CenterCrop": (8,),
+            "RandomResizedCrop": (8,),
+            "RandomHorizontalFlip": (1.0,),
+            "ColorJitter": (0.4,),
+            "Grayscale": (3,),
+            "Normalize": ([0.5], [0.5]),
+            "RandomRotation": (10,),
+            "RandAugment": (),
+            "GaussianBlur": (3,),
+        }.items()
+    },
+    "Compose": v1.Compose([v1.RandomHorizontalFlip(0.0), v1.ToTensor()]),
+    "v2": v2.RandomResizedCrop(8),
+    "convert": lambda image: image.convert("RGB"),
+    "size": lambda image: image.size,
+    "array": np.asarray,
+    "PIL": lambda image: image.resize((8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_IN_A_DATASET)
+def test_transforms_left_in_a_dataset_say_where_they_belong(name):
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        LEFT_IN_A_DATASET[name](read_encoded("image.jpg"))
+    assert "Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["dtype", "shape", "ndim", "device", "size", "mode", "to", "float", "cuda", "convert", "unbind"]
+)
+def test_attributes_of_encoded_batches_say_that_they_are_not_decoded(name):
+    batch = collate_encoded([FILES[0]])
+    for value in (batch, pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}', because .*Put gpuaug.DecodeStage\(\) into stages"):
+            getattr(value, name)
+        assert not hasattr(value, name)
+
+
+def test_a_function_of_encoded_images_names_the_missing_stage():
+    def last_error(stage):
+        with pytest.raises(TypeError) as raised:
+            list(gpuaug.StreamedLoader([collate_encoded([FILES[0]])], [stage], device="cpu"))
+        return " ".join([str(raised.value), *raised.value.__notes__])
+
+    encoder = torch.nn.Conv2d(3, 4, 3).requires_grad_(False)
+    stages = (lambda images: images / 255, encoder, v2.Resize(8), v1.Resize(8), gpuaug.FeatureStage(encoder))
+    for stage in stages:
+        assert "gpuaug.DecodeStage()" in last_error(stage)

@@ -296,3 +296,30 @@ def test_ragged_batches_from_workers_reach_the_stage():
     augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
     got = torch.cat(list(gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=None)], device="cpu")))
     assert_values(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))
+
+
+@pytest.mark.filterwarnings("ignore:.*is not fused")
+def test_conversions_to_rgb_leave_rgb_images_as_they_are():
+    def to_rgb(image):
+        if image.mode != "RGB":
+            image = image.convert("RGB")
+        return image
+
+    images = images_of([(40, 52), (64, 40)])
+    crop = v2.RandomResizedCrop((16, 20))
+    expected = gpuaug.fuse(crop, ragged=True)
+    for first in (v2.RGB(), v2.Lambda(lambda image: image.convert("RGB")), to_rgb):
+        augment = gpuaug.fuse(v2.Compose([first, crop]), ragged=True)
+        assert augment.explain().launches == 1
+        results = []
+        for each in (expected, augment):
+            torch.manual_seed(0)
+            results.append((each(pack(images)), each.windows_read(pack(images).shapes)))
+        assert_values(results[1][0], results[0][0])
+        assert (results[0][1].table == results[1][1].table).all()
+        grey = images_of([(40, 52), (64, 40)], 1)
+        with pytest.raises(gpuaug.ArgumentError, match=r"which makes 3 channels of 1. Put it after the transform to one size"):
+            augment(pack(grey))
+        made = gpuaug.fuse(v2.Compose([crop, first]), ragged=True)(pack(grey))
+        assert made.shape == (2, 3, 16, 20)
+        assert_values(made[:, 0], made[:, 2])

@@ -9,6 +9,7 @@ from support.ops.recipes import SIZES, STD, Recipe, assert_equals_torchvision, c
 from torchvision.transforms import functional, v2
 
 import gpuaug
+from bench.data.pipelines import heavy_as_published
 from bench.data.recipes.classification import (
     OPEN_CLIP,
     OPENAI_STD,
@@ -29,6 +30,7 @@ RECIPES = {
     "references": Recipe(REFERENCES, lambda: references(32), 1, 2),
     "references, erased": Recipe(REFERENCES, lambda: references(32, erase=0.1), 1, 2),
     "references, validation": Recipe(REFERENCES, lambda: references_validation(36, 32), 1, 1),
+    "published classifier": Recipe("bench/data/pipelines.py", lambda: heavy_as_published(32), 3, 3, share=2e-3),
     "timm": Recipe(TIMM, lambda: timm(32, is_training=True, color_jitter=0.4), 2, 3),
     "timm, validation": Recipe(TIMM, lambda: timm(32), 1, 1),
     "open_clip": Recipe(OPEN_CLIP, lambda: open_clip(32), 1, 2),

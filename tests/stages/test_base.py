@@ -62,6 +62,13 @@ def test_a_transform_may_build_an_autograd_graph():
     assert scale.grad.item() == 3
 
 
+def test_results_of_a_module_do_not_require_grad():
+    module = nn.Linear(1, 1)
+    for transform in (module, module.forward, functools.partial(module), nn.Sequential(module)):
+        assert not streamed(torch.zeros(1, 1), transform).requires_grad
+    assert streamed(torch.zeros(1, 1), lambda x: module(x)).requires_grad
+
+
 def test_unnamed_stages_are_numbered_by_kind():
     encoder = nn.Identity()
     assert names(len, len, FeatureStage(encoder), len, FeatureStage(encoder)) == [

@@ -98,6 +98,42 @@ def test_module_dict_of_encoders():
     assert batch["image"].item() == 1
 
 
+class Doubling:
+    def forward(self, images):
+        return 2 * images
+
+
+@pytest.mark.parametrize("base", [nn.ModuleDict, nn.Sequential, nn.ModuleList])
+def test_a_container_with_a_forward_is_one_encoder(base):
+    class Own(Doubling, base):
+        pass
+
+    for encoder in (Own(), partial(Own()), {"one": Own()}, nn.ModuleDict({"one": Own()})):
+        (encoded,) = features(FeatureStage(encoder))
+        assert (encoded["one"] if isinstance(encoded, dict) else encoded).eq(2).all()
+
+
+def exported(module):
+    return torch.export.export(module, (torch.ones(3, 1),)).module()
+
+
+FIXED_MODES = {
+    "exported": exported,
+    "within a module": lambda module: nn.Sequential(nn.Dropout(), exported(module), nn.Dropout()),
+    "scripted": torch.jit.script,
+    "frozen": lambda module: nn.Sequential(nn.Dropout(), torch.jit.freeze(torch.jit.script(module))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("form", FIXED_MODES)
+def test_modules_without_a_mode_are_encoders(form):
+    encoder = FIXED_MODES[form](nn.Sequential(linear(2), nn.Dropout()).eval())
+    stage = FeatureStage(encoder)
+    for encoded in features(stage, torch.ones(3, 1), torch.ones(3, 1)):
+        assert encoded.eq(2).all()
+
+
 def test_encoder_name_may_be_empty():
     (encoded,) = features(FeatureStage({"": linear(2), "triple": linear(3)}))
     assert set(encoded) == {"", "triple"}

@@ -170,8 +170,8 @@ def mask_2_former(size: int, crop: nn.Module | None = None) -> nn.Module:
             _flip(),
             v2.ScaleJitter(target_size=(size, size), scale_range=(0.1, 2.0)),
             crop,
-            _to_float(),
-            v2.Normalize([123.675 / 255, 116.28 / 255, 103.53 / 255], [58.395 / 255, 57.12 / 255, 57.375 / 255]),
+            v2.ToDtype(torch.float32),  # floats in [0, 255]
+            v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),
         ]
     )
 

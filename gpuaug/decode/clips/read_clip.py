@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
 from gpuaug.decode.clips.limits import MAX_PACKETS
 
@@ -24,7 +25,7 @@ A time that is a number of float32 may also precede it by the distance to the ne
 """
 
 
-class Clip:
+class Clip(Undecoded):
     """Selection of frames of a video that is not read yet. ``read_clip`` returns it, and has the same arguments."""
 
     __slots__ = ("at", "frames", "numbers", "short", "source", "start", "start_s", "stride", "times_s")

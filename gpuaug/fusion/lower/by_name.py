@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentTypeError
@@ -130,6 +131,8 @@ def torchvision_equivalent(transform: Any) -> Any:
     Raises:
         ArgumentTypeError: If ``transform`` belongs to timm and has a setting that torchvision's equivalent does not have.
     """
+    if _converts_to_rgb(transform):
+        return v2.RGB()
     class_ = recognized_class(transform)
     if class_ is None or difference_reason(transform, class_) is not None:
         return transform
@@ -151,6 +154,15 @@ def torchvision_equivalent(transform: Any) -> Any:
         edge = transform.padding_mode
         return v2.RandomCrop(transform.size, pad_if_needed=True, fill=transform.fill, padding_mode=edge)
     return _random_erasing(transform) if name == "timm.RandomErasing" else transform
+
+
+def _converts_to_rgb(transform: Any) -> bool:
+    """Return whether a function, or a ``v2.Lambda`` of one, only calls ``image.convert("RGB")``, which tensors do not have."""
+    function = transform.lambd if type(transform) in (v1.Lambda, v2.Lambda) else transform
+    if not isinstance(function, FunctionType) or function.__code__.co_argcount != 1:
+        return False
+    constants = {*function.__code__.co_consts} - {None, function.__doc__}
+    return constants == {"RGB"} and {"convert"} <= {*function.__code__.co_names} <= {"convert", "mode"}
 
 
 def _setting_error(class_: type, setting: str) -> ArgumentTypeError:

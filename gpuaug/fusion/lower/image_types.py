@@ -1,6 +1,8 @@
 """Type and range of the images before each transform of a pipeline, tracked while the pipeline is lowered.
 
-A *fallback module* is not lowered to ops, but run by its library. A *scaling* is a conversion of integers to floats in [0, 1].
+A *fallback module* is not lowered to ops, but run by its library. A conversion of integers to floats scales them to [0, 1], or
+keeps their values, such as [0, 255]. A fused pipeline computes in [0, 1], and multiplies by 255 before the first op whose
+result is not proportional to its input.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.torchvision_types import UNCHANGED_TYPE, TypeChange
 from gpuaug.fusion.ops.channel import Normalize
 from gpuaug.fusion.pixels import LARGEST
 
@@ -32,15 +35,21 @@ class ImageTypes:
 
     Args:
         dtype: Type of the input images of the pipeline.
-        scalings: Number of scalings in the pipeline.
+        conversions: Number of conversions of integers to floats in the rest of the pipeline.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
     dtype: torch.dtype
-    scalings: int = 0
+    conversions: int = 0
     returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
     fallbacks: int = 0
     """Number of torchvision's fallback modules before the next transform."""
+    type_change: TypeChange = field(default=UNCHANGED_TYPE, init=False)
+    """Change of the images' torchvision type since the last fallback module."""
+    float_largest: int = field(default=1, init=False)
+    """Value of floating images that stands for 1. More than 1 after a conversion that does not scale integers."""
+    delayed_factor: int = field(default=1, init=False)
+    """Factor by which the images of torchvision exceed the images of the fused pipeline."""
     largest: int = field(init=False)
     """Value of the pipeline's input images that stands for 1."""
     at_most_one: bool = field(init=False)
@@ -48,7 +57,7 @@ class ImageTypes:
     refusal: Refusal | None = field(default=None, init=False)
     """Error for input images of this type; ``None`` if they are accepted."""
     _has_conversion: bool = field(init=False)
-    """Whether the pipeline has a scaling."""
+    """Whether the pipeline has a conversion of integers to floats."""
     _is_signed: bool = field(init=False)
     """Whether input images may have negative values."""
 
@@ -56,7 +65,7 @@ class ImageTypes:
         self.largest = LARGEST.get(self.dtype, 1)
         self.at_most_one = self.dtype in LARGEST
         self._is_signed = self.dtype == torch.int16
-        self._has_conversion = self.scalings > 0
+        self._has_conversion = self.conversions > 0
 
     @property
     def are_integers(self) -> bool:
@@ -69,16 +78,26 @@ class ImageTypes:
         return self.at_most_one and not self._is_signed
 
     def enter_kornia(self) -> None:
-        """Set the type to float32 for a module of Kornia, unless a scaling follows in the pipeline."""
-        if not self.scalings:
+        """Set the type to float32 for a module of Kornia, unless a conversion to floats follows in the pipeline."""
+        if not self.conversions:
             self.dtype = torch.float32
+
+    def to_floats(self, *, scale: bool) -> None:
+        """Update the type and range for a conversion to float32."""
+        if self.are_integers and not scale:
+            self.float_largest = self.delayed_factor = LARGEST[self.dtype]
+            self.at_most_one = False
+        self.dtype = torch.float32
 
     def fall_back(self, *, keeps_range: bool) -> int:
         """Update the type for a module that torchvision runs, and return the index of the module among the fallback modules."""
         index = self.fallbacks
         self.fallbacks += 1
         self.dtype = self.returned_types.get(index, self.dtype)
+        if self.are_integers:
+            self.float_largest = 1
         self.at_most_one = self.at_most_one and keeps_range
+        self.type_change = UNCHANGED_TYPE
         return index
 
     def require_floats(self, name: str) -> None:
@@ -88,6 +107,17 @@ class ImageTypes:
                 ArgumentTypeError(
                     f"images must be floating for {name}, got {self.dtype}. Put v2.ToDtype(torch.float32, scale=True) before "
                     "it."
+                )
+            )
+
+    def require_unit_range(self, name: str) -> None:
+        """Set ``refusal`` if the input of a module is floats of another range, and its library computes for [0, 1]."""
+        if not self.are_integers and self.float_largest > 1:
+            self._refuse(
+                ArgumentError(
+                    f"images must be in [0, 1] for {name}, which clamps floats or reflects them at 1, got floats in "
+                    f"[0, {self.float_largest}] from a ToDtype without scale. Put it before the ToDtype, or pass scale=True, "
+                    "and settings for images in [0, 1] to the transforms after it."
                 )
             )
 
@@ -137,3 +167,4 @@ class ImageTypes:
                 raise error
             self._refuse(error)
         self.at_most_one = False
+        self.float_largest = 1

@@ -13,7 +13,7 @@ from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import class_of, is_unmodified_sequential, torchvision_class
+from gpuaug.core.torchvision_types import class_of, has_forward, is_sequence, is_unmodified_sequential, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import (
@@ -68,13 +68,16 @@ def lower(
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
-    scalings = 0
+    conversion_count = 0
     if "torchvision.transforms" in sys.modules:  # otherwise the pipeline has no transform of torchvision
-        from gpuaug.fusion.lower.torchvision import count_scalings
+        from gpuaug.fusion.lower.conversions import count_conversions
 
-        scalings = count_scalings(pipeline)
-    types = ImageTypes(dtype, scalings, returned_types or {})
-    tree = _Lowering(pick, types).tree("", pipeline)
+        conversion_count = count_conversions(pipeline)
+    types = ImageTypes(dtype, conversion_count, returned_types or {})
+    lowering = _Lowering(pick, types)
+    tree = lowering.tree("", pipeline)
+    if types.delayed_factor != 1:
+        tree = Group("", (tree, *lowering.multiplication()), is_container=False)
     if not list(leaves(tree)):
         tree = _with_identity(tree, pipeline)
     for op in _resamplings(tree) if antialias else ():
@@ -175,7 +178,7 @@ class _Lowering:
         """Lower a module, container or sequence. ``inside_kornia``: whether it is inside a container of Kornia."""
         if is_unmodified_sequential(module) or type(module) is nn.ModuleList:
             module = list(module)
-        if isinstance(module, Sequence) and not isinstance(module, str):
+        if is_sequence(module):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children), is_container=False)
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES or _is_copied(module):
@@ -192,7 +195,7 @@ class _Lowering:
                 "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, "
                 f"got {type(module).__name__}. {_advice_for(module)}"
             )
-        if getattr(module.forward, "__func__", None) is nn.Module.forward:
+        if not has_forward(module):
             raise ArgumentTypeError(
                 f"pipeline must hold modules that can be called, got {type(module).__name__}, which has no forward. Pass the "
                 "modules that it contains in a list: [*module.children()]."
@@ -201,16 +204,26 @@ class _Lowering:
         refuse_volumes(module)
         if not inside_kornia:
             refuse_own_forward(module)
+        before = self.multiplication()
         self._types.enter_kornia()
         if class_of(module, CONTAINERS) is not None:
-            return lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
+            tree = lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
+            return Group("", (*before, tree), is_container=False) if before else tree
         leaf = lower_module(name, module, self._pick)
+        if isinstance(leaf.op, EagerOp):
+            leaf.op.type_change = self._types.type_change
         self._update_range(leaf)
-        return leaf
+        return Group("", (*before, leaf), is_container=False) if before else leaf
+
+    def multiplication(self) -> tuple[Tree, ...]:
+        """Return the multiplication that a conversion without ``scale`` has delayed, if any."""
+        return self._torchvision.multiplication() if self._types.delayed_factor != 1 else ()
 
     def _update_range(self, leaf: Leaf) -> None:
         """Update the range of values in ``types`` for a module of Kornia or of the user."""
         types, op = self._types, leaf.op
+        if not op.takes_any_range if isinstance(op, Op) else op.moves_nothing and not op.is_user_defined:
+            types.require_unit_range(leaf.name)
         for resampling in _resamplings(leaf):
             resampling.clamps = types.in_unit_range
         if isinstance(op, Normalize) and not isinstance(op, Denormalize):

@@ -6,12 +6,11 @@ first batch of this type, and again when it is unpickled: from the user's module
 
 import copy
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
-from gpuaug.core.torchvision_types import all_parts, difference, is_unmodified_sequential, library_class
+from gpuaug.core.torchvision_types import all_parts, difference, is_sequence, is_unmodified_sequential, library_class
 from gpuaug.fusion.policies.auto_augment import POLICIES
 
 _STATE_OF_CALLS = (
@@ -48,7 +47,7 @@ def snapshot(pipeline: Any) -> Any:
 
 def _is_called_as_it_is(part: Any) -> bool:
     """Return whether a module is the user's, or calls a function of the user, or is one of Kornia's policies."""
-    if isinstance(part, Sequence) or type(part) is nn.ModuleList or is_unmodified_sequential(part):
+    if is_sequence(part) or type(part) is nn.ModuleList or is_unmodified_sequential(part):
         return False
     class_ = library_class(part)
     if class_ is not None and (class_ in POLICIES or class_.__name__ == "Lambda"):

@@ -2,15 +2,16 @@
 
 A subclass that overrides no method of its base is lowered as its base.
 
-For integer images, the transforms before a *scaling*, ``ToDtype(torch.float32, scale=True)``, have integers as input, and the
+For integer images, the transforms before a conversion, ``ToDtype(torch.float32, scale=True)``, have integers as input, and the
 transforms after it floats. For float images, all transforms have floats as input. Fills and thresholds have the units of the
-input of their transform. A fused pipeline computes in [0, 1] throughout.
+input of their transform. A fused pipeline computes in [0, 1]. After a conversion without ``scale``, it multiplies by 255 before
+the first op that needs these values.
 
 A container with a random choice makes one draw per sample. Each op in it has a *gate*: the outcomes of the draw for which the
 op runs. *Targets* are annotations that are transformed together with the images. A *mix* blends images of a batch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, permutations
 from math import factorial
 from typing import Any
@@ -21,30 +22,37 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
 from gpuaug.core.torchvision_types import (
+    TypeChange,
     class_of,
     difference,
-    in_sequence,
     is_unmodified_sequential,
     nearest_class,
     torchvision_class,
 )
 from gpuaug.fusion.lower import by_name, choices
+from gpuaug.fusion.lower.conversions import (
+    CONVERSIONS,
+    PRESETS,
+    conversion_of,
+    converts_to_floats,
+    expanded,
+    torchvision_equivalent,
+)
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import (
     ATTRIBUTE_ERRORS,
     attributes_reason,
-    is_maybe_to_tensor,
     refuse_transform,
     v2_of,
 )
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
-from gpuaug.fusion.ops.geometry import IndexOp, ResampleOp, WarpOp
+from gpuaug.fusion.ops.filters import BlurOp
+from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
@@ -73,17 +81,11 @@ IDENTITIES = (v2.Identity, v2.ToImage, v2.PILToTensor)
 TARGET_TRANSFORMS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingBoxFormat, v2.SanitizeBoundingBoxes)
 """Transforms of targets only, which are applied at the end of the pipeline."""
 
-CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
-"""Transforms that convert images to another type."""
-
 RANGE_CHANGING = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
 """Transforms of torchvision whose output may lie outside [0, 1]."""
 
 RANDOM_CONTAINERS = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples only, or in a random order per sample."""
-
-PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
-"""Presets for images: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
 
 LOWERED_CLASSES: frozenset[type] = frozenset(
     {
@@ -103,8 +105,6 @@ LOWERED_CLASSES: frozenset[type] = frozenset(
 MOST_ORDERED = 4
 """Maximum length of a ``RandomOrder`` that is lowered, with one op per transform and position."""
 
-_IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
-
 
 class TorchvisionLowering:
     """Lower the torchvision transforms of one pipeline, in order.
@@ -116,6 +116,8 @@ class TorchvisionLowering:
 
     def __init__(self, lower: Callable[[str, Any], Tree], types: ImageTypes) -> None:
         self._lower, self._types = lower, types
+        self._unscaled_name = ""
+        """Name of the last conversion without ``scale``."""
         self._sized_by_choice: set[Op] = set()
         """Ops whose output size depends on the draw of a container only."""
 
@@ -132,14 +134,16 @@ class TorchvisionLowering:
             ArgumentError: If the transform does not accept the images.
         """
         if class_of(transform, LOWERED_CLASSES) in TARGET_TRANSFORMS:
+            if class_of(transform, (v2.ToPureTensor,)):
+                self._types.type_change = TypeChange(to_pure=True)
             return _target_transform(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
             if any(isinstance(op, mixes.MixUp) for op in (mix, *(member for _, member in getattr(mix, "mixes", ())))):
                 self._types.require_floats(mix.name)
-            return Leaf(mix.name, mix)
+            return self._after_multiplication(Leaf(mix.name, mix))
         transform = v2_of(
-            _torchvision_equivalent(transform), (*LOWERED, *IDENTITIES, *CONVERSIONS, *RANDOM_CONTAINERS, v2.Compose)
+            torchvision_equivalent(transform), (*LOWERED, *IDENTITIES, *CONVERSIONS, *RANDOM_CONTAINERS, v2.Compose)
         )
         class_ = class_of(transform, LOWERED_CLASSES)
         if class_ is v2.Compose:
@@ -149,21 +153,41 @@ class TorchvisionLowering:
                 is_container=False,
             )
         name = name or type(transform).__name__
+        if class_ is v2.ToImage:
+            self._types.type_change = self._types.type_change._replace(to_image=True)
         if class_ in IDENTITIES:
             return ImplicitTransform(name)
         if class_ in CONVERSIONS:
             return self._conversion_tree(name, transform)
         if class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
-            return self._random_container(name, transform)
-        return self._leaf(name, transform)
+            before = self.multiplication()
+            container = self._random_container(name, transform)
+            return Group("", (*before, container), is_container=False) if before else container
+        return self._after_multiplication(self._leaf(name, transform))
+
+    def multiplication(self) -> tuple[Tree, ...]:
+        """Return the multiplication that a conversion without ``scale`` has delayed, if any."""
+        factor, self._types.delayed_factor = self._types.delayed_factor, 1
+        name = self._unscaled_name
+        return () if factor == 1 else (Leaf(name, color.Multiplication(name, factor)),)
+
+    def _after_multiplication(self, leaf: Leaf) -> Tree:
+        """Return a leaf, after the delayed multiplication unless the op can run before it."""
+        parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()
+        is_linear = [isinstance(part, GatherOp | BlurOp) and not np.any(getattr(part, "fill", 0)) for part in parts]
+        before = () if parts and all(is_linear) else self.multiplication()
+        return Group("", (*before, leaf), is_container=False) if before else leaf
 
     def _member(self, name: str, transform: Any) -> Tree:
         """Lower a member of a torchvision container. torchvision would call the member once per image."""
         is_sequence_or_kornia = is_unmodified_sequential(transform) or type(transform).__module__.startswith("kornia.")
         if is_sequence_or_kornia or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
+        equivalent = by_name.torchvision_equivalent(transform)
+        if equivalent is not transform:
+            return self.tree(name, equivalent)
         refuse_transform(transform)
-        return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
+        return self._after_multiplication(self._fallback(name, transform, "its operations are unknown", keeps_range=False))
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
         """Return a leaf for a transform that torchvision runs, on images of the type that torchvision would pass to it.
@@ -175,10 +199,11 @@ class TorchvisionLowering:
             lowered: Op that computes the output size and checks settings per channel; ``None`` if neither is needed.
             keeps_range: Whether values in [0, 1] stay in [0, 1].
         """
-        dtype = self._types.dtype
+        dtype, type_change = self._types.dtype, self._types.type_change
         index = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
         op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, index=index)
+        op.type_change = type_change
         return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
@@ -205,6 +230,8 @@ class TorchvisionLowering:
                 f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
+        if type_difference is None and not self._takes_any_range(transform, base, op):
+            self._types.require_unit_range(name)
         if reason is not None:
             keeps_range = type_difference is None and base not in RANGE_CHANGING
             # The op is needed to compute the output size, or to check settings with one value per channel.
@@ -212,7 +239,7 @@ class TorchvisionLowering:
             lowered = op if has_channel_settings else choices.sizing_op(op)
             return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
         assert op is not None
-        op.image_dtype = self._types.dtype
+        op.image_dtype, op.type_change = self._types.dtype, self._types.type_change
         if isinstance(op, ResampleOp):
             op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
         for part in op.plan_ops:
@@ -221,8 +248,17 @@ class TorchvisionLowering:
             elif isinstance(part, erasing.Erasing):
                 self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
+            op.multiply_input(self._types.delayed_factor)
+            self._types.delayed_factor = 1
             self._types.normalize(op)
         return Leaf(name, op)
+
+    @staticmethod
+    def _takes_any_range(transform: Any, base: Any, op: TorchvisionOp | None) -> bool:
+        """Return whether a transform without methods of the user accepts floats of any range."""
+        if op is not None or base in LOWERED:
+            return (LOWERED[base] if op is None else op).takes_any_range
+        return base is not v2.AugMix and not getattr(transform, "clip", False)
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """Return (op for a transform of class ``base`` or ``None``, reason why torchvision must run it or ``None``)."""
@@ -239,39 +275,44 @@ class TorchvisionLowering:
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
         """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""
-        dtype, scale = _conversion(transform)
+        dtype, scale = conversion_of(transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
         target_conversions = TargetConversions(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
         conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), target_conversions)
         if dtype is None:
             return ImplicitTransform(name, target_conversions=target_conversions)
-        self._types.scalings -= _scales(transform)
-        if dtype is torch.float32 and (scale or not self._types.are_integers):
-            self._types.dtype = torch.float32
+        self._types.conversions -= converts_to_floats(transform)
+        if dtype is torch.float32:
+            self._types.to_floats(scale=scale)
+            self._unscaled_name = name if self._types.delayed_factor != 1 else self._unscaled_name
             return conversion
         if dtype in LARGEST and dtype == self._types.dtype:
             return conversion
         if dtype is torch.uint8:
             reason = "it rounds images to bytes"
+            if scale:
+                self._types.require_unit_range(name)
+            before = self.multiplication()
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
-            return Group("", (leaf, ImplicitTransform(name, target_conversions=target_conversions)), is_container=False)
-        advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
-        if dtype is torch.float32:
-            advice = "Pass scale=True, and give later transforms settings for images in [0, 1]"
+            return Group(
+                "", (*before, leaf, ImplicitTransform(name, target_conversions=target_conversions)), is_container=False
+            )
         raise ArgumentError(
-            f"{name} must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype={dtype}, scale={scale}. {advice}."
+            f"{name} must convert images to float32 for gpuaug.fuse, got {dtype}. Convert to torch.float32, and pass the type "
+            "of the result to gpuaug.fuse(…, dtype=…)."
         )
 
     def _random_container(self, name: str, container: Any) -> Tree:
         """Lower a container with a random choice: to ops with gates, or to a fallback module, which torchvision runs."""
         members = list(choices.named_transforms(container.transforms))
         if any(
-            _scales(member) or class_of(member, TARGET_TRANSFORMS) for member in _in_sequence([member for _, member in members])
+            converts_to_floats(member) or class_of(member, TARGET_TRANSFORMS)
+            for member in expanded([member for _, member in members])
         ):
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
-        dtype = self._types.dtype
+        dtype, type_change = self._types.dtype, self._types.type_change
         reason = _outcomes_reason(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
@@ -304,7 +345,7 @@ class TorchvisionLowering:
             )
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
-        self._types.dtype = dtype
+        self._types.dtype, self._types.type_change = dtype, type_change
         lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
         assert isinstance(leaf.op, EagerTorchvision)
@@ -427,70 +468,3 @@ def _difference(transform: Any, base: type | None) -> str | None:
     if base is None:
         return "a function"
     return by_name.difference_reason(transform, base) if by_name.qualified_name(base) else difference(transform, base)
-
-
-def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
-    """Return the output type of images of a conversion, and whether it scales their values.
-
-    Raises:
-        ArgumentError: If the conversion applies to other types than images and masks.
-    """
-    if isinstance(transform, v2.ToTensor | v1.ToTensor):
-        return torch.float32, True
-    setting = transform.dtype
-    if isinstance(setting, dict):
-        image_types = (*_IMAGES, tv_tensors.Mask)
-        other_types = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
-        if other_types:
-            raise ArgumentError(
-                f"dtype of {type(transform).__name__} must be set for images and masks only, got {other_types}. Convert other "
-                "values after gpuaug.fuse, which does not change their type."
-            )
-        setting = next((setting[cls] for cls in _IMAGES if cls in setting), None)
-    return setting, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True
-
-
-def _scales(transform: Any) -> bool:
-    """Return whether a transform converts integers to floats in [0, 1]."""
-    if is_maybe_to_tensor(transform):
-        return True
-    if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
-        return False
-    dtype, scale = _conversion(transform)
-    return dtype is not None and dtype.is_floating_point and scale
-
-
-def count_scalings(pipeline: Any) -> int:
-    """Return the number of scalings among the transforms that run for every sample.
-
-    Raises:
-        ArgumentError: If a conversion converts more than images and masks.
-    """
-    return sum(map(_scales, _in_sequence(pipeline)))
-
-
-def _torchvision_equivalent(transform: Any) -> Any:
-    """Return torchvision's equivalent of a preset, or of a transform recognized by name; any other ``transform`` unchanged."""
-    transform = by_name.torchvision_equivalent(transform)
-    class_ = class_of(transform, PRESETS)
-    if class_ is None:
-        return transform
-    to_float = v2.ToDtype(torch.float32, scale=True)
-    if class_ is ObjectDetection:
-        return to_float
-    transforms: list[Any] = [to_float, v2.Normalize(transform.mean, transform.std)]
-    if class_ is ImageClassification:
-        transforms.insert(0, v2.CenterCrop(transform.crop_size))
-    if class_ is ImageClassification or transform.resize_size is not None:
-        transforms.insert(0, v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias))
-    return v2.Compose(transforms)
-
-
-def _in_sequence(pipeline: Any) -> Iterator[Any]:
-    """Yield the transforms that run for every sample, in order, with presets replaced by their transforms."""
-    for transform in in_sequence(pipeline):
-        replacement = _torchvision_equivalent(transform)
-        if replacement is transform:
-            yield transform
-        else:
-            yield from in_sequence(replacement)

@@ -111,8 +111,7 @@ def nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
 
 def implicit_transforms(tree: Tree) -> Iterator[tuple[str, bool]]:
     """Yield (name, whether it changes or removes boxes) of each transform without an op."""
-    if isinstance(tree, ImplicitTransform):
-        yield tree.name, tree.processes_boxes
-    elif isinstance(tree, Group):
-        for item in tree.items:
-            yield from implicit_transforms(item)
+    names = {leaf.name for leaf in leaves(tree)}
+    for item in nodes_in_order(tree):
+        if isinstance(item, ImplicitTransform) and item.name not in names:
+            yield item.name, item.processes_boxes

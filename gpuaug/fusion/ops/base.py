@@ -159,6 +159,9 @@ class Op(ABC):
     Samples that skip the op have this size already. ``None`` for any other op.
     """
 
+    takes_any_range: bool = False
+    """True if the op's library treats floats in [0, 255] as floats in [0, 1], without clamps or inversions of the range."""
+
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
 

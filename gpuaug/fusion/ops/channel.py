@@ -30,6 +30,7 @@ def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
 class Grayscale(ChannelOp):
     """``RandomGrayscale``: weighted sum of three channels, or mean of any other number of channels."""
 
+    takes_any_range = True
     code = 6
     width = 0
     description = "grey"
@@ -89,6 +90,7 @@ class TorchgeoGrayscale(Grayscale):
 class ChannelShuffle(ChannelOp):
     """``RandomChannelShuffle``."""
 
+    takes_any_range = True
     code = 10
     width = 0
     description = "shuffle channels"
@@ -163,6 +165,7 @@ class ChannelDropout(PointOp):
 class Normalize(PointOp):
     """``Normalize``: ``(value - mean) / std``."""
 
+    takes_any_range = True
     code = 14
     width = 0
     has_fixed_row = True

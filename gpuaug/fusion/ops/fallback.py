@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
-from gpuaug.core.torchvision_types import all_parts, difference, torchvision_class
+from gpuaug.core.torchvision_types import (
+    UNCHANGED_TYPE,
+    all_parts,
+    difference,
+    image_class,
+    torchvision_class,
+    type_name,
+)
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
@@ -62,6 +69,8 @@ class EagerOp(ABC):
         self.lowered = lowered
         self._parts = list(all_parts(module))
         """The module and all modules in it."""
+        self.type_change = UNCHANGED_TYPE
+        """Change of the images' torchvision type before the module, by transforms that are not run."""
         self.gates: tuple[Gate, ...] = ()
         """One condition per enclosing container that picks modules at random. The module runs for samples that meet all."""
 
@@ -73,8 +82,7 @@ class EagerOp(ABC):
     @property
     def is_user_defined(self) -> bool:
         """True for a class defined outside Kornia and torchvision, and for ``v2.Lambda``, which calls a user's function."""
-        class_ = type(self.module)
-        return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision."))
+        return _is_user_defined(self.module)
 
     @property
     @abstractmethod
@@ -127,7 +135,9 @@ class EagerOp(ABC):
         """Output size according to the draws. The caller compares it with the outputs after the module has run."""
 
     @abstractmethod
-    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
+    def run(
+        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
+    ) -> list[Any]:
         """Run the module on copies of the inputs of a call.
 
         Args:
@@ -136,6 +146,8 @@ class EagerOp(ABC):
             keys: Data key of each input.
             draws: Draws of the batch.
             device: Device of the images.
+            types: Class per image or clip, such as ``tv_tensors.Image``, that its library would pass to the module, by index
+                of the images in ``values``. Replaced by the classes that the module returns.
 
         Returns:
             Outputs, in the order of the inputs.
@@ -153,6 +165,12 @@ class EagerOp(ABC):
             source = self.name if self.is_user_defined else f"{self.package}, which runs {self.name}: {self.reason}"
             add_note(error, f"gpuaug: raised by {source}.")
             raise
+
+
+def _is_user_defined(module: Any) -> bool:
+    """Return whether ``EagerOp.is_user_defined`` is True for a module that has only this module."""
+    class_ = type(module)
+    return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision."))
 
 
 def _keyed(device: torch.device, key: int) -> Generators:
@@ -243,13 +261,18 @@ class EagerKornia(EagerOp):
             return size.to(int(height), int(width))
         return size
 
-    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
+    def run(
+        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
+    ) -> list[Any]:
         """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments as in ``EagerOp``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
                 self._check_labels(value)
         frames = draws["frames"]
         inputs = [_for_kornia(key, value, frames) for key, value in zip(keys, values, strict=True)]
+        for index, classes in types.items() if self.is_user_defined else ():
+            if len(set(classes)) == 1:
+                inputs[index] = inputs[index].as_subclass(self.type_change(classes[0]))
         container = self._container_for(frames)
         params = draws["params"]
         if container is self._clip_container:
@@ -258,6 +281,8 @@ class EagerKornia(EagerOp):
             outputs = container(*inputs, params=params, data_keys=keys)
         results = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [result.data if isinstance(result, Boxes) else result for result in results]
+        for index in types:
+            results[index] = results[index].as_subclass(Tensor)
         return [_from_kornia(*item, frames) for item in zip(keys, results, values, strict=True)] if frames else results
 
     def _check_labels(self, mask: Tensor) -> None:
@@ -291,8 +316,10 @@ def _moves(module: nn.Module, key: str) -> bool:
         return True
     # Kornia calls any other module on the images only. Boxes and keypoints are mapped by the matrix of a module. Subclasses of
     # GeometricAugmentationBase2D have one; RandomElasticTransform, RandomThinPlateSpline and RandomFisheye have none.
+    # A module that does not override ``apply_transform_mask`` raises NotImplementedError for masks.
     if key == "mask":
-        return isinstance(module, K.AugmentationBase2D)
+        base = K.AugmentationBase2D
+        return isinstance(module, base) and type(module).apply_transform_mask is not base.apply_transform_mask
     return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)
 
 
@@ -368,6 +395,9 @@ class EagerTorchvision(EagerOp):
     ) -> None:
         super().__init__(name, module, reason, lowered)
         self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
+        is_torchvisions = type(module).__module__.startswith("torchvision.transforms.v2.")
+        self._asks_for_user_types = not is_torchvisions or any(map(_is_user_defined, self._parts))
+        """False for a transform of torchvision without code of the user, which takes plain tensors for images or clips."""
         self.members_move_nothing = False
         """True for a container of torchvision whose members all leave masks, boxes and keypoints unchanged."""
 
@@ -389,14 +419,16 @@ class EagerTorchvision(EagerOp):
         """Output size of the lowered op, or the input size if there is no lowered op."""
         return size if self.lowered is None else self.lowered.out(size)
 
-    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
+    def run(
+        self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
+    ) -> list[Any]:
         """Run the module on copies of the images in the apply mask. All other inputs are returned unchanged."""
         return [
-            self._outputs(value, draws, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
+            self._outputs(value, types[index], draws, device) if index in types else value for index, value in enumerate(values)
         ]
 
-    def _outputs(self, images: Tensor, draws: OpDraws, device: torch.device) -> Tensor:
-        """Output images of the module, (B, C, H, W), or frames of clips (B · T, C, H, W)."""
+    def _outputs(self, images: Tensor, classes: list[type[Tensor]], draws: OpDraws, device: torch.device) -> Tensor:
+        """Output images of the module, (B, C, H, W), or frames of clips (B · T, C, H, W). Replaces ``classes`` in place."""
         batch = converted(images, self._dtype, copy=True)
         applies = draws["apply_mask"].tolist()
         frames = draws["frames"]
@@ -405,8 +437,11 @@ class EagerTorchvision(EagerOp):
         if not len(images):  # run on a black image, to learn size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
+        classes[:] = [self.type_change(class_) for class_ in classes or [Tensor]]
+        outputs: list[Tensor] = []
         with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
-            outputs = [self._output(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
+            for index, (image, runs) in enumerate(zip(batch, applies, strict=True)):
+                outputs.append(self._output(image, index, classes) if runs else image)
         sizes = list(dict.fromkeys("x".join(map(str, output.shape)) for output in outputs))
         if len(sizes) > 1:
             raise ArgumentError(
@@ -416,9 +451,14 @@ class EagerTorchvision(EagerOp):
         self._check_types({output.dtype for output in outputs})
         return (torch.cat(outputs) if frames else torch.stack(outputs))[: len(images)]
 
-    def _output(self, image: Tensor) -> Tensor:
-        """Output of the module for one image or clip."""
-        output = self.module(image)
+    def _output(self, image: Tensor, index: int, classes: list[type[Tensor]]) -> Tensor:
+        """Output of the module for image or clip ``index``, whose entry in ``classes`` is replaced."""
+        if classes[index] is Tensor and not self._asks_for_user_types:
+            # Fills by type are for images, as in an op, and a clip is transformed as one video.
+            output = self.module(image.as_subclass(image_class("Video" if image.ndim == 4 else "Image")))
+        else:
+            output = self.module(image.as_subclass(classes[index]))
+            classes[index] = type(output) if type_name(output) else Tensor
         if not isinstance(output, Tensor):
             raise ArgumentTypeError(f"{self.name} must return a tensor, got {type(output).__name__}. Run it in the dataset.")
         return output.as_subclass(Tensor)
@@ -451,4 +491,5 @@ def fallback_of(op: Op, reason: str) -> EagerOp:
     dtype: torch.dtype = getattr(op, "image_dtype", torch.float32)
     fallback = EagerTorchvision(op.name, op.module, reason, op, dtype=dtype, out_dtype=dtype, index=-1)
     fallback.gates = op.gates
+    fallback.type_change = getattr(op, "type_change", UNCHANGED_TYPE)
     return fallback

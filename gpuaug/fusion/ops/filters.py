@@ -40,6 +40,8 @@ EQUALIZE, CONTRAST = 1, 2
 class BlurOp(FrontOp):
     """``RandomGaussianBlur``: separable Gaussian blur."""
 
+    takes_any_range = True
+
     kernel, width = "blur", 3
 
     def __init__(self, name: str, module: nn.Module) -> None:

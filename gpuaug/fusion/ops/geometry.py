@@ -110,6 +110,8 @@ class Warp:
 class GatherOp(Op):
     """Base class of geometric ops, which move pixels and change values by interpolation only."""
 
+    takes_any_range = True
+
     stores_coordinates = True
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:

@@ -35,6 +35,8 @@ class MixOp(FrontOp):
     none. As in Kornia, images and labels are mixed, and all other inputs are an error.
     """
 
+    takes_any_range = True
+
     kernel = "mix"
     width = _WIDTH
     draws_one_batch_at_a_time = True

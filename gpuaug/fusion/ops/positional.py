@@ -39,6 +39,7 @@ _WORD_MASK = 0xFFFFFFFF
 class Erasing(PointOp):
     """``RandomErasing``: fills a rectangle with a constant value."""
 
+    takes_any_range = True
     code = 13
     width = 6
     positional = True

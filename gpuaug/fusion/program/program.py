@@ -20,7 +20,7 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import DrawnOp, Op, Size, draw_in_order
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, moves_pixels
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
@@ -95,10 +95,12 @@ class Program:
         if self._views > 1:
             check_views(self.ops)
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
-        if options.dtype == torch.uint8 and normalizations and not isinstance(normalizations[-1], Denormalize):
+        last = normalizations[-1] if normalizations else None
+        # Only Kornia has a module that inverts a normalization.
+        if options.dtype == torch.uint8 and last and not (isinstance(last, Denormalize) and last.package == "Kornia"):
             raise ArgumentError(
-                f"dtype must be floating for images that are normalised by {normalizations[-1].name}, got torch.uint8. "
-                "Leave it out for torch.float32."
+                f"dtype must be floating for images that {last.name} takes out of [0, 1], got torch.uint8. Leave it out for "
+                "torch.float32."
             )
 
     @property
@@ -177,7 +179,7 @@ class Program:
             return None
         if plan is None or plan.box_crop is not None:
             return None
-        first_op = self._ops_to_one_size[0]
+        first_op = next(op for op in self._ops_to_one_size if not isinstance(op, IdentityOp))
         if not isinstance(first_op, GatherOp) or first_op.draws_size:
             return None
         size_of_views = size.repeat(self._views)
@@ -198,7 +200,8 @@ class Program:
     def window_crop(self) -> str:
         """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is no such crop."""
         example_size = Size(1, 3, np.array([480]), np.array([640]))
-        return self._ops_to_one_size[0].name if self._ops_to_one_size and self.windows(example_size, 0) is not None else ""
+        crop = next((op for op in self._ops_to_one_size if not isinstance(op, IdentityOp)), None)
+        return crop.name if crop is not None and self.windows(example_size, 0) is not None else ""
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
         """Draw the random parameters of one view."""

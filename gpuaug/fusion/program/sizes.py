@@ -14,7 +14,7 @@ from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp, WarpOp, only_moves_and_recolours
+from gpuaug.fusion.ops.geometry import BoxCropOp, IdentityOp, WarpOp, only_moves_and_recolours
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
 from gpuaug.fusion.policies.random_apply import RandomApply
@@ -183,9 +183,10 @@ def check_sizes(
                 if (text := op.unsupported_size(current_size.sample(sample)))
             )
             context = f" at {sample} of the batch" if user_size.ragged else ""
+            advice = "Put it after the transform to one size" if isinstance(op, PointOp | IdentityOp) else _PAD_ADVICE
             raise ArgumentError(
                 f"images must fit {op.name}, got {user_size.sample(sample).height}x{user_size.sample(sample).width}{context}, "
-                f"which {reason}. {'Put it after the transform to one size' if isinstance(op, PointOp) else _PAD_ADVICE}."
+                f"which {reason}. {advice}."
             )
         if (
             isinstance(op, WarpOp)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.packed_targets import PackedTargets
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.torchvision_types import type_name, type_name_of
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.clips import ClipLayout
@@ -133,6 +133,8 @@ class CallInputs:
         """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
         self.values: list[Any] = []
         """Inputs in their current state, between the passes."""
+        self.image_types: dict[int, list[type[Tensor]]] = {}
+        """Class per image or clip that a module of torchvision would get, by index of the images in ``values``."""
         self.has_masks = False
         """True if there are masks."""
         self.has_points = False
@@ -142,6 +144,9 @@ class CallInputs:
             converted_input = self._converted_input(key, value, boxes) if axis is None else value.unsqueeze(axis)
             if value is not images:
                 self._check_fit(key, converted_input, value)
+            if key == "input":
+                class_: Any = type(self._inputs[len(self.values)])
+                self.image_types[len(self.values)] = [class_ if type_name_of(class_) else Tensor] * self.image_size.batch
             self._added_axes.append(axis)
             self.values.append(converted_input)
             in_dicts = isinstance(converted_input, TargetDicts)
@@ -388,8 +393,8 @@ class CallInputs:
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
         images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
-        values = zip(self.keys, self.values, strict=True)
-        op.check_keys(self.keys, [key for key, value in values if isinstance(value, TargetDicts | MaskList)])
+        named_values = zip(self.keys, self.values, strict=True)
+        op.check_keys(self.keys, [key for key, value in named_values if isinstance(value, TargetDicts | MaskList)])
         indices = [
             index
             for index, key in enumerate(self.keys)
@@ -398,7 +403,9 @@ class CallInputs:
         ]
         if not images_only:
             self._apply_matrix()
-        results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], draws, self.device)
+        values, keys = [self.values[index] for index in indices], [self.keys[index] for index in indices]
+        types = {position: self.image_types[index] for position, index in enumerate(indices) if index in self.image_types}
+        results = op.run(values, keys, draws, self.device, types)
         for index, value in zip(indices, results, strict=True):
             if self.keys[index] == "input":
                 # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.

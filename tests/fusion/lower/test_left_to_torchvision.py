@@ -37,7 +37,7 @@ IMAGE_BY_IMAGE = " image by image, with separate launches for every image"
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
-    "no op": (v2.RGB(), "no lowering for this type"),
+    "no op": (v2.ElasticTransform(), "no lowering for this type"),
     "subclass of an op": (overriding(v2.RandomInvert)(), "a subclass of RandomInvert that overrides check_inputs"),
     "subclass of a container": (
         overriding(v2.RandomApply, "forward")([v2.RandomInvert()]),
@@ -82,7 +82,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
 
 def test_a_transform_in_an_order_is_warned_of_once():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
-        augment = gpuaug.fuse([v2.RandomOrder([v2.RGB(), v2.RandomInvert()]), TO_FLOAT])
+        augment = gpuaug.fuse([v2.RandomOrder([v2.ElasticTransform(), v2.RandomInvert()]), TO_FLOAT])
     assert len(caught) == 1
     assert augment(photographs(4)).shape == (4, 3, 32, 48)
 
@@ -166,7 +166,9 @@ def test_results_of_what_is_left_are_tensors_of_one_size():
 @left_to_torchvision
 def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     images, masks = photographs(2), photographs(2, channels=1)
-    made, kept = gpuaug.fuse([v2.RGB(), v2.RandomErasing(1.0), TO_FLOAT])(images, masks, data_keys=["input", "mask"])
+    made, kept = gpuaug.fuse([v2.RandomErasing(value="random"), v2.RandomErasing(1.0), TO_FLOAT])(
+        images, masks, data_keys=["input", "mask"]
+    )
     assert_values(kept, masks)
     assert made.shape == images.shape
     augment = gpuaug.fuse([Flip(), TO_FLOAT])
@@ -268,3 +270,102 @@ def test_subclasses_without_other_methods_move_nothing(transform):
     images = photographs(1, 3, 20, 24, dtype=torch.float32)
     _, got = gpuaug.fuse([transform])(images, [target()], data_keys=["input", "targets"])
     assert_values(gpuaug.sanitize(got)[0]["boxes"].as_subclass(torch.Tensor), target()["boxes"].as_subclass(torch.Tensor))
+
+
+class Negative(v2.Transform):
+    _transformed_types = (tv_tensors.Image, tv_tensors.Video)
+
+    def transform(self, inpt, params):
+        return functional.invert(inpt)
+
+
+class InvertsImages(nn.Module):
+    def forward(self, image):
+        assert image.ndim == (4 if isinstance(image, tv_tensors.Video) else image.ndim)
+        return tv_tensors.wrap(255 - image, like=image) if isinstance(image, tv_tensors.Image | tv_tensors.Video) else image
+
+
+ASKING = {
+    "Lambda": lambda: v2.Lambda(lambda image: 255 - image, tv_tensors.Image, tv_tensors.Video),
+    "Lambda for videos": lambda: v2.Lambda(lambda image: 255 - image, tv_tensors.Video),
+    "_transformed_types": Negative,
+    "isinstance": lambda: v2.Compose([InvertsImages()]),
+    "a function": lambda: v2.Compose([lambda image: InvertsImages()(image)]),
+    "of two": lambda: v2.Compose([InvertsImages(), Negative(), v2.ToImage(), Negative()]),
+    "made": lambda: v2.Compose([v2.Lambda(tv_tensors.Image), InvertsImages()]),
+    "lost": lambda: v2.Compose([v2.Lambda(lambda image: 255 - image), InvertsImages()]),
+}
+CONTAINERS = {
+    "alone": lambda transform: [transform],
+    "Compose": lambda transform: [v2.Compose([transform])],
+    "RandomApply": lambda transform: [v2.RandomApply([transform], p=1.0)],
+    "RandomChoice": lambda transform: [v2.RandomChoice([v2.Compose([transform])])],
+    "a subclass": lambda transform: [overriding(v2.RandomApply, "forward")([transform], p=1.0)],
+    "after ToImage": lambda transform: [v2.ToImage(), v2.RandomHorizontalFlip(1.0), transform],
+    "after ToPureTensor": lambda transform: [v2.ToPureTensor(), transform],
+    "after both": lambda transform: [v2.ToPureTensor(), v2.ToImage(), v2.Pad(1), transform],
+    "between": lambda transform: [v2.RandomHorizontalFlip(1.0), transform, v2.Resize((4, 4), v2.InterpolationMode.NEAREST)],
+}
+IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
+CLIPS = torch.stack([IMAGES, 7 + IMAGES, 9 + IMAGES], 1)
+SAMPLES = {
+    "tensors": IMAGES,
+    "Image": tv_tensors.Image(IMAGES),
+    "clips": CLIPS,
+    "Video": tv_tensors.Video(CLIPS),
+}
+
+
+@left_to_torchvision
+@pytest.mark.filterwarnings("ignore:.*the type of")
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("asking", ASKING)
+def test_modules_get_the_type_that_torchvision_would_pass(asking, container):
+    transforms = CONTAINERS[container](ASKING[asking]())
+    in_dataset = v2.Compose(transforms)
+    for name, batch in SAMPLES.items():
+        plain = batch.as_subclass(torch.Tensor)
+        expected = torch.stack([in_dataset(sample.as_subclass(type(batch))).as_subclass(torch.Tensor) for sample in plain])
+        assert_values(gpuaug.fuse(transforms)(batch).as_subclass(torch.Tensor), expected, about=name)
+
+
+@left_to_torchvision
+def test_types_of_views_ragged_images_and_modules_in_a_list():
+    invert = v2.Lambda(lambda image: 255 - image, tv_tensors.Image)
+    two_views = gpuaug.fuse(invert, views=2)(SAMPLES["Image"]).as_subclass(torch.Tensor)
+    assert_values(two_views, torch.cat([255 - IMAGES, 255 - IMAGES]))
+    transforms = [v2.CenterCrop(6), v2.ToImage(), invert]
+    ragged = gpuaug.collate_ragged(list(IMAGES))
+    assert_values(gpuaug.fuse(transforms, ragged=True)(ragged), 255 - IMAGES[..., 1:7, 1:7])
+    for type_, inverts in ((torch.Tensor, False), (tv_tensors.Image, True)):  # a module in a list, called once per batch
+        out = gpuaug.fuse([InvertsImages()])((IMAGES / 255).as_subclass(type_))
+        assert out.as_subclass(torch.Tensor).gt(1).all() == inverts
+
+
+@left_to_torchvision
+def test_each_image_has_the_type_that_its_own_modules_made():
+    made_pure = v2.RandomApply([v2.Lambda(lambda image: torch.zeros_like(image.as_subclass(torch.Tensor)))], p=0.5)
+    out = gpuaug.fuse([made_pure, v2.Lambda(lambda image: 255 - image, tv_tensors.Image)])(
+        tv_tensors.Image(IMAGES.repeat(8, 1, 1, 1))
+    )
+    zeros = out.as_subclass(torch.Tensor).eq(0).flatten(1).all(1)
+    assert zeros.any()
+    assert_values(out.as_subclass(torch.Tensor)[~zeros], 255 - IMAGES.repeat(8, 1, 1, 1)[~zeros])
+
+
+@left_to_torchvision
+@pytest.mark.parametrize("name", SAMPLES)
+def test_torchvisions_modules_take_plain_tensors_for_images_and_clips(name):
+    fill = {tv_tensors.Image: 200, tv_tensors.Video: 200, "others": 0}
+    turned = gpuaug.fuse(v2.RandomRotation((45, 45), expand=True, center=(4, 4), fill=fill))(SAMPLES[name])
+    assert turned[..., 0, 0].eq(200).all()
+
+    class Seen(v2.AugMix):
+        def forward(self, *inputs):
+            seen.append(inputs[0])
+            return super().forward(*inputs)
+
+    seen = []
+    gpuaug.fuse(Seen())(SAMPLES[name])
+    expected = tv_tensors.Video if SAMPLES[name].ndim == 5 else tv_tensors.Image
+    assert type(SAMPLES[name]) is torch.Tensor or {type(sample) for sample in seen} == {expected}

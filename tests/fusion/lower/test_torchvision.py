@@ -92,15 +92,14 @@ def test_pipelines_of_conversions_only_equal_torchvision(name):
 
 
 REFUSED = {
-    "no scale": (
-        [v2.RandomInvert(), v2.ToDtype(torch.float32)],
-        "ToDtype_1 must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=torch.float32, scale=False. "
-        "Pass scale=True, and give later transforms settings for images in [0, 1].",
-    ),
     "half": (
         v2.ConvertImageDtype(torch.bfloat16),
-        "got dtype=torch.bfloat16, scale=True. Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, "
-        "dtype=…).",
+        "got torch.bfloat16. Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…).",
+    ),
+    "half, not scaled": (v2.ToDtype(torch.float16), "must convert images to float32 for gpuaug.fuse, got torch.float16."),
+    "not scaled, by chance": (
+        v2.RandomApply([v2.ToDtype(torch.float32)]),
+        "RandomApply must hold transforms that do not convert images, got a conversion. Put the conversion after",
     ),
     "by chance": (
         v2.RandomApply([v2.Compose([TO_FLOAT])]),
@@ -128,6 +127,110 @@ REFUSED = {
 def test_pipelines_that_mean_something_else_are_refused(name):
     pipeline, text = REFUSED[name]
     assert text in text_of(pipeline)
+
+
+UNSCALED = v2.ToDtype(torch.float32)
+FLOATS_OF_BYTES = {
+    "at the end": lambda unscaled: [v2.RandomHorizontalFlip(), *unscaled],
+    "at the beginning": lambda unscaled: [*unscaled, v2.RandomResizedCrop(24), v2.GaussianBlur(3)],
+    "between": lambda unscaled: [
+        v2.RandomCrop(24),
+        *unscaled,
+        v2.RandomApply([v2.RandomErasing(1.0)]),
+        v2.RandomHorizontalFlip(),
+    ],
+    "a function": lambda unscaled: [*unscaled, v2.RandomCrop(24), v2.Lambda(lambda image: image * 2), v2.RandomVerticalFlip()],
+    "Kornia's": lambda unscaled: [*unscaled, K.RandomHorizontalFlip(), K.RandomErasing(), K.RandomCrop((24, 24))],
+    "behind Kornia's": lambda unscaled: [K.RandomHorizontalFlip(), *unscaled, v2.RandomCrop(24)],
+}
+UNSCALED_FORMS = {
+    "scale=False": [UNSCALED],
+    "from PIL": [v2.PILToTensor(), v2.ToImage(), UNSCALED],
+    "by type": [v2.ToDtype({tv_tensors.Image: torch.float32, "others": None})],
+    "twice": [UNSCALED, v2.ConvertImageDtype(), TO_FLOAT],
+    "in a Compose": [v2.Compose([UNSCALED])],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is not fused")
+@pytest.mark.parametrize("form", UNSCALED_FORMS)
+@pytest.mark.parametrize("name", FLOATS_OF_BYTES)
+def test_floats_of_bytes_are_those_in_the_unit_range_times_255(name, form):
+    in_unit_range, unscaled = (gpuaug.fuse(FLOATS_OF_BYTES[name](end)) for end in ([TO_FLOAT], UNSCALED_FORMS[form]))
+    for images in (photographs(4), photographs(4, dtype=torch.uint16), photographs(6).unflatten(0, (2, 3))):
+        largest = torch.iinfo(images.dtype).max
+        results = []
+        for augment in (in_unit_range, unscaled):
+            torch.manual_seed(0)
+            results.append(augment(images))
+        assert_values(results[1] / largest, results[0], atol=5e-7)
+
+
+def test_floats_of_bytes_in_every_type_of_batch():
+    masks = torch.arange(4).view(4, 1, 1, 1).expand(4, 1, 32, 48).contiguous()
+    ragged, images = gpuaug.collate_ragged([*photographs(2), *photographs(2, height=40)]), photographs(4)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for batch, options in ((images, {}), (images, {"views": 2}), (ragged, {"ragged": True}), ((images, masks), {})):
+            results = []
+            for conversion in (TO_FLOAT, UNSCALED):
+                torch.manual_seed(0)
+                augment = gpuaug.fuse([v2.RandomResizedCrop(24), conversion, v2.RandomErasing()], dtype=dtype, **options)
+                keys = {"data_keys": ["input", "mask"]} if isinstance(batch, tuple) else {}
+                results.append(augment(*batch if isinstance(batch, tuple) else (batch,), **keys))
+            if isinstance(batch, tuple):
+                assert_values(results[1][1], results[0][1])
+                results = [result[0] for result in results]
+            assert results[1].dtype is dtype
+            tolerance = {torch.float32: 5e-7, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
+            assert_values(results[1].float() / 255, results[0].float(), atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not fused")
+def test_pixels_that_are_only_converted_are_exact():
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert_values(gpuaug.fuse([UNSCALED])(levels), levels.float())
+    assert_values(gpuaug.fuse([UNSCALED, v2.ToDtype(torch.uint8)])(levels), levels)
+    there_and_back = [TO_FLOAT, v2.ToDtype(torch.uint8, scale=True), v2.ToDtype(torch.float32)]
+    assert_values(gpuaug.fuse(there_and_back)(levels), levels.float())
+    for dtype in (torch.uint16, torch.int16):
+        values = torch.arange(torch.iinfo(dtype).max - 4095, torch.iinfo(dtype).max + 1).to(dtype).view(1, 1, 64, 64)
+        assert_values(gpuaug.fuse([v2.RandomVerticalFlip(1.0), UNSCALED])(values), values.float().flip(-2))
+
+
+def test_the_normalization_of_floats_of_bytes_is_undone():
+    images = photographs(2)
+    transforms = [UNSCALED, v2.Normalize([123.0, 116.0, 103.0], [58.0, 57.0, 56.0])]
+    for count in (1, 2):
+        augment = gpuaug.fuse(transforms[:count])
+        mean, std = normalized_by([augment], 255)
+        assert_values(augment(images) * std + mean, scaled(images), atol=1e-6)
+    assert normalized_by([gpuaug.fuse([TO_FLOAT, UNSCALED])], 255) is None
+
+
+REFUSED_FOR_FLOATS_OF_BYTES = [
+    v2.RandomPosterize(4),
+    v2.RandAugment(),
+    v2.AutoAugment(),
+    v2.TrivialAugmentWide(),
+    v2.AugMix(),
+    v2.GaussianNoise(),
+    v2.ToDtype(torch.uint8, scale=True),
+    K.RandomBrightness(),
+    K.ColorJitter(0.4),
+    K.RandomPlanckianJitter(),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*is not fused")
+@pytest.mark.parametrize("transform", REFUSED_FOR_FLOATS_OF_BYTES, ids=lambda transform: type(transform).__name__)
+def test_transforms_for_the_unit_range_are_refused_for_floats_of_bytes(transform):
+    text = rf"images must be in \[0, 1\] for {type(transform).__name__}"
+    for transforms in ([UNSCALED, v2.RandomErasing(), transform], [UNSCALED, v2.Lambda(torch.clone), transform]):
+        with pytest.raises(gpuaug.ArgumentError, match=text):
+            gpuaug.fuse(transforms)(photographs(2))
+    gpuaug.fuse([UNSCALED, v2.Normalize([114.0], [57.0]), transform])(photographs(2))  # torchvision does not refuse it
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.fuse([UNSCALED, nn.Sequential(v2.RandomVerticalFlip(), transform)])(photographs(2))
 
 
 FORMS = {

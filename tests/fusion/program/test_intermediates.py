@@ -19,6 +19,7 @@ CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (
 PADDED = K.RandomCrop((16, 16), padding=2, fill=2.0)
 FILLED = v2.RandomRotation(30, fill={torch.Tensor: 512, tv_tensors.Mask: 0})
 CUBIC = v2.RandomResizedCrop(16, interpolation=v2.InterpolationMode.BICUBIC)
+UNSCALED = v2.ToDtype(torch.float32)
 PIPELINES = {
     "self-supervised": ([CROP, K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(), BLUR, K.Normalize(0.5, 0.25)], "16"),
     "three passes": ([CROP, BLUR, TURN], "16 16"),
@@ -27,6 +28,8 @@ PIPELINES = {
     "normalised": ([CROP, K.Normalize(0.5, 0.25), BLUR, TURN], "32 32"),
     "padded with more than white": ([PADDED, BLUR], "32"),
     "turned before more than white": ([FILLED, BLUR, v2.ToDtype(FLOAT, scale=True)], "32"),
+    "floats of bytes": ([v2.RandomResizedCrop(16), UNSCALED, v2.GaussianBlur(3), v2.RandomRotation(30, fill=100)], "16 32"),
+    "floats of bytes, normalised": ([UNSCALED, v2.GaussianBlur(3), v2.Normalize([114.0], [57.0]), TURN], "32"),
     "heavy grey": ([CROP, K.RandomGrayscale(rgb_weights=torch.ones(3)), BLUR], "32"),
     "levels": ([CROP, K.RandomEqualize(), BLUR], "32 32"),
     "levels of bytes": ([K.RandomEqualize(), BLUR], "16"),

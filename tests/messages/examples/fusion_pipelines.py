@@ -244,7 +244,7 @@ def sizes_drawn_by_a_subclass(told):
     assert gpuaug.fuse(crop, ragged=True)(in_a_dataset(Jitter((16, 16), (0.5, 2.0)))).shape == (2, 3, 4, 4)
 
 
-@example("must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=…, scale=…. Convert")
+@example("must convert images to float32 for gpuaug.fuse")
 def conversion_to_half(told):
     half = v2.ToDtype(torch.float16, scale=True)
     with told:
@@ -253,12 +253,16 @@ def conversion_to_half(told):
     torch.testing.assert_close(got, half(FLIP(IMAGES)))
 
 
-@example("must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=…, scale=…. Pass scale=True")
-def conversion_without_scale(told):
+@example("which clamps floats or reflects them at 1")
+def inversion_of_floats_of_bytes(told):
+    unscaled, invert = v2.ToDtype(torch.float32), v2.RandomInvert(1.0)
+    normalize = v2.Normalize([127.5] * 3, [127.5] * 3)
     with told:
-        gpuaug.fuse([FLIP, v2.ToDtype(torch.float32), v2.Normalize([127.5] * 3, [127.5] * 3)])
-    got = gpuaug.fuse([FLIP, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])(IMAGES)
-    torch.testing.assert_close(got, v2.Normalize([127.5] * 3, [127.5] * 3)(FLIP(IMAGES).float()))
+        gpuaug.fuse([unscaled, invert, normalize])(IMAGES)
+    expected = normalize(invert(IMAGES).float())
+    torch.testing.assert_close(gpuaug.fuse([invert, unscaled, normalize])(IMAGES), expected)
+    scaled = [v2.ToDtype(torch.float32, scale=True), invert, v2.Normalize([0.5] * 3, [0.5] * 3)]
+    torch.testing.assert_close(gpuaug.fuse(scaled)(IMAGES), expected)
 
 
 @example("must hold a single mix, or be a RandomChoice of only mixes")
@@ -374,7 +378,7 @@ def smoothing_without_classes(told):
     torch.testing.assert_close(labels.sum(1), torch.ones(2))
 
 
-@example("dtype must be floating for images that are normalised")
+@example("dtype must be floating for images that … takes out of [0, 1]")
 def normalised_bytes(told):
     pipeline = [TO_FLOAT, v2.Normalize([0.5] * 3, [0.5] * 3)]
     with told:

@@ -280,6 +280,10 @@ def function_as_encoder(told):
     with told:
         gpuaug.FeatureStage(torch.negative)
     assert torch.equal(run(FEATURES, gpuaug.TransformStage(torch.negative)), -FEATURES)
+    encoder = torch.export.export(nn.Tanh(), (FEATURES,))
+    with told:
+        gpuaug.FeatureStage(encoder)
+    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(encoder.module())), FEATURES.tanh())
 
 
 @example("Write autocast=torch.bfloat16")

@@ -105,6 +105,27 @@ def transform_left_in_a_dataset(told):
     assert torch.equal(got[0], whole[0].flip(-1))
 
 
+@example("Arrays must be made of images")
+def array_of_a_file_that_is_not_read(told):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "image.png"
+        path.write_bytes(encoded(16, 16, "PNG"))
+        with told:
+            np.asarray(gpuaug.read_encoded(path))
+        batch = gpuaug.collate_encoded([gpuaug.read_encoded(path)])
+    transform = v2.CenterCrop(8)
+    stages = [gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]
+    assert run(batch, *stages).shape == (1, 3, 8, 8)
+
+
+@example("The transform received encoded images")
+def function_of_encoded_images(told):
+    batch = gpuaug.collate_encoded([encoded(16, 16, "PNG")])
+    with told:
+        run(batch, lambda images: images / 255)
+    assert run(batch, gpuaug.DecodeStage(), lambda images: images[0] / 255).max() <= 1
+
+
 @example("Leave … out for batches with")
 def mix_beside_boxes_in_a_stage(told):
     boxes = [{"boxes": torch.tensor([[1.0, 2, 4, 5]])}] * 2

@@ -49,6 +49,7 @@ def replayed_in_floats(draws, images):
         image, unit = scaled(image), 255.0 if image.dtype == torch.uint8 else 1.0
         for name, arguments in calls:
             if name == "to_dtype":
+                image = image if arguments["scale"] else image * unit
                 unit = 1.0
                 continue
             values = {key: in_floats(arguments[key], unit) for key in ("fill", "threshold", "v") if key in arguments}

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import InterpolationMode
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.core.torchvision_types import names_used, torchvision_class
+from gpuaug.core.torchvision_types import UNCHANGED_TYPE, TypeChange, names_used, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.pixels import LARGEST
 
@@ -46,6 +46,9 @@ class TorchvisionOp(Op):
     """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
     image_dtype: torch.dtype = torch.float32
     """dtype that images would have at this position of the pipeline without gpuaug."""
+
+    type_change: TypeChange = UNCHANGED_TYPE
+    """Change of the images' torchvision type before this position, since the last module that torchvision runs."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         # Not super(): subclasses also inherit from ops of Kornia's modules, whose constructors read a module of Kornia.

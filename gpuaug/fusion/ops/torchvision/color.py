@@ -267,6 +267,11 @@ class Normalize(TorchvisionOp, channel.Normalize):
         TorchvisionOp.__init__(self, name, transform, units)
         self.mean, self.std = channel.channel_values(transform.mean), channel.channel_values(transform.std)
 
+    def multiply_input(self, factor: int) -> None:
+        """Change the settings so that the result is that for images multiplied by ``factor``."""
+        self.mean = self.mean / factor
+        self.std = self.std / factor
+
     def per_channel(self, channels: int) -> dict[str, Any]:
         """Mean and std. Empty for images of one channel, which ``unsupported_size`` checks instead."""
         return {} if channels == 1 else super().per_channel(channels)
@@ -283,6 +288,23 @@ class Normalize(TorchvisionOp, channel.Normalize):
         """``normalize`` with ``mean`` and ``std``."""
         transform: Any = self.module
         return [("normalize", {"mean": transform.mean, "std": transform.std})]
+
+
+class Multiplication(TorchvisionOp, channel.Denormalize):
+    """Multiplication of images in [0, 1] by the largest value of their integers, for a ``v2.ToDtype`` without ``scale``."""
+
+    def __init__(self, name: str, factor: int) -> None:
+        TorchvisionOp.__init__(self, name, v2.Identity(), torch.float32)
+        self.mean = channel.channel_values(0)
+        self.std = channel.channel_values(factor)
+
+    def describe(self) -> str:
+        """Description with the factor."""
+        return f"multiply by {self.std[0]:g}"
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """No calls: the conversion has a call of its own."""
+        return []
 
 
 def float_threshold(threshold: Any) -> Any:

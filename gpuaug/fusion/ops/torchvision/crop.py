@@ -6,6 +6,7 @@ op on one image.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,18 @@ class Identity(TorchvisionOp, IdentityOp):
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """No call."""
         return []
+
+
+class RGB(Identity):
+    """``v2.RGB``, for images that have at least three channels. torchvision runs it for images of one channel."""
+
+    def out_applied(self, size: Size) -> Size:
+        """Output size, with at least three channels."""
+        return replace(size, channels=max(size.channels, 3))
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
+        return f"makes 3 channels of {size.channels}" if size.channels < 3 else None
 
 
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
@@ -357,6 +370,7 @@ def _scaled(size: Size, scale: Array) -> Size:
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    v2.RGB: RGB,
     v2.UniformTemporalSubsample: UniformTemporalSubsample,
     v2.RandomHorizontalFlip: HorizontalFlip,
     v2.RandomVerticalFlip: VerticalFlip,

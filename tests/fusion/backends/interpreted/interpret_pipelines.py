@@ -43,6 +43,7 @@ ALSO = {
     "crop, replicated": (1, 4),
     "crop, resize, pad": (1, 4),
     "cutmix": (2,),
+    "floats of bytes": (0, 3),
     "jiggle": (1,),
     "jitter between filters": (2, 3),
     "jitter of normalised images": (3,),

@@ -23,6 +23,7 @@ EXACT = {
     "centre crop, half to even": lambda: v2.CenterCrop((17, 45)),
     "centre crop, padded": lambda: v2.CenterCrop((35, 61)),
     "centre crop, padded across": lambda: v2.CenterCrop((20, 55)),
+    "rgb": lambda: v2.RGB(),
     "pad": lambda: v2.Pad((3, 1), fill=0.25),
     "pad, each side": lambda: v2.Pad([1, 2, 3, 4], fill=(0.5, 0.25, 1.0)),
     "pad, edge": lambda: v2.Pad(5, padding_mode="edge"),
@@ -173,6 +174,37 @@ def test_what_computes_pixels_equals_torchvision(name):
     for seed, images in enumerate(batches()):
         # A hue at the border of two sixths may fall on either side of it.
         assert_replays(CLOSE[name](), images, seed, atol=tolerance, share=1e-3 if "jitter" in name else 0)
+
+
+UNSCALED = v2.ToDtype(torch.float32)
+UNIT_RANGE_ONLY = {
+    *("ColorJitter", "RandomPhotometricDistort", "RandomInvert", "RandomSolarize", "RandomPosterize"),
+    *("RandomAdjustSharpness", "RandomEqualize", "RandomAutocontrast"),
+}
+
+
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE, *NEAREST])
+def test_floats_of_bytes_equal_torchvision_or_are_refused(name):
+    transform = {**EXACT, **CLOSE, **NEAREST}[name]()
+    images = photographs(3)
+    kind = type(transform).__name__
+    if kind in UNIT_RANGE_ONLY:
+        with pytest.raises(
+            gpuaug.ArgumentError, match=rf"images must be in \[0, 1\] for {kind}_1, .* got floats in \[0, 255\]"
+        ):
+            gpuaug.fuse([UNSCALED, transform])(images)
+        return
+    tolerance = 255 * (5e-5 if name.startswith(MOVED) else 5e-6 if name in CLOSE else 1e-9)
+    tolerance = 1e-3 if kind == "Normalize" else tolerance
+    assert_replays([UNSCALED, transform], images, atol=tolerance, share=2e-3 if name in NEAREST else 0)
+    behind = [v2.RandomHorizontalFlip(), UNSCALED, transform, *([] if kind == "Normalize" else [v2.Normalize([114.0], [57.0])])]
+    assert_replays(
+        behind,
+        images,
+        1,
+        atol=tolerance if kind == "Normalize" else max(tolerance / 57, 1e-6),
+        share=2e-3 if name in NEAREST else 0,
+    )
 
 
 LEVELS = {"equalize": lambda: v2.RandomEqualize(1.0), "autocontrast": lambda: v2.RandomAutocontrast(1.0)}

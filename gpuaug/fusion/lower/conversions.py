@@ -1,0 +1,90 @@
+"""Conversions of images to another type, among the transforms of a pipeline of torchvision."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.torchvision_types import class_of, in_sequence
+from gpuaug.fusion.lower import by_name
+from gpuaug.fusion.lower.refusals import is_maybe_to_tensor
+
+CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
+"""Transforms that convert images to another type."""
+
+PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
+"""Presets for images: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
+
+_IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
+
+
+def conversion_of(transform: Any) -> tuple[torch.dtype | None, bool]:
+    """Return the output type of images of a conversion, and whether it scales their values.
+
+    Raises:
+        ArgumentError: If the conversion applies to other types than images and masks.
+    """
+    if isinstance(transform, v2.ToTensor | v1.ToTensor):
+        return torch.float32, True
+    setting = transform.dtype
+    if isinstance(setting, dict):
+        image_types = (*_IMAGES, tv_tensors.Mask)
+        other_types = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
+        if other_types:
+            raise ArgumentError(
+                f"dtype of {type(transform).__name__} must be set for images and masks only, got {other_types}. Convert other "
+                "values after gpuaug.fuse, which does not change their type."
+            )
+        setting = next((setting[cls] for cls in _IMAGES if cls in setting), None)
+    return setting, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True
+
+
+def converts_to_floats(transform: Any) -> bool:
+    """Return whether a transform converts integers to floats."""
+    if is_maybe_to_tensor(transform):
+        return True
+    if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
+        return False
+    dtype, _ = conversion_of(transform)
+    return dtype is not None and dtype.is_floating_point
+
+
+def count_conversions(pipeline: Any) -> int:
+    """Return the number of conversions to floats among the transforms that run for every sample.
+
+    Raises:
+        ArgumentError: If a conversion converts more than images and masks.
+    """
+    return sum(map(converts_to_floats, expanded(pipeline)))
+
+
+def torchvision_equivalent(transform: Any) -> Any:
+    """Return torchvision's equivalent of a preset, or of a transform recognized by name; any other ``transform`` unchanged."""
+    transform = by_name.torchvision_equivalent(transform)
+    class_ = class_of(transform, PRESETS)
+    if class_ is None:
+        return transform
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    if class_ is ObjectDetection:
+        return to_float
+    transforms: list[Any] = [to_float, v2.Normalize(transform.mean, transform.std)]
+    if class_ is ImageClassification:
+        transforms.insert(0, v2.CenterCrop(transform.crop_size))
+    if class_ is ImageClassification or transform.resize_size is not None:
+        transforms.insert(0, v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias))
+    return v2.Compose(transforms)
+
+
+def expanded(pipeline: Any) -> Iterator[Any]:
+    """Yield the transforms that run for every sample, in order, with presets replaced by their transforms."""
+    for transform in in_sequence(pipeline):
+        replacement = torchvision_equivalent(transform)
+        if replacement is transform:
+            yield transform
+        else:
+            yield from in_sequence(replacement)
