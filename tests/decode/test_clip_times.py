@@ -65,6 +65,17 @@ JOINED = {
 }
 
 
+OVERLAPPING = [range(0, 48, 4), range(18, 66, 4)]
+"""Times of the frames of two parts, in hundredths of a second."""
+
+
+def test_parts_whose_times_overlap_are_numbered_in_the_order_of_the_file(tmp_path):
+    parts = [video(f"part{seed}.ts", count=12, seed=seed, times=tuple(times)) for seed, times in enumerate(OVERLAPPING)]
+    path = tmp_path / "overlapping.ts"
+    path.write_bytes(continued(b"".join(Path(part).read_bytes() for part in parts)))
+    assert np.array_equal(decoded(read_clip(path, 24))[0], frames(str(path)))
+
+
 def continued(data):
     """A transport stream whose packets are counted on, so that no packet seems to be lost where streams were joined."""
     data, counts = bytearray(data), {}

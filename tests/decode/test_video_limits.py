@@ -49,7 +49,7 @@ def read_index(data):
 @pytest.mark.parametrize("name", BOMBS)
 def test_tables_that_declare_more_than_a_file_holds_are_refused_before_ffmpeg_reads_them(name):
     data = BOMBS[name]()
-    with bounded(unrecorded), pytest.raises(DecodeError, match=r"packets|tracks|headers are"):
+    with bounded(unrecorded), pytest.raises(DecodeError, match=r"its headers (declare|are)|tracks, more than"):
         decoded(read_clip(data, 1))
     assert len(data) < 100_000
 

@@ -1,7 +1,7 @@
 """The module ``av`` (PyAV), imported on first use."""
 
 from functools import cache
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from gpuaug.core.errors import DeviceError
 from gpuaug.decode.clips import limits
@@ -50,21 +50,16 @@ def open_container(file: BinaryIO) -> Any:
     metadata = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     options = {
         "format_whitelist": ",".join(DEMUXERS),
-        "protocol_whitelist": "none",
+        "protocol_whitelist": "none",  # neither files nor servers that a video names
         "max_streams": str(limits.MAX_TRACKS),
         "max_pixels": str(limits.MAX_FRAME_PIXELS),  # of the decoders that FFmpeg opens to find missing header fields
     }
     if file.read(3) == b"FLV":
         options["fflags"] = "+ignidx"  # the demuxer allocates as many key frames as the index declares
     file.seek(0)
-    return av.open(file, options=options, io_open=_refuse_to_open, **metadata)
+    return av.open(file, options=options, **metadata)
 
 
 def limit_pixels(context: Any, pixels: int) -> None:
     """Have a decoder that is not open yet raise an error for larger frames, whatever size the container stores."""
     context.options = {**context.options, "max_pixels": str(pixels)}
-
-
-def _refuse_to_open(*_: Any) -> NoReturn:
-    """Refuse to open another file or a server that a video names."""
-    raise PermissionError("it names another file")

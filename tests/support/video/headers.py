@@ -136,7 +136,9 @@ BOMBS = {
     "a fragment of empty samples": lambda: with_fragment(MANY),
     "many fragments of empty samples": lambda: with_fragment(*[MANY // 100] * 100),
     "edits that repeat all frames": lambda: with_tables(
-        elst=table(b"elst", 4000, *itertools.chain(*[(10_000, 0, 65536)] * 4000))
+        elst=table(b"elst", 4000, *itertools.chain(*[(10_000, 0, 65536)] * 4000)),
+        stsz=table(b"stsz", 1, 4000),
+        stsc=table(b"stsc", 1, 1, 4000, 1),
     ),
     "sound in chunks": lambda: with_tables(
         hdlr=lambda old: old.replace(b"vide", b"soun"),
