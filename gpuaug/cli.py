@@ -226,7 +226,8 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
     """Write the log messages of gpuaug to stderr, also if it is a file: they tell the progress."""
-    log, handler = logging.getLogger("gpuaug"), logging.StreamHandler()
+    log = logging.getLogger("gpuaug")
+    handler = logging.StreamHandler()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -22,7 +22,7 @@ from gpuaug.decode.encoded_input import (
     too_large,
 )
 from gpuaug.decode.headers import Header, parse
-from gpuaug.decode.limits import MAX_FILE_BYTES
+from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
 ALIGN = 64
@@ -135,6 +135,6 @@ def _read(path: str, buffer: memoryview, length: int) -> str:
             # A call may read fewer bytes than requested.
             while 0 < count < length and (next_count := file.readinto(buffer[count:])):
                 count += next_count
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LimitError) as error:
         return file_problem(error)
     return "" if count == length else "its size has changed while it was read"

@@ -18,7 +18,7 @@ from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.headers import Header, parse
-from gpuaug.decode.limits import MAX_FILE_BYTES
+from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -52,18 +52,19 @@ def open_file(path: str) -> FileIO:
     """Open a regular file for reading, without waiting for the writer of a FIFO.
 
     Raises:
-        OSError: If the file does not exist, cannot be opened, or is not a regular file, such as a folder or a device.
+        LimitError: If the file is not a regular file, such as a FIFO or a device.
+        OSError: If the file does not exist, or cannot be opened.
         ValueError: If the path contains a null character.
     """
     try:
         file = FileIO(path, opener=_open_without_waiting)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
-            raise OSError(_NOT_REGULAR) from None
+            raise LimitError(_NOT_REGULAR) from None
         raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(_NOT_REGULAR)
+        raise LimitError(_NOT_REGULAR)
     return file
 
 
@@ -76,7 +77,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
-def file_problem(error: OSError | ValueError) -> str:
+def file_problem(error: OSError | ValueError | LimitError) -> str:
     """Return the reason why a file cannot be read, without its path, which the error message names."""
     return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
 
@@ -124,10 +125,13 @@ class EncodedFile(Undecoded, metaclass=_UnreadType):
 
     def _size(self) -> list[int]:
         """Return [height, width] of the image after rotation by its EXIF orientation."""
-        with open_file(self.path) as file:
-            size = os.fstat(file.fileno()).st_size
-            problem = too_large(size, MAX_FILE_BYTES)
-            header = Header(problem=problem) if problem else parse(file.read(size))
+        try:
+            with open_file(self.path) as file:
+                size = os.fstat(file.fileno()).st_size
+                problem = too_large(size, MAX_FILE_BYTES)
+                header = Header(problem=problem) if problem else parse(file.read(size))
+        except LimitError as error:
+            header = Header(problem=str(error))
         if header.problem:
             raise DecodeError(
                 f"The size of {self.path} cannot be read, because of its header: {header.problem}. Leave it out of the dataset."

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.core.encoded import SAMPLE_TYPES, Format
-from gpuaug.decode import containers, tiff
-from gpuaug.decode.exif import orientation
+from gpuaug.decode.formats import containers, tiff
+from gpuaug.decode.formats.exif import orientation
 from gpuaug.decode.limits import MAX_EXIF_SEGMENTS, MAX_METADATA_BYTES, MAX_SCANS, MAX_SEGMENTS, LimitError
 
 
@@ -212,7 +212,8 @@ def _jpeg(data: memoryview) -> Header:
     if format_ != Format.JPEG and next(islice(scans(data, position), MAX_SCANS, None), None) is not None:
         raise LimitError(f"it has more than {MAX_SCANS} scans, which is the limit")
     orientation_ = orientation(b"".join(exif), xmp) if exif or xmp else 1
-    stored_channels, label_max = 3 if channels == 4 else channels, 255 if channels == 1 else 0
+    stored_channels = 3 if channels == 4 else channels
+    label_max = 255 if channels == 1 else 0
     return Header(height, width, channels, stored_channels, format_, sampling, orientation_, label_max=label_max)
 
 

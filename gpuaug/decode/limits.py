@@ -45,7 +45,7 @@ MAX_TEXT_BYTES = 2**20
 
 
 class LimitError(Exception):
-    """A file exceeds a limit, or contradicts itself. The message is a clause, for ``Header.problem``."""
+    """A file exceeds a limit, contradicts itself, or is not a regular file. The message is a clause, for ``Header.problem``."""
 
 
 class Metadata:

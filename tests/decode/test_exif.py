@@ -15,8 +15,8 @@ from support.files import exif_files
 from support.files.exif_files import TYPES, chunk, exif, xmp
 
 from gpuaug import DecodeStage, collate_encoded
-from gpuaug.decode import containers
-from gpuaug.decode import exif as reader
+from gpuaug.decode.formats import containers
+from gpuaug.decode.formats import exif as reader
 from gpuaug.decode.headers import parse
 
 pytestmark = [

@@ -261,7 +261,7 @@ def test_a_path_of_no_regular_file_is_an_error_at_once(name, tmp_path):
     for value in (read_clip(path, 1), read_encoded(path), Path(path)):
         with pytest.raises(DecodeError, match=r"not a regular file|Is a directory"):
             DecodeStage()(collate_encoded([(value, 0)])[0], "cpu")
-    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
+    with pytest.raises((OSError, DecodeError), match=r"not a regular file|Is a directory"):
         _ = read_encoded(path).height
 
 

@@ -56,18 +56,18 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 63,
-    "benchkit": 786,
-    "cli": 237,
-    "core": 1_533,
-    "decode": 4_466,
-    "feed": 2_346,
-    "fusion": 13_312,
+    "__init__": 65,
+    "benchkit": 789,
+    "cli": 253,
+    "core": 1_587,
+    "decode": 5_254,
+    "feed": 2_392,
+    "fusion": 13_528,
     "integrations": 49,
     "loader": 1_490,
-    "profiler": 1_241,
-    "stages": 1_820,
-    "viewer": 851,
+    "profiler": 1_265,
+    "stages": 1_884,
+    "viewer": 881,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 

@@ -116,7 +116,8 @@ class _Headers:
             offset = match.end()
             fields = data[offset : offset + 32].ljust(32, b"\0")
             number = {at: int.from_bytes(fields[at : at + 4], "big") for at in (4, 6, 8, 12)}
-            version, track = fields[0], self.tracks[-1]
+            version = fields[0]
+            track = self.tracks[-1]
             match match[0]:
                 case b"trak":
                     self.tracks.append(_Track())

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
-from gpuaug.decode import tiff
 from gpuaug.decode.decoders import image_loop, libspng, libwebp, turbojpeg, window_loop
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.decoders.image_loop import ImageLoop
 from gpuaug.decode.decoders.window_loop import WindowLoop
+from gpuaug.decode.formats import tiff
 from gpuaug.decode.headers import open_image
 from gpuaug.decode.layout import ImageInfo, Layout
 from gpuaug.decode.work import Work

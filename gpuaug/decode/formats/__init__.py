@@ -1,0 +1,1 @@
+"""Parsers of the metadata of image files."""
