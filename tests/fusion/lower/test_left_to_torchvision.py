@@ -360,15 +360,9 @@ BY_TYPE = {tv_tensors.Image: 100, tv_tensors.Video: 200, "others": 0}
 @pytest.mark.parametrize(("name", "expected"), {"tensors": 100, "Image": 100, "clips": 100, "Video": 200}.items())
 def test_settings_by_type_are_those_of_the_batch(name, expected):
     images = SAMPLES[name]
-    for transform in (
-        v2.Pad(1, fill=BY_TYPE),
-        v2.RandomRotation((45, 45), fill=BY_TYPE),
-        v2.RandomZoomOut(BY_TYPE, (2, 3), 1.0),
-    ):
-        made = gpuaug.fuse([transform, v2.CenterCrop(8)] if isinstance(transform, v2.RandomZoomOut) else [transform])(images)
-        corners = made.as_subclass(torch.Tensor)[..., [0, 0, -1, -1], [0, -1, 0, -1]]
-        assert corners.eq(expected).any()
-        assert not corners.eq(300 - expected).any() or IMAGES.eq(300 - expected).any()
+    for transform in (v2.Pad(1, fill=BY_TYPE), v2.RandomRotation((45, 45), fill=BY_TYPE)):
+        made = gpuaug.fuse(transform)(images).as_subclass(torch.Tensor)
+        assert made[..., 0, 0].eq(expected).all()
     floats = {tv_tensors.Image: torch.float32, tv_tensors.Video: None, "others": None}
     dtype = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ToDtype(floats, scale=True)])(images).dtype
     assert dtype is (torch.uint8 if name == "Video" else torch.float32)
