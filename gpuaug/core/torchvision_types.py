@@ -197,7 +197,7 @@ def children_of(pipeline: Any) -> list[Any]:
 def has_forward(module: nn.Module) -> bool:
     """Return whether a module can be called: unlike a plain ``nn.ModuleDict`` or ``nn.ModuleList``, it defines ``forward``."""
     is_defined = getattr(module.forward, "__func__", None) is not nn.Module.forward
-    return is_defined or type(module).__call__ is not nn.Module.__call__
+    return is_defined or not type(module).__call__.__module__.startswith("torch.nn.")
 
 
 def is_unmodified_sequential(module: Any) -> bool:

@@ -20,7 +20,7 @@ from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
-from gpuaug.core.torchvision_types import holds_targets
+from gpuaug.core.torchvision_types import holds_targets, type_name
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape
@@ -142,8 +142,8 @@ class Fused(nn.Module):
         pipeline = snapshot(pipeline)
         # In a tuple, because a child module would be moved with this module, and would add its buffers to the state_dict.
         self.pipeline = (pipeline,)
-        self._programs: dict[torch.dtype, Program] = {}
-        """Program per dtype of the input images."""
+        self._programs: dict[torch.dtype | tuple[torch.dtype, bool], Program] = {}
+        """Program per dtype of the input images, and per (dtype, True) of a batch of torchvision's type ``Video``."""
         uint8_program = Program(pipeline, options)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
@@ -186,11 +186,12 @@ class Fused(nn.Module):
             return programs
         return programs
 
-    def _program(self, dtype: torch.dtype = torch.uint8) -> Program:
-        """Return the program for images of ``dtype``, created at its first use."""
-        program = self._programs.get(dtype)
+    def _program(self, dtype: torch.dtype = torch.uint8, *, is_video: bool = False) -> Program:
+        """Return the program for images of ``dtype``, created at its first use. ``is_video``: for torchvision's ``Video``."""
+        key = (dtype, True) if is_video else dtype
+        program = self._programs.get(key)
         if program is None:
-            program = self._programs[dtype] = Program(self.pipeline[0], self.options, dtype)
+            program = self._programs[key] = Program(self.pipeline[0], self.options, dtype, is_video=is_video)
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
@@ -316,7 +317,8 @@ class Fused(nn.Module):
         keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else checked_keys(data_keys)
         call_inputs = self._call_inputs(inputs, keys)
         size, views = call_inputs.image_size, self.options.views
-        program = self._program(call_inputs.image_dtype)
+        is_video = type_name(inputs[keys.index("input")]) == "Video" if "input" in keys else False
+        program = self._program(call_inputs.image_dtype, is_video=is_video)
         program.check_type(has_run=False)
         program.check_sizes(size)
         _check_targets(program, call_inputs)
@@ -350,8 +352,9 @@ class Fused(nn.Module):
                 return result
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
-                program = Program(self.pipeline[0], self.options, call_inputs.image_dtype, returned_types)
-                self._programs[call_inputs.image_dtype] = program
+                dtype = call_inputs.image_dtype
+                program = Program(self.pipeline[0], self.options, dtype, returned_types, is_video=is_video)
+                self._programs[(dtype, True) if is_video else dtype] = program
                 call_inputs = self._call_inputs(inputs, keys)
         raise ArgumentTypeError(
             "functions in pipeline must return one dtype per input dtype, got a function whose output dtype changes from "

@@ -35,6 +35,19 @@ def test_modules_without_forward_are_refused_by_fuse(module):
             gpuaug.fuse(pipeline)
 
 
+def test_a_sequence_that_can_be_called_is_a_transform_of_its_own():
+    class Own(list):
+        def __call__(self, image):
+            return 255 - image
+
+    images = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
+    with pytest.warns(gpuaug.GpuAugWarning, match="Own_0 is not fused"):
+        augment = gpuaug.fuse(v2.Compose([Own([v2.RandomHorizontalFlip(1.0)])]))
+    torch.testing.assert_close(augment(images), 255 - images)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got Own\. Pass the transforms that it calls"):
+        gpuaug.fuse(Own([v2.RandomHorizontalFlip(1.0)]))
+
+
 @pytest.mark.parametrize("pipeline", [HELD[0], v2.RandomInvert(), K.AugmentationSequential(HELD[0], data_keys=None)], ids=repr)
 def test_a_dict_of_a_batch_is_refused_with_its_data_keys(pipeline):
     batch = {"image": torch.rand(2, 3, 4, 4), "mask": torch.rand(2, 1, 4, 4)}

@@ -1,5 +1,6 @@
 """Conversions of images to another type, among the transforms of a pipeline of torchvision."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,18 @@ PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
 """Presets for images: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
 
 _IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
+
+
+def for_videos(transform: Any) -> Any:
+    """Return a transform with its settings for ``tv_tensors.Video`` in place of those for ``tv_tensors.Image``."""
+    settings = {name: getattr(transform, name, None) for name in ("fill", "_fill", "dtype")}
+    by_type = {name: value for name, value in settings.items() if isinstance(value, dict) and tv_tensors.Video in value}
+    if not by_type:
+        return transform
+    transform = copy.copy(transform)
+    for name, value in by_type.items():
+        setattr(transform, name, {**value, tv_tensors.Image: value[tv_tensors.Video]})
+    return transform
 
 
 def conversion_of(transform: Any) -> tuple[torch.dtype | None, bool]:

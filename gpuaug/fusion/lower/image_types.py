@@ -36,12 +36,14 @@ class ImageTypes:
     Args:
         dtype: Type of the input images of the pipeline.
         conversions: Number of conversions of integers to floats in the rest of the pipeline.
+        is_video: Whether settings by type are those of ``tv_tensors.Video``.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
     dtype: torch.dtype
     conversions: int = 0
     returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
+    is_video: bool = False
     fallbacks: int = 0
     """Number of torchvision's fallback modules before the next transform."""
     type_change: TypeChange = field(default=UNCHANGED_TYPE, init=False)

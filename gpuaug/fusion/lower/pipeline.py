@@ -50,6 +50,7 @@ def lower(
     antialias: bool = False,
     dtype: torch.dtype = torch.uint8,
     returned_types: Mapping[int, torch.dtype] | None = None,
+    is_video: bool = False,
 ) -> Lowered:
     """Lower a pipeline to a tree of ops.
 
@@ -59,6 +60,7 @@ def lower(
         antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
         dtype: Type of the input images.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
+        is_video: Whether the input is of torchvision's type ``Video``.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is not a pipeline, or has a transform that cannot run on batches.
@@ -73,7 +75,7 @@ def lower(
         from gpuaug.fusion.lower.conversions import count_conversions
 
         conversion_count = count_conversions(pipeline)
-    types = ImageTypes(dtype, conversion_count, returned_types or {})
+    types = ImageTypes(dtype, conversion_count, returned_types or {}, is_video)
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)
     if types.delayed_factor != 1:

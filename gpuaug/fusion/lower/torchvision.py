@@ -39,6 +39,7 @@ from gpuaug.fusion.lower.conversions import (
     conversion_of,
     converts_to_floats,
     expanded,
+    for_videos,
     torchvision_equivalent,
 )
 from gpuaug.fusion.lower.image_types import ImageTypes
@@ -266,7 +267,7 @@ class TorchvisionLowering:
         if class_ is None:
             return None, "no lowering for this type"
         try:
-            op = class_(name, transform, self.units)
+            op = class_(name, for_videos(transform) if self._types.is_video else transform, self.units)
             return op, op.unsupported()
         except GpuAugError:
             raise
@@ -275,7 +276,7 @@ class TorchvisionLowering:
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
         """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""
-        dtype, scale = conversion_of(transform)
+        dtype, scale = conversion_of(for_videos(transform) if self._types.is_video else transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
         target_conversions = TargetConversions(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
         conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), target_conversions)

@@ -60,6 +60,7 @@ class Program:
         options: Arguments of ``fuse``.
         source_dtype: Type of the input images.
         returned_types: Output type of fallback modules that change the type, by index of the module among all fallback modules.
+        is_video: Whether the input is of torchvision's type ``Video``.
 
     Raises:
         ArgumentError, ArgumentTypeError: If the pipeline cannot run.
@@ -71,10 +72,17 @@ class Program:
         options: Options,
         source_dtype: torch.dtype = torch.uint8,
         returned_types: Mapping[int, torch.dtype] | None = None,
+        *,
+        is_video: bool = False,
     ) -> None:
         self.returned_types = dict(returned_types or {})
         lowered = lower(
-            pipeline, options.pick, antialias=options.antialias, dtype=source_dtype, returned_types=self.returned_types
+            pipeline,
+            options.pick,
+            antialias=options.antialias,
+            dtype=source_dtype,
+            returned_types=self.returned_types,
+            is_video=is_video,
         )
         self.tree = lowered.tree
         self.dtype = lowered.dtype if options.dtype is None else options.dtype

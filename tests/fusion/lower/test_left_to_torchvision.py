@@ -353,6 +353,21 @@ def test_each_image_has_the_type_that_its_own_modules_made():
     assert_values(out.as_subclass(torch.Tensor)[~zeros], 255 - IMAGES.repeat(8, 1, 1, 1)[~zeros])
 
 
+BY_TYPE = {tv_tensors.Image: 100, tv_tensors.Video: 200, "others": 0}
+
+
+@left_to_torchvision
+@pytest.mark.parametrize(("name", "expected"), {"tensors": 100, "Image": 100, "clips": 100, "Video": 200}.items())
+def test_settings_by_type_are_those_of_the_batch(name, expected):
+    images = SAMPLES[name]
+    for transform in (v2.Pad(1, fill=BY_TYPE), v2.RandomRotation((45, 45), fill=BY_TYPE)):
+        made = gpuaug.fuse(transform)(images).as_subclass(torch.Tensor)
+        assert made[..., 0, 0].eq(expected).all()
+    floats = {tv_tensors.Image: torch.float32, tv_tensors.Video: None, "others": None}
+    dtype = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ToDtype(floats, scale=True)])(images).dtype
+    assert dtype is (torch.uint8 if name == "Video" else torch.float32)
+
+
 @left_to_torchvision
 @pytest.mark.parametrize("name", SAMPLES)
 def test_torchvisions_modules_take_plain_tensors_for_images_and_clips(name):

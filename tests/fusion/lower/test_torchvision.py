@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.core.torchvision_types import all_parts
 from gpuaug.fusion.normalization import normalized_by
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -164,6 +165,23 @@ def test_floats_of_bytes_are_those_in_the_unit_range_times_255(name, form):
             torch.manual_seed(0)
             results.append(augment(images))
         assert_values(results[1] / largest, results[0], atol=5e-7)
+
+
+class Doubling(nn.Module):
+    def forward(self, images):
+        return 2 * images
+
+
+@pytest.mark.filterwarnings("ignore:.*is not fused")
+def test_modules_of_kornia_and_of_the_user_get_floats_of_bytes():
+    images = photographs(4)
+    normalize = K.Normalize(torch.tensor([123.0, 116.0, 103.0]), torch.tensor([58.0, 57.0, 56.0]))
+    for before in ([], [Doubling()], [K.ImageSequential(K.RandomVerticalFlip(p=0.0))], [v2.Compose([Doubling()])]):
+        made = gpuaug.fuse([v2.RandomCrop(32, padding=0), UNSCALED, *before, normalize])(images[..., :32])
+        doubled = any(isinstance(part, Doubling) for module in before for part in all_parts(module))
+        assert_values(made, normalize((2 if doubled else 1) * images[..., :32].float()), atol=2e-6)
+    erased = gpuaug.fuse([UNSCALED, K.RandomErasing(scale=(0.9, 0.9), value=0.5, p=1.0)])(images)
+    assert (erased == 0.5).float().mean() > 0.5
 
 
 def test_floats_of_bytes_in_every_type_of_batch():
