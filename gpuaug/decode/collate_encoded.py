@@ -14,6 +14,7 @@ from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import (
     MAX_FILE_BYTES,
+    NotRegularError,
     are_encoded,
     begins_like_video,
     file_problem,
@@ -135,6 +136,6 @@ def _read(path: str, buffer: memoryview, length: int) -> str:
             # A call may read fewer bytes than requested.
             while 0 < count < length and (next_count := file.readinto(buffer[count:])):
                 count += next_count
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotRegularError) as error:
         return file_problem(error)
     return "" if count == length else "its size has changed while it was read"

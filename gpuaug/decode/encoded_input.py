@@ -46,25 +46,31 @@ The type alone, such as P5, is not enough: a label may be the same bytes.
 MAX_FILE_BYTES = 2**30
 """Maximum size of an image file in bytes: larger than any image, and too small to exhaust the memory of a worker."""
 
-_NOT_REGULAR = "it is not a regular file"
+
+class NotRegularError(Exception):
+    """A path leads to no regular file, but to a FIFO, a device or a socket."""
+
+    def __str__(self) -> str:
+        return "it is not a regular file"
 
 
 def open_file(path: str) -> FileIO:
     """Open a regular file for reading, without waiting for the writer of a FIFO.
 
     Raises:
-        OSError: If the file does not exist, cannot be opened, or is not a regular file, such as a folder or a device.
+        OSError: If the file does not exist, cannot be opened, or is a folder.
+        NotRegularError: If it is another file that is not regular.
         ValueError: If the path contains a null character.
     """
     try:
         file = FileIO(path, opener=_open_without_waiting)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
-            raise OSError(_NOT_REGULAR) from None
+            raise NotRegularError from None
         raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(_NOT_REGULAR)
+        raise NotRegularError
     return file
 
 
@@ -77,7 +83,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
-def file_problem(error: OSError | ValueError) -> str:
+def file_problem(error: Exception) -> str:
     """Return the reason why a file cannot be read, without its path, which the error message names."""
     return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
 
@@ -114,10 +120,13 @@ class EncodedFile:
 
     def _size(self) -> list[int]:
         """Return [height, width] of the image after rotation by its EXIF orientation."""
-        with open_file(self.path) as file:
-            size = os.fstat(file.fileno()).st_size
-            problem = too_large(size, MAX_FILE_BYTES)
-            header = Header(problem=problem) if problem else parse(file.read(size))
+        try:
+            with open_file(self.path) as file:
+                size = os.fstat(file.fileno()).st_size
+                problem = too_large(size, MAX_FILE_BYTES)
+                header = Header(problem=problem) if problem else parse(file.read(size))
+        except NotRegularError as error:
+            header = Header(problem=file_problem(error))
         if header.problem:
             raise DecodeError(
                 f"The size of {self.path} cannot be read, because of its header: {header.problem}. Leave it out of the dataset."

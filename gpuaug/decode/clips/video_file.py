@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuaug.decode.clips import libav, limits, mp4
 from gpuaug.decode.clips.index import CONVERT, Index, Scan, VideoError, checksum, packets_of, stamp_of
-from gpuaug.decode.encoded_input import file_problem, open_file
+from gpuaug.decode.encoded_input import NotRegularError, file_problem, open_file
 
 MAX_INDICES = 1024
 """Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
@@ -98,7 +98,7 @@ def _open_container(source: str | memoryview, *, is_known: bool) -> Any:
     container = None
     try:
         file = open_file(source) if isinstance(source, str) else BytesIO(source)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotRegularError) as error:
         raise VideoError(file_problem(error)) from None
     try:
         if not is_known:
