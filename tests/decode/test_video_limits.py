@@ -212,7 +212,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_of_other_files_is_refused(name, allowed, folder, monkeypatch):
     if allowed:  # then no other file is opened either
-        monkeypatch.setattr(libav, "DEMUXERS", ("concat", "hls", "dash", "sdp", "vobsub", "ffmetadata", "image2"))
+        monkeypatch.setattr(libav, "DEMUXERS", ("concat", "hls", "dash", "sdp", "vobsub", "ffmetadata", "image2", "mpegts"))
     for source in (folder / name, (folder / name).read_bytes()):
         with pytest.raises(DecodeError, match="because of sample 0"):
             decoded(read_clip(source, 1))

@@ -116,7 +116,6 @@ class _Headers:
             offset = match.end()
             fields = data[offset : offset + 32].ljust(32, b"\0")
             number = {at: int.from_bytes(fields[at : at + 4], "big") for at in (4, 6, 8, 12)}
-            version = fields[0]
             track = self.tracks[-1]
             match match[0]:
                 case b"trak":
@@ -146,9 +145,9 @@ class _Headers:
                 case b"trun":
                     self.packets += number[4]
                 case b"iinf":
-                    self.packets += number[4] if version else 0
+                    self.packets += number[4] if fields[0] else 0
                 case b"iloc":
-                    self.packets += number[6] if version > 1 else 0
+                    self.packets += number[6] if fields[0] > 1 else 0
                 case b"moof":
                     self.fragments += 1
                 case b"sidx":

@@ -57,7 +57,7 @@ def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True)
+    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True, 0)
     return cpu._decode_with_pil(np.frombuffer(file, np.uint8), channels, info)
 
 
