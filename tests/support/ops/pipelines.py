@@ -64,7 +64,7 @@ CLOSE = {
         v2.GaussianBlur(5),
         v2.RandomAffine(20, (0.2, 0.1), interpolation="bilinear", fill={torch.Tensor: 114, tv_tensors.Mask: 0}),
         v2.RandomErasing(0.7, value=200),
-        v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),
+        v2.Normalize([114.0], [57.0]),
     ],
     "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
     "resized crop, squares": lambda: [K.RandomResizedCrop((16, 20), align_corners=False)],
