@@ -40,7 +40,7 @@ class DrawsAhead:
        is the counting of epochs by a sampler that counts at its end.
     2. Global generators are read while no stage is running, which would have set them to the state of the stage.
     3. Before another iteration draws from the same generators, the sampler is read to its end, so that it draws nothing later.
-       Draws that a plain ``DataLoader`` would make later are undone.
+       Draws that a plain ``DataLoader`` would make later are postponed.
 
     Args:
         variables: States of the sampler's generators, without global generators, from which the training loop draws, too, and
@@ -49,13 +49,17 @@ class DrawsAhead:
     """
 
     def __init__(self, variables: Sequence[Variable], *, is_custom: bool) -> None:
-        self._variables = variables
+        self.variables = variables
         self._is_custom = is_custom
         self._changes: deque[_Change] = deque()
         """Changes by items that a plain ``DataLoader`` has not read yet."""
         self._locks = False
         """Whether the sampler draws from global generators."""
         self._is_stopped = False
+        self._is_postponed = False
+        """Whether ``postpone`` was called."""
+        self.makes_postponed_draws = False
+        """Whether ``count_returned`` makes postponed draws: no other iteration has drawn, or its draws were undone."""
         self.items_before_first = sys.maxsize
         """Number of items that a plain ``DataLoader`` has read before the first call of ``next``.
 
@@ -79,9 +83,11 @@ class DrawsAhead:
 
     def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
         """Return ``read()``, which reads the item with index ``item`` of the sampler. Return an empty list after ``stop``."""
-        values_before = [get_value() for get_value, _ in self._variables]
+        if self._is_postponed:
+            return []  # the sampler has been read to its end
+        values_before = [get_value() for get_value, _ in self.variables]
         items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._locks else read()
-        for variable, before in zip(self._variables, values_before, strict=True):
+        for variable, before in zip(self.variables, values_before, strict=True):
             after = variable[0]()
             if not _equal(before, after):
                 self._changes.append(_Change(item, variable, before, after))
@@ -98,19 +104,34 @@ class DrawsAhead:
 
         A variable that another iteration, or the program, has changed since is not changed.
         """
+        if self._is_postponed:
+            self._changes.clear()
         while self._changes:
             item, (get_value, set_value), before, after = self._changes.pop()
             if item >= self._num_plain and _equal(get_value(), after):
                 set_value(before)
 
-    def shares_variables(self, other: "DrawsAhead") -> bool:
-        """Whether this iteration still draws from a generator of another one's sampler, or counts the same epochs."""
-        return not self._is_stopped and not self._owners.isdisjoint(other._owners)
+    def count_returned(self) -> None:
+        """Record that the training loop has received a result of ``next``, and make postponed draws that are due."""
+        self.num_returned += 1
+        while self.makes_postponed_draws and self._changes and self._changes[0].item < self._num_plain:
+            _, (get_value, set_value), before, after = self._changes.popleft()
+            if _equal(get_value(), before):
+                set_value(after)
 
-    @property
-    def _owners(self) -> set[int]:
-        getters = [get_value for get_value, _ in self._variables]
-        return {id(getter.args[0] if isinstance(getter, partial) else getter.__self__) for getter in getters}  # type: ignore[attr-defined]
+    def postpone(self) -> None:
+        """Set variables to the values that a plain ``DataLoader`` would have left so far. Call after the last ``read``."""
+        self.makes_postponed_draws = False
+        if self._is_postponed:
+            return
+        changes = [change for change in self._changes if change.item >= self._num_plain]
+        self.undo()
+        self._changes.extend(changes)
+        self._is_postponed = True
+
+    def uses_any_of(self, variables: Sequence[Variable]) -> bool:
+        """Whether the iteration is open, and its sampler changes one of ``variables``."""
+        return not self._is_stopped and not _owners(self.variables).isdisjoint(_owners(variables))
 
     @property
     def _num_plain(self) -> int:
@@ -135,6 +156,12 @@ def generator_variables(owners: Collection[Any]) -> list[Variable]:
         elif isinstance(value, random.Random):
             variables.append((value.getstate, value.setstate))
     return variables
+
+
+def _owners(variables: Sequence[Variable]) -> set[int]:
+    """Return the identities of the generators and samplers that hold variables."""
+    getters = [get_value for get_value, _ in variables]
+    return {id(getter.args[0] if isinstance(getter, partial) else getter.__self__) for getter in getters}  # type: ignore[attr-defined]
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -11,7 +11,7 @@ import weakref
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -22,16 +22,18 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.draws_ahead import DrawsAhead, differ, generator_variables, set_states, states_of
+from gpuaug.feed.draws_ahead import DrawsAhead, Variable, differ, generator_variables, set_states, states_of
 from gpuaug.feed.wrapped_loader import (
     StateReader,
     as_int,
+    attribute_of,
     begin_iterator,
     end_workers,
     has_state_methods,
     index_sampler,
     is_stateful,
     parts,
+    plain_value,
     sampler_replaced,
     uses_iteration_of,
 )
@@ -135,8 +137,8 @@ class ResumableLoader:
         self._generator_variables = generator_variables([loader, *samplers] if self._by_index else [])
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
         """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
-        self._rank = _attribute("rank", paths.values())
-        self.ranks = _attribute("num_replicas", paths.values())
+        self._rank = attribute_of("rank", paths.values())
+        self.ranks = attribute_of("num_replicas", paths.values())
         """Number of ranks among which a sampler divides the dataset; ``None`` without such a sampler."""
         self.draws_ahead: DrawsAhead | None = None
         """Draws of the sampler in the epoch that was begun last; ``None`` if they are not known."""
@@ -150,8 +152,8 @@ class ResumableLoader:
             return {"batches": length}
         return {
             "samples": length,
-            "batch_size": _plain(getattr(self.sampler, "batch_size", None)),
-            "drop_last": _plain(getattr(self.sampler, "drop_last", None)),
+            "batch_size": plain_value(getattr(self.sampler, "batch_size", None)),
+            "drop_last": plain_value(getattr(self.sampler, "drop_last", None)),
             "sampler": self._sampler_names,
             "generators": ", ".join(self.generators) or "none",
             **self._worker_settings,
@@ -280,9 +282,7 @@ class ResumableLoader:
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
         recording = _RecordingSampler(self, self.sampler, resume)
-        for indices in list(_open):
-            if indices.draws_ahead.shares_variables(recording.draws_ahead):
-                indices.read_to_end()
+        read_open_to_end(recording.draws_ahead.variables)
         states_before = states_of(recording.generators)
         try:
             if resume is not None and resume.seed is not None:  # workers must not draw the numbers of an earlier epoch
@@ -409,17 +409,20 @@ class EpochIndices(Iterator[Any]):
             self._read_ahead.popleft()
 
     def read_to_end(self) -> None:
-        """Read the remaining items, if their number is known, and undo draws that a plain ``DataLoader`` would make later."""
+        """Read the remaining items, if their number is known, and postpone draws that are not due in a plain ``DataLoader``."""
         length = 0
         with suppress(Exception):  # a sampler need not have a length
             length = len(self._recording)
         with self._lock:
             try:
                 for index in range(len(self._checksums) - 1, length + 1):  # the last reads the end
-                    self._read_ahead.extend(self.draws_ahead.read(index, partial(self._read, 1)))
+                    items = self.draws_ahead.read(index, partial(self._read, 1))
+                    self._read_ahead.extend(items)
+                    if not items:
+                        self.draws_ahead.postpone()
+                        return
             except Exception as error:
                 self._error = error
-            self.draws_ahead.undo()
 
     def _read(self, count: int) -> list[Any]:
         """Read at most ``count`` items of the user's sampler, and extend the checksums."""
@@ -467,10 +470,21 @@ class EpochIndices(Iterator[Any]):
 _open: weakref.WeakSet[EpochIndices] = weakref.WeakSet()
 """Iterators that ``begin`` was called for, of all loaders in this process: several loaders may draw from one generator."""
 
+
+def read_open_to_end(variables: Sequence[Variable]) -> list[DrawsAhead]:
+    """Read the samplers of open iterations that change any of ``variables`` to their ends, and postpone their draws.
+
+    Returns:
+        The records of draws of these iterations.
+    """
+    found = [indices for indices in list(_open) if indices.draws_ahead.uses_any_of(variables)]
+    for indices in found:
+        indices.read_to_end()
+    return [indices.draws_ahead for indices in found]
+
+
 _LIBRARIES = ("torch", "torchdata", "accelerate")
 """Packages whose samplers depend only on their epochs, their attributes ``generator`` and torch's global generator."""
-
-_MAX_TEXT = 200  # maximum number of characters of a setting in a state
 
 
 def _bytes_of(indices: Any) -> Any:
@@ -479,17 +493,3 @@ def _bytes_of(indices: Any) -> Any:
         with suppress(TypeError, OverflowError):
             return array("q", indices)  # a quarter of the time that repr takes
     return without_addresses(repr(indices)).encode()
-
-
-def _attribute(name: str, parts: Iterable[Any]) -> int | None:
-    """Return the first attribute ``name`` of ``parts`` that is a whole number; ``None`` without one."""
-    values = (as_int(getattr(part, name, None)) for part in parts)
-    return next((value for value in values if value is not None), None)
-
-
-def _plain(value: Any) -> bool | int | str | None:
-    """Return a setting of a sampler as a value of a state: ``None``, a bool or an int unchanged, any other value as text."""
-    if value is None or isinstance(value, bool):
-        return value
-    number = as_int(value)
-    return without_addresses(repr(value))[:_MAX_TEXT] if number is None else number

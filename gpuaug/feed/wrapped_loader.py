@@ -7,7 +7,7 @@ import pickle
 import queue
 import select
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -18,7 +18,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
-from gpuaug.core.errors import ArgumentTypeError, add_note
+from gpuaug.core.errors import ArgumentTypeError, add_note, without_addresses
 
 _WAKE_ITEM = (None, None)
 """(index, data) in the form of a worker's result. A ``DataLoader`` that receives it raises, because no task has this index."""
@@ -328,6 +328,24 @@ def _add_part(parts_by_path: dict[str, Any], loader: Any, path: str) -> bool:
 
 def _no_state(_ended: bool) -> None:
     return None
+
+
+def attribute_of(name: str, objects: Iterable[Any]) -> int | None:
+    """Return the first attribute ``name`` of ``objects`` that is a whole number; ``None`` without one."""
+    values = (as_int(getattr(value, name, None)) for value in objects)
+    return next((value for value in values if value is not None), None)
+
+
+_MAX_TEXT = 200
+"""Maximum number of characters of a setting in a state."""
+
+
+def plain_value(value: Any) -> bool | int | str | None:
+    """Return a setting of a sampler as a value of a state: ``None``, a bool or an int unchanged, any other value as text."""
+    if value is None or isinstance(value, bool):
+        return value
+    number = as_int(value)
+    return without_addresses(repr(value))[:_MAX_TEXT] if number is None else number
 
 
 def index_sampler(loader: Any) -> Any:

@@ -61,7 +61,12 @@ class ClipLayout:
     def warn_if_channels_first(self, clips: Tensor) -> None:
         """Warn if ``clips`` are probably (B, C, T, H, W), and the pipeline reads (B, T, C, H, W)."""
         frames, channels = clips.shape[1:3]
-        if self.channels_first or channels in (1, 3) or not (frames == 3 or (frames == 1 and channels > 4)):
+        if (
+            self.channels_first
+            or channels in (1, 3)
+            or clips.shape[-1] in (1, 3, 4)
+            or not (frames == 3 or (frames == 1 and channels > 4))
+        ):
             return
         warnings.warn(
             f"Clips of shape {tuple(clips.shape)} are augmented as {frames} frames of {channels} channels, because their axes "

@@ -13,6 +13,7 @@ from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.draws_ahead import generator_variables
 from gpuaug.feed.feed import Feed
+from gpuaug.feed.resumable import read_open_to_end
 from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
@@ -105,7 +106,9 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     """
     shared = loader._shared
     stats = loader._shared.stats
-    generator_states = [(set_state, get_state()) for get_state, set_state in generator_variables(parts(loader.loader).values())]
+    variables = generator_variables(parts(loader.loader).values())
+    open_draws = read_open_to_end(variables)
+    generator_states = [(set_state, get_state()) for get_state, set_state in variables]
     dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
@@ -118,6 +121,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
         for set_state, state in generator_states:
             set_state(state)
+        for draws_ahead in open_draws:
+            draws_ahead.makes_postponed_draws = True
         for dataset, state_dict in dataset_states:
             dataset.load_state_dict(state_dict)
 

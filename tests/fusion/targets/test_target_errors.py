@@ -107,7 +107,7 @@ class Moves(torch.nn.Module):
         (
             replaced(masks="a"),
             gpuaug.ArgumentTypeError,
-            "masks of sample 2 must be a tensor, got str. Stack the masks of one image",
+            "masks of sample 2 must be a tensor, got str. Return a tensor",
         ),
         (
             replaced(masks=torch.zeros(2, 32, 48)),
