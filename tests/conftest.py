@@ -37,6 +37,9 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 HUGE, COLLAPSE = 2**21, 25
 """Bytes of a huge page, and ``MADV_COLLAPSE``, since Linux 6.1."""
 
+# torch.compile would start a pool of processes, which outlives the test that compiles first.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
 

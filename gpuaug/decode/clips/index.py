@@ -449,10 +449,12 @@ def _orientation(frame: Any) -> int:
     Raises:
         VideoError: If the matrix rotates by other than a multiple of 90 degrees, or skews.
     """
-    if "DISPLAYMATRIX" not in {data.type.name for data in frame.side_data}:
+    try:
+        matrix = frame.side_data["DISPLAYMATRIX"]
+    except KeyError:
         return 1
     # Position (x, y) of a stored pixel is shown at (a x + c y, b x + d y), plus an offset.
-    a, b, _, c, d, *_ = np.frombuffer(bytes(frame.side_data["DISPLAYMATRIX"]), np.int32).astype(np.float64).tolist()
+    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32).astype(np.float64).tolist()
     is_transposed = abs(b) + abs(c) > abs(a) + abs(d)
     x_scale, y_scale, *skew = (c, b, a, d) if is_transposed else (a, d, b, c)
     if max(map(abs, skew)) > _MOST_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
