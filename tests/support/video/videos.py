@@ -91,7 +91,10 @@ def lossless(name, shown):
 
 def shown(frame, picture):
     """A decoded picture (H, W, 3) as a player shows it: the display matrix of its frame says where each pixel goes."""
-    matrix = next((np.frombuffer(bytes(data), np.int32) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    try:
+        matrix = np.frombuffer(bytes(frame.side_data["DISPLAYMATRIX"]), np.int32)
+    except KeyError:
+        matrix = None
     if matrix is None:
         return picture
     forward = np.sign(matrix[[0, 3, 1, 4]].reshape(2, 2)) * (abs(matrix[[0, 3, 1, 4]].reshape(2, 2)) > 2**15)
