@@ -1,8 +1,11 @@
 import json
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
+from support.bench.small_models import use_small_model
 
 import gpuaug
 from gpuaug.benchkit import loops, uses
@@ -18,6 +21,26 @@ def setup(class_folder):
     return replace(setup, source_px=48, crop_px=32)
 
 
+def test_batches_go_on_after_the_last_image_and_come_in_the_same_order_to_each_loop(setup):
+    assert len(setup.images) == 24
+    first, second = (islice(loops.batches(setup, loops.uint8_images(setup)), 10) for _ in range(2))
+    counted = 0
+    for (images, labels), (other_images, other_labels) in zip(first, second, strict=True):
+        assert images.dtype == torch.uint8
+        assert images.shape == (4, 3, setup.source_px, setup.source_px)
+        assert torch.equal(images, other_images)
+        assert torch.equal(labels, other_labels)
+        counted += len(labels)
+    assert counted == 40
+
+
+def test_the_transform_of_one_loop_leaves_the_others_alone(setup):
+    augmented, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
+    plain, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
+    assert (augmented.dtype, plain.dtype) == (torch.float32, torch.uint8)
+    assert setup.images.transform is None
+
+
 def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
     on_cpu, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
     images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
@@ -29,11 +52,68 @@ def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
         assert -2.2 < augmented.min() < 0 < augmented.max() < 2.7, "normalised from [0, 1], not from [0, 255]"
 
 
+def test_the_fused_pipeline_writes_what_a_half_precision_model_reads(setup):
+    setup = replace(setup, half=True)
+    images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
+    augmented = loops.fused_augmentation(setup)(images)
+    assert augmented.dtype == torch.bfloat16
+    assert augmented.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_step_trains(setup, monkeypatch):
+    use_small_model(monkeypatch)
+    made = []
+    original = loops.torchvision.models.get_model
+    monkeypatch.setattr(loops.torchvision.models, "get_model", lambda *a, **k: made.append(original(*a, **k)) or made[-1])
+    steps = [loops.classifier_step(setup) for _ in range(2)]
+    before = made[0].fc.weight.clone()
+    assert torch.equal(before, made[1].fc.weight), "each loop starts from the same weights"
+    steps[0](torch.randn(4, 3, setup.crop_px, setup.crop_px), torch.tensor([0, 1, 0, 1]))
+    assert not torch.equal(before, made[0].fc.weight)
+    assert made[0].fc.out_features == 2
+
+
+def test_the_encoder_is_frozen_and_gives_as_many_features_as_it_says(setup):
+    encoder, width = loops.frozen_encoder(setup)
+    assert not encoder.training
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+    assert encoder(torch.zeros(2, 3, setup.crop_px, setup.crop_px)).shape == (2, width)
+
+
 def test_settings_are_plain_json_and_keep_the_users_paths_out(setup, class_folder):
     settings = json.dumps(setup.settings())
     assert str(class_folder) not in settings
     assert json.loads(settings)["classes"] == 2
     assert json.loads(settings)["batch_size"] == 4
+
+
+def test_discarded_steps_cover_what_the_loader_prefetches(class_folder):
+    images = class_folders(class_folder, None)
+    setup = loops.setup_for(CPU, images, batch_size=4, workers=3)
+    loader = loops.batches(setup, None)
+    assert setup.discard >= loader.num_workers * loader.prefetch_factor
+
+
+def test_each_use_has_its_baseline_among_its_variants(setup):
+    for use in uses.three_uses(setup):
+        assert use.baseline in [variant.name for variant in use.variants]
+
+
+def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
+    names = {use.case: [variant.name for variant in use.variants] for use in uses.three_uses(setup)}
+    ours = {"StreamedLoader", "StreamedLoader, fused", "StreamedLoader, from files"}
+    assert ours <= set(names["train resnet18"])
+    assert names["augment alone"] == ["Kornia, eager", "gpuaug.fuse"]
+
+
+def test_training_on_a_cpu_leaves_cores_to_the_workers(class_folder, monkeypatch):
+    monkeypatch.setattr(loops, "allowed_cores", lambda: 2)
+    setup = loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=1)
+    torch.set_num_threads(2)
+    with suppress(KeyboardInterrupt), loops.reserved_cores(setup):
+        assert torch.get_num_threads() == 1
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == 2
 
 
 def rows_of(rounds):

@@ -96,6 +96,19 @@ def test_all_settle_before_each_window(clock):
     assert clock.log == ["a", "sync", "sync", *windows[0], *windows[1], *windows[1], *windows[0]]
 
 
+def test_each_variant_is_opened_once(clock):
+    opened = []
+
+    def steps():
+        opened.append(1)
+        while True:
+            clock.now += 1
+            yield 1
+
+    interleave([Variant("a", steps)], device=CPU, seconds=1, repeats=4)
+    assert opened == [1]
+
+
 @pytest.mark.parametrize("error", [ValueError("decoder broke"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
 def test_every_iterator_is_closed_when_one_raises(clock, error):
     closed = []
@@ -125,6 +138,25 @@ def test_every_iterator_is_closed_when_one_raises(clock, error):
     assert sorted(closed) == ["a", "c", "failing"]
     if isinstance(error, Exception):
         assert error.__notes__ == ["raised in step 1 of variant 'failing'"]
+
+
+def test_iterators_are_closed_after_a_run_and_need_not_be_generators(clock):
+    closed = []
+
+    class Steps:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            clock.now += 1
+            return 1
+
+    class Closing(Steps):
+        def close(self):
+            closed.append(1)
+
+    interleave([Variant("plain", Steps), Variant("closing", Closing)], device=CPU, seconds=1, repeats=1)
+    assert closed == [1]
 
 
 def test_a_variant_that_ends_is_an_error_with_its_name(clock):
@@ -174,6 +206,11 @@ def test_summary_without_a_baseline_has_no_ratios():
 def test_summary_refuses_an_unknown_baseline():
     with pytest.raises(ValueError, match=r"baseline must be one of \['a'\], got 'b'. Pass None"):
         summarise({"a": [Window(1, 2, 1.0, 1.0)]}, baseline="b")
+
+
+def test_a_cpu_needs_no_synchronisation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("synchronised a GPU"))
+    synchronize(CPU)
 
 
 @pytest.mark.gpu

@@ -11,6 +11,27 @@ from bench.peers import augmenters
 pytestmark = left_to_kornia  # RandAugment as its users have it, equalize and auto_contrast included
 
 
+ELSEWHERE = {"fuse-augmentations", "DALI", "Kornia compiled", "gpuaug, streamed"}
+"""Rows that take a library that may be missing, minutes, or other images."""
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("case", augmenters.cases(32), ids=lambda case: case.name)
+def test_every_row_gives_the_same_shape_and_layout(case):
+    batch = augmenters.random_inputs(case, 3, 32, CPU)
+    for name in set(augmenters.row_names(case)) - ELSEWHERE:
+        with ExitStack() as stack:
+            outputs = augmenters.create_call(name, case, batch, stack)()
+        images, *annotations = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        assert images.shape == (3, 3, case.out, case.out), name
+        assert images.dtype == case.dtype, name
+        assert images.is_contiguous(memory_format=case.memory_format), name
+        if case.masks:
+            assert [(mask.shape, mask.dtype) for mask in annotations] == [((3, 1, case.out, case.out), case.masks)], name
+        assert bool(annotations) == bool(case.masks or case.boxes), name
+
+
 def squares(size, count):
     """Black images with a bright rectangle and its box; some have a second box without width or height."""
     images, targets = torch.zeros(count, 3, size, size, dtype=torch.uint8), []

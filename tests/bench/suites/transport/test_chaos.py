@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from bench.suites.transport import chaos
@@ -39,3 +41,17 @@ def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatc
     assert "differ from those of depth=0" in shown
     with pytest.raises(SystemExit, match=f"because 1 of 1 trials differ from depth=0: {first}\\."):
         chaos.main(["--device", "cpu", "--seed", "5", "--trial", first])
+
+
+@pytest.mark.parametrize("fault", ["none", "break", "close", "dataset", "stage", "interleaved"])
+def test_a_batch_that_is_lost_before_the_fault_is_noticed(fault, monkeypatch):
+    def losing(received, want, *, complete=True):
+        monkeypatch.undo()
+        del received._batches[-1:]
+        received.check(want, complete=complete)
+
+    trials = (chaos.Trial(0, number, chaos.torch.device("cpu")) for number in itertools.count())
+    trial = next(each for each in trials if each.fault == fault and each.fault_batch)
+    monkeypatch.setattr(chaos.ReceivedBatches, "check", losing)
+    with pytest.raises(AssertionError, match="batches were delivered, of"):
+        chaos.run(trial)
