@@ -25,11 +25,11 @@ Photographs have about ten, plus one per 64 KB of metadata of a JPEG.
 MAX_CHUNKS = 2**18
 """Maximum number of chunks of encoded pixels of a PNG or WebP, and of blocks of application data of a GIF.
 
-libpng writes 2 GiB of pixels in so many chunks, of 8 KB.
+libpng divides 2 GiB of pixels into this number of chunks, of 8 KB each.
 """
 
 MAX_TILES = 2**20
-"""Maximum number of strips or tiles of a page of a TIFF, if its size needs so many: 268 megapixels in tiles of 16x16 pixels."""
+"""Maximum number of strips or tiles of a TIFF page whose size requires them: 268 megapixels in tiles of 16x16 pixels."""
 
 MAX_TILE_BYTES = 2**28
 """Maximum number of bytes of a decoded tile, if it is larger than its image."""

@@ -20,7 +20,7 @@ _LIST_TAGS = frozenset([BITS, SAMPLE_FORMAT])
 """Tags with a number per band."""
 
 _COUNTED_TAGS = frozenset([STRIP_OFFSETS, TILE_OFFSETS])
-"""Tags of which only the number of values is read."""
+"""Tags whose values are not read, only the number of values."""
 
 _TAGS_READ = _LIST_TAGS | _COUNTED_TAGS
 _TAGS_READ |= {SUBFILE_TYPE, WIDTH, HEIGHT, PHOTOMETRIC, ORIENTATION, SAMPLES, ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT}
@@ -80,7 +80,7 @@ def tags(data: memoryview) -> Tags | None:
         data: (bytes,) content of the file.
 
     Raises:
-        LimitError: If a page exceeds a limit, or repeats a tag, of which libraries read one or the other.
+        LimitError: If a page exceeds a limit, or repeats a tag: libraries differ in the one that they read.
     """
     found: Tags | None = None
     pages: list[int] = []
