@@ -44,7 +44,7 @@ def parser(
     suite_parser.add_argument(
         "--rows", metavar="NAME;NAME", help="measure only these rows, separated by semicolons, and the baseline"
     )
-    # For the suite priorities: each row also inside gpuaug.step_first, and no rows but those of --rows.
+    # For the suite priorities: measures the rows of --rows only, each also inside gpuaug.step_first.
     suite_parser.add_argument("--step-first", action="store_true", help=SUPPRESS)
     suite_parser.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
     suite_parser.add_argument("--json", type=Path, metavar="PATH", help="write the result there")

@@ -36,7 +36,7 @@ class ImageTypes:
     Args:
         dtype: Type of the input images of the pipeline.
         conversions: Number of conversions of integers to floats in the rest of the pipeline.
-        is_video: Whether settings by type are those of ``tv_tensors.Video``.
+        is_video: Whether settings by type use the entry of ``tv_tensors.Video``.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 

@@ -72,7 +72,7 @@ def copies(image, count):
 
 
 def one_by_one(pipeline, images, seed, view=0, **options):
-    """What Kornia makes of each image, with draws of a batch of copies of the image."""
+    """Kornia's result for each image, with the draws of a batch of copies of the image."""
     made, augment = [], gpuaug.fuse(pipeline, **options)
     for index, image in enumerate(images):
         batch = copies(image, len(images))
