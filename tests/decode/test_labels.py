@@ -38,7 +38,7 @@ def palette(values):
 
 
 def png_of_bits(values, depth, colour_type=0):
-    """A PNG of 1, 2, 4 or 8 bits per pixel. PIL cannot write 2 and 4 bits."""
+    """A PNG of 1, 2, 4 or 8 bits per pixel, written by hand, because PIL does not write all of these depths."""
     bits = np.unpackbits(values[..., None], axis=-1)[..., 8 - depth :].reshape(len(values), -1)
     rows = b"".join(b"\0" + np.packbits(row).tobytes() for row in bits)
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", *values.shape[::-1], depth, colour_type, 0, 0, 0))]
