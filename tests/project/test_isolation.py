@@ -135,7 +135,7 @@ def test_leaks_and_hangs_fail_their_tests_alone(run, tmp_path):
     assert len(pids) == 5
     until(lambda: all(status(pid)[1] == "Z" for pid in pids))
     assert all(f"process {pid} (" in text for pid in pids)
-    assert len(re.findall("these have not: .*thread gpuaug-feed$", text, re.MULTILINE)) == 2
+    assert len(re.findall("^E .*these have not: .*thread gpuaug-feed$", text, re.MULTILINE)) == 2
     assert "The test exceeded its timeout. A finaliser, or other code, kept the error." in text
 
 
