@@ -1,5 +1,15 @@
 """``PipelinedIterator``: moves each batch from the wrapped loader to the training loop.
 
+::
+
+    workers         feed thread     training thread, in fill()                             in pop()
+    ┌──────────┐    ┌──────────┐    ┌──────────┐    ┌───────────┐    ┌──────────────┐    ┌───────────────┐
+    │ collate  │    │ pulls    │    │ _pull    │    │ _submit   │    │ _launch      │    │ consumer      │
+    │ into     │ ─▶ │ batches  │ ─▶ │          │ ─▶ │ threads   │ ─▶ │ copy lane,   │ ─▶ │ waits on the  │ ─▶ training step
+    │ slots    │    │ ahead    │    │          │    │ decode    │    │ stages' lanes│    │ device        │
+    └──────────┘    └──────────┘    └──────────┘    └───────────┘    └──────────────┘    └───────────────┘
+    feed/worker     feed/prefetch   Pulled          Submitted        Launched            batch
+
 A batch is *pulled* from the wrapped loader, *submitted* to stages that work on other threads (decoding), *launched* (its copy
 and stages are queued on *lanes*, the CUDA streams of the loader), and *handed over*: returned by ``next``. The *consumer* is
 the stream of the training step. Without CUDA, all work runs *in line*, on the training thread.

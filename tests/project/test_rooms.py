@@ -74,6 +74,16 @@ BUDGETS = {
 A budget goes down with every removal. A commit that raises it says what the lines buy.
 """
 
+SINGLE_CLASSES = {
+    "feed.prepared_loader",
+    "fusion.lower.by_name",
+    "fusion.ops.torchvision.iou_crop",
+    "fusion.ops.torchvision.timm",
+    "integrations.accelerate",
+    "integrations.lightning",
+}
+"""Modules about a single class, or the few classes of one small library."""
+
 PATHS = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -175,6 +185,20 @@ def test_no_file_and_no_folder_is_larger_than_a_reader_holds_in_mind():
     assert {name: count for name, count in long.items() if count > MOST_LINES} == {}
     folders = [path.parent for path in PATHS]
     assert {str(folder): folders.count(folder) for folder in set(folders) if folders.count(folder) > MOST_FILES} == {}
+
+
+def spine():
+    """Files that ``CONTRIBUTING.md`` says to read first."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## What to read first")[2].partition("\n## ")[0]
+    return [PACKAGE / name for name in re.findall(r"^\| `(\S+\.py)` \|", section, re.MULTILINE)]
+
+
+def test_files_to_read_first_import_no_file_about_a_single_class():
+    leaves = {f"gpuaug.{name}" for name in SINGLE_CLASSES}
+    assert leaves <= MODULES.keys()
+    assert len(spine()) == 24
+    found = {path.name: leaves & set(modules_imported(trees()[path])) for path in spine()}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
 def lines_of_code(path):
