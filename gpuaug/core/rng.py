@@ -82,7 +82,12 @@ class GeneratorLock:
     @property
     def in_context(self) -> bool:
         """Whether the calling thread is within a ``Generators`` context."""
-        return bool(self.contexts) and self._lock._is_owned()  # type: ignore[attr-defined]
+        return bool(self.contexts) and self._is_locked
+
+    @property
+    def _is_locked(self) -> bool:
+        """Whether the calling thread holds the lock. Python publishes this for no lock before version 3.14."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
     def recover(self) -> None:
         """Exit contexts that stayed open because an interrupt arrived at the first line of their ``__exit__``.
@@ -90,12 +95,12 @@ class GeneratorLock:
         Call this method on a thread that is not within a ``with`` block of this module.
         """
         _local.calls = None
-        if not self._lock._is_owned():  # type: ignore[attr-defined]
+        if not self._is_locked:
             return
         while self.contexts:
             self.contexts[-1].restore()
             self.contexts.pop()
-        while self._lock._is_owned():  # type: ignore[attr-defined]
+        while self._is_locked:
             self._lock.release()
 
     def draw(self, draw: Callable[[], T]) -> T:
