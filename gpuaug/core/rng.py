@@ -82,12 +82,7 @@ class GeneratorLock:
     @property
     def in_context(self) -> bool:
         """Whether the calling thread is within a ``Generators`` context."""
-        return bool(self.contexts) and self._is_locked
-
-    @property
-    def _is_locked(self) -> bool:
-        """Whether the calling thread holds the lock. Python publishes this for no lock before version 3.14."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+        return bool(self.contexts) and self._lock._is_owned()  # type: ignore[attr-defined]
 
     def recover(self) -> None:
         """Exit contexts that stayed open because an interrupt arrived at the first line of their ``__exit__``.
@@ -95,12 +90,12 @@ class GeneratorLock:
         Call this method on a thread that is not within a ``with`` block of this module.
         """
         _local.calls = None
-        if not self._is_locked:
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
             return
         while self.contexts:
             self.contexts[-1].restore()
             self.contexts.pop()
-        while self._is_locked:
+        while self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.release()
 
     def draw(self, draw: Callable[[], T]) -> T:

@@ -181,12 +181,7 @@ def _keyed(device: torch.device, key: int) -> Generators:
 class EagerKornia(EagerOp):
     """Fallback module of Kornia or of the user, called once for the whole batch.
 
-    Args:
-        name: Name of the module in its container.
-        module: Module of the user, called unchanged.
-        reason: Reason why the module is not lowered, shown to the user.
-        lowered: Op of the same module, if it is lowered for other image sizes; else ``None``.
-        extra_args: Setting of a container that overrides settings of its modules; ``None`` for Kornia's default.
+    ``extra_args``: setting of a container that overrides settings of its modules; ``None`` for Kornia's default.
     """
 
     package = "Kornia"
