@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
 
-class PadIfSmaller(v2.Transform):
+class PadIfSmaller(v2.Transform):  # type: ignore[misc]
     """Pad images on the right and below to sides of at least ``size`` pixels, with their masks, boxes and keypoints.
 
     A transform of torchvision v2, which ``gpuaug.fuse`` fuses and which also runs in a dataset.
@@ -70,7 +70,7 @@ class PadIfSmaller(v2.Transform):
         return _padded(inpt, params["padding"], self.fill)
 
 
-class FixedSizeCrop(v2.Transform):
+class FixedSizeCrop(v2.Transform):  # type: ignore[misc]
     """Crop images at random to ``size``, and pad sides that are too short on the right or below.
 
     A transform of torchvision v2, which ``gpuaug.fuse`` fuses and which also runs in a dataset. Masks, boxes and keypoints are

@@ -61,6 +61,6 @@ def state_of_last_call(module: Any) -> Iterator[Any]:
 
 def with_frames_second(video: K.VideoSequential) -> K.VideoSequential:
     """Return a copy of a container that takes clips as (B, T, C, H, W). The modules are shared."""
-    copied: Any = copy.copy(video)
-    copied.data_format, copied._temporal_channel = "BTCHW", 1
-    return copied  # type: ignore[no-any-return]
+    copied = copy.copy(video)
+    vars(copied).update(data_format="BTCHW", _temporal_channel=1)
+    return copied
