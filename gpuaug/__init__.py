@@ -1,5 +1,7 @@
 """Feeds a PyTorch training loop from the GPU side: copies, augmentations and frozen encoders, each on its own CUDA stream."""
 
+from typing import TYPE_CHECKING
+
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
     ArgumentError,
@@ -31,6 +33,19 @@ from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 from gpuaug.viewer.figure import show
 
+if TYPE_CHECKING:
+    from gpuaug.fusion.transforms import FixedSizeCrop, PadIfSmaller
+else:
+
+    def __getattr__(name):  # noqa: ANN001, ANN202
+        """Import the transforms on first use, because torchvision takes long to import."""
+        if name in ("FixedSizeCrop", "PadIfSmaller"):
+            from gpuaug.fusion import transforms
+
+            return getattr(transforms, name)
+        raise AttributeError(f"module 'gpuaug' has no attribute {name!r}")
+
+
 __version__ = "0.2.0"
 
 __all__ = [
@@ -43,10 +58,12 @@ __all__ = [
     "Encoded",
     "Explanation",
     "FeatureStage",
+    "FixedSizeCrop",
     "Fused",
     "GpuAugError",
     "GpuAugWarning",
     "IteratorEndedError",
+    "PadIfSmaller",
     "Part",
     "Ragged",
     "Report",

@@ -16,7 +16,7 @@ as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 """Context manager in which functions treat tensors of subclasses, such as torchvision's, as plain tensors."""
 
 # Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.
-_descriptors: Any = vars(torch._C.TensorBase)
+_descriptors: Any = vars(Tensor.__base__)
 _shape = _descriptors["shape"].__get__
 _dtype = _descriptors["dtype"].__get__
 _device = _descriptors["device"].__get__

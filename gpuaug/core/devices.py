@@ -58,8 +58,3 @@ def as_device(device: torch.device | str | int | None) -> torch.device:
     if result.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
         raise DeviceError(f"device must be one that this machine has, got {result}. 'cpu' always works.")
     return torch.device("cpu") if result.type == "cpu" else result  # every index of "cpu" is the same device
-
-
-def current_device() -> int:
-    """Return the index of the calling thread's current GPU. CUDA must have been initialised."""
-    return int(torch._C._cuda_getDevice())

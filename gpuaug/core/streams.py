@@ -41,7 +41,7 @@ from typing import Any, Protocol
 import torch
 from torch import cuda
 
-from gpuaug.core.devices import current_device, resolve
+from gpuaug.core.devices import resolve
 
 MAX_INTERMEDIATES = 2
 """Maximum number of batches whose intermediate tensors are kept.
@@ -72,6 +72,7 @@ class Event(Protocol):
 
 
 # The functions of torch._C are called directly, because the Python functions of torch.cuda around them make ``next()`` slower.
+# This file is the only place for them. Tried with torch 2.14.1.
 _CudaEvent: Any = torch._C._CudaEventBase
 
 
@@ -413,6 +414,11 @@ def step_first(device: torch.device | str | int | None = None) -> Iterator[None]
             yield
     finally:
         outer.wait(lane.record_event())
+
+
+def current_device() -> int:
+    """Return the index of the calling thread's current GPU. CUDA must have been initialised."""
+    return int(torch._C._cuda_getDevice())
 
 
 def current_stream(gpu: int) -> int:

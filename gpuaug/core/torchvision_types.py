@@ -5,7 +5,7 @@ all images get the same crop. *Targets* are annotations that are transformed alo
 """
 
 import functools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -83,8 +83,12 @@ def difference(module: Any, base: type) -> str | None:
     name = next((name for name in vars(module) if isinstance(attributes.get(name), methods)), None)
     if name is not None:
         return f"its {name} is replaced"
-    hooks = (getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks"))
-    return "it has forward hooks" if any(hooks) else None
+    return "it has forward hooks" if has_hooks(module) else None
+
+
+def has_hooks(module: Any) -> bool:
+    """Return whether a module has forward hooks, which torch calls only if the module itself is called."""
+    return any(getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks"))
 
 
 def _overridden(cls: type, base: type) -> str | None:
@@ -129,15 +133,10 @@ def _attributes(base: type) -> dict[str, Any]:
 
 @functools.cache
 def names_used(base: type) -> frozenset[str]:
-    """Return the names of attributes and globals in the code of a class of a library."""
-    functions = (getattr(value, "__func__", value) for cls in base.__mro__ for value in vars(cls).values())
-    return code_names(function for function in functions if isinstance(function, FunctionType))
-
-
-def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
-    """Return the names of attributes and globals in the code of functions and of their inner functions."""
+    """Return the names of attributes and globals in the code of a class of a library, and in inner functions."""
     names: set[str] = set()
-    codes = [function.__code__ for function in functions]
+    functions = (getattr(value, "__func__", value) for cls in base.__mro__ for value in vars(cls).values())
+    codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
     while codes:
         code = codes.pop()
         names.update(code.co_names)

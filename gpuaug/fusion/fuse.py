@@ -27,7 +27,6 @@ from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.lower.kornia import check_extra_args
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
@@ -147,7 +146,6 @@ class Fused(nn.Module):
         uint8_program = Program(pipeline, options)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
-        self._mask_setting = check_extra_args(pipeline)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
         num_classes = merged_num_classes(options.num_classes, uint8_program.mixes)
         self.options = replace(options, num_classes=num_classes)
@@ -379,7 +377,7 @@ class Fused(nn.Module):
 
     def _call_inputs(self, inputs: Sequence[Any], keys: Sequence[Any]) -> CallInputs:
         """Create the ``CallInputs`` of a call: its images and targets, which are replaced pass by pass."""
-        return CallInputs(inputs, keys, self._mask_setting, self.options.boxes, self._target_conversions, self.clip_layout)
+        return CallInputs(inputs, keys, self.options.boxes, self._target_conversions, self.clip_layout)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None

@@ -51,6 +51,9 @@ PUBLIC = {
     "FeatureStage.branches": "property",
     "FeatureStage.capture": "(self, shapes)",
     "FeatureStage.update": "(self)",
+    "FixedSizeCrop": "(size, fill=0)",
+    "FixedSizeCrop.make_params": "(self, flat_inputs)",
+    "FixedSizeCrop.transform": "(self, inpt, params)",
     "Fused": "(pipeline, options)",
     "Fused.draw": "(self, shape, seed=None, *, dtype=None)",
     "Fused.explain": "(self, shape=None, *, dtype=None)",
@@ -60,6 +63,9 @@ PUBLIC = {
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
+    "PadIfSmaller": "(size, fill=0)",
+    "PadIfSmaller.make_params": "(self, flat_inputs)",
+    "PadIfSmaller.transform": "(self, inpt, params)",
     "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='', eager=None)",
     "Ragged": "(data, places, shapes)",
     "Ragged.device": "property",
@@ -194,7 +200,7 @@ def test_every_public_name_says_where_it_is_from_and_what_it_is():
 
 
 PACKAGE = Path(gpuaug.__file__).parent
-BUILT = ("FeatureStage", "Stage", "StreamedLoader", "TransformStage")
+BUILT = ("FeatureStage", "FixedSizeCrop", "PadIfSmaller", "Stage", "StreamedLoader", "TransformStage")
 """Classes that a user constructs, or derives from. Others are returned, and have fields, properties and methods to read."""
 RECORDS = [kind for name in gpuaug.__all__ if dataclasses.is_dataclass(kind := getattr(gpuaug, name))] + [Line, Spread]
 """Dataclasses that a user is given, those included that are fields of others."""

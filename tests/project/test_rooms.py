@@ -34,7 +34,8 @@ Benchmarks count cores as the package does.
 
 FUSION = {
     "pixels": set(),
-    "ops": {"pixels"},
+    "transforms": set(),
+    "ops": {"pixels", "transforms"},
     "clips": {"ops"},
     "policies": {"ops"},
     "options": {"policies"},

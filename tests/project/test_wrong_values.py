@@ -9,11 +9,13 @@ from support.public.public_parameters import PARAMETERS, VALUES, Reached
 import gpuaug
 from gpuaug.loader.checkpoint import Progress
 
-CONSTRUCTED = {"DecodeStage", "FeatureStage", "Stage", "StreamedLoader", "TransformStage"}
+CONSTRUCTED = {"DecodeStage", "FeatureStage", "FixedSizeCrop", "PadIfSmaller", "Stage", "StreamedLoader", "TransformStage"}
 """Classes that users construct. Objects of the others are returned to them."""
 PASSED_ON = {
     "Ragged.pin_memory": "torch checks its arguments",
     "bind": "the loader calls it",
+    "make_params": "torchvision calls it",
+    "transform": "torchvision calls it",
     "windows_read": "a stage calls it",
 }
 LONGEST = 600

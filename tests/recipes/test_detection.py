@@ -9,7 +9,6 @@ import torch
 from support.comparison.torchvision_replay import followed
 from support.comparison.values import assert_values
 from support.ops.recipes import Recipe, assert_equals_torchvision, assert_fused, cases, drawn
-from support.ops.references import FixedSizeCrop, PadIfSmaller
 from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms import InterpolationMode, v2
@@ -17,6 +16,7 @@ from torchvision.transforms.v2 import functional
 
 import gpuaug
 from bench.data.recipes import detection as written
+from gpuaug import FixedSizeCrop, PadIfSmaller
 
 KEYS = ["input", "targets"]
 BILINEAR = InterpolationMode.BILINEAR

@@ -78,32 +78,30 @@ RECIPES = {
         channels=13,
         **FLOATS,
     ),
-    "torchgeo, SimCLR": Recipe(
+    "torchgeo, SimCLR but for its grey": Recipe(
         torchgeo.TRAINERS + "simclr.py",
         lambda: torchgeo.trainer(
             K.RandomResizedCrop(size=(32, 32), ratio=(0.75, 1.33)),
             *torchgeo.flips(),
             K.RandomBrightness(brightness=(0.2, 1.8), p=0.8),
             K.RandomContrast(contrast=(0.2, 1.8), p=0.8),
-            torchgeo.RandomGrayscale(torch.tensor([0.1, 0.2, 0.3, 0.6]), p=0.2),
             K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2)),
         ),
-        3,
+        2,
         channels=4,
         **FLOATS,
     ),
-    "torchgeo, MoCo 3": Recipe(
+    "torchgeo, MoCo 3 but for its grey": Recipe(
         torchgeo.TRAINERS + "moco.py",
         lambda: torchgeo.trainer(
             K.RandomResizedCrop(size=(32, 32), scale=(0.08, 1)),
             K.RandomBrightness(brightness=(0.6, 1.4), p=0.8),
             K.RandomContrast(contrast=(0.6, 1.4), p=0.8),
-            torchgeo.RandomGrayscale(torch.ones(4), p=0.2),
             K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2), p=0.1),
             K.RandomSolarize(p=0.2),
             *torchgeo.flips(),
         ),
-        4,
+        3,
         channels=4,
         share=1e-3,
         **FLOATS,
@@ -125,42 +123,12 @@ def test_mask_of_a_tile_follows_as_kornia_takes_it():
     assert_values(got, expected, share=4e-3)
 
 
-class Darker(torchgeo.RandomGrayscale):
-    """As any class with code of its own."""
-
-    def apply_transform(self, *args):
-        return super().apply_transform(*args) / 2
-
-
-class Drawing(torchgeo.RandomGrayscale):
-    """As another version of torchgeo might have it."""
-
-    apply_transform = torchgeo.RandomGrayscale.apply_transform
-
-    def generate_parameters(self, batch_shape):
-        return {"weights": torch.rand(batch_shape[1])}
-
-
-Drawing.__name__ = "RandomGrayscale"
-Drawing.__module__ = "torchgeo.transforms.color"
-LEFT = {
-    Darker: "a subclass of RandomGrayscale that overrides apply_transform",
-    Drawing: "generate_parameters of RandomGrayscale differs from the tested versions",
-}
-
-
 @left_to_the_library
-@pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__qualname__)
-def test_grey_with_code_of_its_own_is_left_to_kornia(kind):
-    augment = gpuaug.fuse(torchgeo.trainer(*torchgeo.flips(), kind(torch.ones(4), p=0.2)))
+def test_grey_of_torchgeo_is_left_to_kornia():
+    """The other modules of the recipes of SimCLR and MoCo are fused."""
+    augment = gpuaug.fuse(torchgeo.trainer(*torchgeo.flips(), torchgeo.RandomGrayscale(torch.ones(4), p=0.2)))
     explanation = augment.explain((4, 4, 64, 80), dtype=torch.float32)
-    assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [((f"{kind.__name__}_2",), LEFT[kind])]
-
-
-def test_bands_have_as_many_weights_as_torchgeo_asks_for():
-    augment = gpuaug.fuse(torchgeo.trainer(torchgeo.RandomGrayscale(torch.ones(4), p=1.0)))
-    with pytest.raises(gpuaug.ArgumentError, match=r"^weights of RandomGrayscale_0"):
-        augment(torch.rand(2, 3, 8, 8))
+    assert [line.modules for line in explanation.lines if line.reason] == [("RandomGrayscale_2",)]
 
 
 @pytest.fixture(params=["as written", "installed"])

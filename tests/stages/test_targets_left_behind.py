@@ -14,7 +14,6 @@ from kornia import augmentation as K
 from kornia.constants import DataKey
 from kornia.geometry import transform as geometry
 from support.ops.library_transforms import colour_transforms, geometric_transforms
-from support.ops.references import FixedSizeCrop
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -22,7 +21,7 @@ from torchvision.models import ResNet18_Weights
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug import GpuAugError, GpuAugWarning, TransformStage, fuse
+from gpuaug import FixedSizeCrop, GpuAugError, GpuAugWarning, TransformStage, fuse
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lanes
 

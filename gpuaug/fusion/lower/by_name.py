@@ -1,70 +1,61 @@
-"""Transforms of LeRobot, open_clip, timm and torchgeo, recognized by class name and methods, without importing them.
+"""Transforms of LeRobot, open_clip and timm, recognized by class name and version, without importing them.
 
-Also copies of transforms of torchvision's reference scripts. A transform is replaced by the equivalent transform of
-torchvision, *lowered* to an op, or called unfused, as it is.
+A transform is replaced by the equivalent transform of torchvision, *lowered* to an op, or called unfused, as it is. A class of
+another version than the tested versions is recognized if it returns the same images for the same random numbers.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from itertools import combinations, permutations
 from math import comb
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_types import NOT_APPLIED, code_names, difference, is_same
-from gpuaug.fusion.lower import references
+from gpuaug.core.rng import Generators
+from gpuaug.core.settings import initial_settings
+from gpuaug.core.torchvision_types import difference
 from gpuaug.fusion.lower.refusals import UNSUPPORTED_TIMM_SETTINGS, timm_error
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 
-METHODS: dict[str, dict[str, str]] = {
-    "lerobot.ImageTransforms": {"forward": "tf"},
-    "lerobot.RandomSubsetApply": {"forward": "len multinomial n_subset p random_order sort tensor torch transforms values"},
-    "lerobot.SharpnessJitter": {
-        "make_params": "empty item sharpness torch uniform_",
-        "transform": "F _call_kernel adjust_sharpness",
-    },
-    "open_clip.CenterCropOrPad": {"forward": "center_crop_or_pad fill size"},
-    "open_clip.MaybeConvertMode": {"__call__": "Tensor convert isinstance mode ndarray np torch"},
-    "open_clip.ResizeKeepRatio": {
-        "get_params": "max min random round size uniform zip",
-        "__call__": "F get_params interpolation longest random_aspect_prob random_aspect_range random_scale_prob "
-        "random_scale_range resize size",
-    },
-    "open_clip.color_jitter": {"__call__": "p random transf"},
-    "open_clip.gray_scale": {"__call__": "p random transf"},
-    "timm.CenterCropOrPad": {"forward": "center_crop_or_pad fill padding_mode size"},
-    "timm.MaybePILToTensor": {"__call__": "F Tensor isinstance pil_to_tensor torch"},
-    "timm.RandomCropOrPad": {
-        "get_params": "F abs copysign get_dimensions int math randint random",
-        "forward": "crop_or_pad fill get_params padding_mode size",
-    },
-    "timm.RandomErasing": {
-        "_erase": "_get_pixels device exp int log_aspect_ratio math max_area max_count min_area min_count per_pixel "
-        "probability rand_color randint random range round sqrt uniform",
-        "__call__": "_erase dtype len num_splits range size",
-    },
-    "timm.RandomResizedCropAndInterpolation": {
-        "get_params": "F exp get_image_size int log math max min randint random range round sqrt uniform",
-        "__call__": "F choice get_params interpolation isinstance list random ratio resized_crop scale size tuple",
-    },
-    "timm.ResizeKeepRatio": {
-        "get_params": "F exp get_dimensions log math max min random round sqrt uniform zip",
-        "__call__": "F choice get_params interpolation isinstance list longest random random_aspect_prob random_aspect_range "
-        "random_scale_area random_scale_prob random_scale_range resize size tuple",
-    },
-    "torchgeo.RandomGrayscale": {"apply_transform": "device expand shape sum to unsqueeze"},
+TESTED_VERSIONS = {
+    "lerobot": ("lerobot", ("0.4.4", "0.6.1")),
+    "open_clip": ("open_clip_torch", ()),
+    "timm": ("timm", ("1.0.31",)),
 }
-"""Class → method → names in the code of the method, for the methods that apply a transform, in the tested versions."""
+"""Package → (name of its distribution, versions with which the replacements of its classes were tested)."""
 
-_NOT_READ = frozenset({"selected_transforms"})
-"""Attributes that the methods of some versions set, but do not read."""
+_JITTER = SimpleNamespace(type="ColorJitter", weight=1.0, kwargs={"brightness": (0.5, 1.5)})
+_CONFIGURATION = SimpleNamespace(enable=True, max_num_transforms=1, random_order=False, tfs={"jitter": _JITTER})
+_MEMBERS = (v2.RandomInvert(1.0), v2.RandomSolarize(0.4, 1.0), v2.RandomHorizontalFlip(1.0))
+
+REPLAYS: dict[str, tuple[tuple[Any, ...], float]] = {
+    "lerobot.ImageTransforms": ((_CONFIGURATION,), 78.122155),
+    "lerobot.RandomSubsetApply": ((_MEMBERS, [1.0, 2.0, 3.0], 2, True), 63.00455),
+    "lerobot.SharpnessJitter": (((0.5, 1.5),), 83.937099),
+    "open_clip.CenterCropOrPad": ((28, 7), 4671055.4),
+    "open_clip.MaybeConvertMode": ((), 5368363),
+    "open_clip.ResizeKeepRatio": ((20, 0.3), 3390877.8),
+    "open_clip.color_jitter": ((0.4, 0.4, 0.4, 0.1, 0.6), 4443933.8),
+    "open_clip.gray_scale": ((0.6,), 4907823.8),
+    "timm.CenterCropOrPad": ((28, 7), 1828.1445),
+    "timm.MaybePILToTensor": ((), 83.458637),
+    "timm.RandomCropOrPad": ((28, 7), 1686.542),
+    "timm.RandomErasing": ((0.6, 0.05, 0.4, 0.4, None, "const", 1, None, 0, "cpu"), 77.705362),
+    "timm.RandomResizedCropAndInterpolation": ((20, (0.2, 0.9), (0.6, 1.7), "bicubic"), 53.403931),
+    "timm.ResizeKeepRatio": ((20, 0.3, "bilinear", 0.6, (0.7, 1.2), True, 0.6, (0.8, 1.25)), 50.418754),
+}
+"""Class → (arguments of an instance, ``checksum`` of its images in the tested versions)."""
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
@@ -72,7 +63,6 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
-    **references.LOWERED,
 }
 
 MOST_OPS = 24
@@ -83,17 +73,9 @@ MOST_SUBSETS = 10_000
 
 
 def qualified_name(class_: type | None) -> str:
-    """Return the name under which a class is recognized; empty if it is not.
-
-    It is the package and the class name, such as ``"timm.ResizeKeepRatio"``, for the keys of ``METHODS``, and the class name
-    alone for copies from torchvision's reference scripts.
-    """
-    if class_ is None:
-        return ""
-    name = f"{class_.__module__.partition('.')[0]}.{class_.__name__}"
-    if name in METHODS:
-        return name
-    return class_.__name__ if references.is_copy(class_) else ""
+    """Return the key of a class in ``REPLAYS``: package and class name, such as ``"timm.ResizeKeepRatio"``; empty without."""
+    name = "" if class_ is None else f"{class_.__module__.partition('.')[0]}.{class_.__name__}"
+    return name if name in REPLAYS else ""
 
 
 def recognized_class(transform: Any) -> type | None:
@@ -109,20 +91,42 @@ def is_a(transform: Any, name: str) -> bool:
 
 def difference_reason(transform: Any, class_: type) -> str | None:
     """Return the reason why ``transform`` may behave differently from ``class_`` in the tested versions, or ``None``."""
-    if references.is_copy(class_):
-        return difference(transform, class_)
-    expected_names = METHODS[qualified_name(class_)]
-    attributes = {name: getattr(value, "__func__", value) for name, value in vars(class_).items() if name not in NOT_APPLIED}
-    inherited = {
-        name: getattr(base, name) for base in (v2.Transform, *class_.__bases__) for name in attributes if hasattr(base, name)
-    }
-    # Methods that the class overrides are checked too, because a call of the transform may call them.
-    overridden = [name for name, value in attributes.items() if name in inherited and not is_same(value, inherited[name])]
-    for name in dict.fromkeys((*expected_names, *overridden)):
-        method = attributes.get(name)
-        if not isinstance(method, FunctionType) or code_names([method]) - _NOT_READ != {*expected_names.get(name, "").split()}:
-            return f"{name} of {class_.__name__} differs from the tested versions"
-    return difference(transform, class_)
+    return difference(transform, class_) or _version_reason(class_)
+
+
+@cache
+def _version_reason(class_: type) -> str | None:
+    """Return the reason why a class is not recognized: another version, whose images differ from the tested versions."""
+    name = qualified_name(class_)
+    package = name.partition(".")[0]
+    distribution, versions = TESTED_VERSIONS[package]
+    try:
+        installed = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        installed = "of unknown version"
+    is_installed = getattr(sys.modules.get(class_.__module__), class_.__name__, None) is class_
+    arguments, expected = REPLAYS[name]
+    try:
+        if (is_installed and installed in versions) or math.isclose(checksum(class_, arguments), expected, rel_tol=1e-5):
+            return None
+    except Exception:  # another version may raise any error
+        pass
+    return f"{class_.__name__} of {package} {installed} returns other images than in the tested versions"
+
+
+def checksum(class_: type, arguments: Sequence[Any]) -> float:
+    """Return a number that depends on all pixels of eight images that an instance of ``class_`` draws with a fixed seed."""
+    total = 0.0
+    with Generators(torch.device("cpu"), libraries=True).keyed(0), initial_settings():
+        image = torch.rand(3, 24, 32)
+        pil_image = functional.to_pil_image(image)
+        transform = class_(*arguments)
+        for _ in range(8):
+            # open_clip's transforms take no tensors.
+            output = transform(pil_image if class_.__module__.startswith("open_clip.") else image.clone())
+            pixels = np.asarray(output, dtype=np.float64)
+            total += float((pixels**2 * np.sqrt(np.arange(pixels.size)).reshape(pixels.shape)).mean())
+    return total
 
 
 def torchvision_equivalent(transform: Any) -> Any:

@@ -25,8 +25,8 @@ class Refusal(NamedTuple):
     """Error for images of one type."""
 
     error: ArgumentError | ArgumentTypeError
-    is_certain: bool
-    """False if a fallback module before the transform that raises the error may return a type that the transform accepts."""
+    before_any_fallback: bool
+    """True to raise the error at the first batch; otherwise after the fallback modules have run, which may change the type."""
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class ImageTypes:
 
     Args:
         dtype: Type of the input images of the pipeline.
-        conversions: Number of conversions of integers to floats in the rest of the pipeline.
+        remaining_conversions: Number of conversions of integers to floats in the rest of the pipeline.
         is_video: Whether settings by type use the entry of ``tv_tensors.Video``.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
     dtype: torch.dtype
-    conversions: int = 0
+    remaining_conversions: int = 0
     returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
     is_video: bool = False
     fallbacks: int = 0
@@ -67,7 +67,7 @@ class ImageTypes:
         self.largest = LARGEST.get(self.dtype, 1)
         self.at_most_one = self.dtype in LARGEST
         self._is_signed = self.dtype == torch.int16
-        self._has_conversion = self.conversions > 0
+        self._has_conversion = self.remaining_conversions > 0
 
     @property
     def are_integers(self) -> bool:
@@ -81,11 +81,12 @@ class ImageTypes:
 
     def enter_kornia(self) -> None:
         """Set the type to float32 for a module of Kornia, unless a conversion to floats follows in the pipeline."""
-        if not self.conversions:
+        if not self.remaining_conversions:
             self.dtype = torch.float32
 
     def to_floats(self, *, scale: bool) -> None:
         """Update the type and range for a conversion to float32."""
+        self.remaining_conversions = max(self.remaining_conversions - 1, 0)
         if self.are_integers and not scale:
             self.float_largest = self.delayed_factor = LARGEST[self.dtype]
             self.at_most_one = False
@@ -147,7 +148,7 @@ class ImageTypes:
 
     def _refuse(self, error: ArgumentError | ArgumentTypeError) -> None:
         """Set ``refusal`` to the first error."""
-        self.refusal = self.refusal or Refusal(error, is_certain=not self.fallbacks)
+        self.refusal = self.refusal or Refusal(error, before_any_fallback=not self.fallbacks)
 
     def normalize(self, op: Normalize) -> None:
         """Check a normalization against the range of its input images, and update the range.

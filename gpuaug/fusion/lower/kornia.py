@@ -7,7 +7,7 @@ modules, which are needed to convert draws to Kornia's ``params=``.
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -16,20 +16,14 @@ from kornia import augmentation as K
 from kornia.constants import DataKey, Resample
 from torch import nn
 
-from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning
-from gpuaug.core.torchvision_types import (
-    children_of,
-    difference,
-    is_unmodified_sequential,
-    nearest_class,
-    torchvision_class,
-)
+from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.torchvision_types import difference, nearest_class
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
-from gpuaug.fusion.ops.sampler import foreign_generator
+from gpuaug.fusion.ops.kornia_private import foreign_generator
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
 from gpuaug.fusion.policies.picking import Child, Member, Pick
 from gpuaug.fusion.policies.random_apply import lower_random_apply
@@ -45,9 +39,6 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **filters.LOWERED,
     **mix.LOWERED,
 }
-
-SEQUENCES = (list, tuple, nn.ModuleList)
-"""Types of plain sequences of modules, besides ``nn.Sequential``."""
 
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
@@ -87,89 +78,36 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
     return Leaf(name, EagerKornia(name, container, op_or_reason) if isinstance(op_or_reason, str) else op_or_reason)
 
 
-def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
-    """Lower a module to an op or a policy, or to a fallback op with the reason."""
+def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = None) -> Leaf:
+    """Lower a module to an op or a policy, or to a fallback op with the reason.
+
+    ``extra_args``: setting of a container (``extra_args_of``), which is then not lowered.
+    """
     name = name or type(module).__name__
     base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
-    if base is None:
-        base = _class_of_torchgeo(module)
-    reason = untested_version() or _difference_reason(module, base)
-    if reason is not None:
-        return Leaf(name, EagerKornia(name, module, reason))
-    if base in POLICIES:
+    reason = untested_version() or ("extra_args" if extra_args is not None else _difference_reason(module, base))
+    op: Op | None = None
+    if reason is None and base in POLICIES:
         op_or_reason = lower_policy(name, module, LOWERED, pick)
-        return Leaf(name, EagerKornia(name, module, op_or_reason) if isinstance(op_or_reason, str) else op_or_reason)
-    op_type = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
-    try:
-        reason = _on_gpu(module) or op_type.unsupported_module(module)
-        op = op_type(name, module) if reason is None or op_type.out_applied is not Op.out_applied else None
-    except GpuAugError:
-        raise
-    except ATTRIBUTE_ERRORS as error:
-        return Leaf(name, EagerKornia(name, module, attributes_reason(module, base, error)))
+        op, reason = (None, op_or_reason) if isinstance(op_or_reason, str) else (op_or_reason, None)
+    elif reason is None:
+        try:
+            reason = _on_gpu(module) or LOWERED[base].unsupported_module(module)
+            op = LOWERED[base](name, module) if reason is None or LOWERED[base].out_applied is not Op.out_applied else None
+        except GpuAugError:
+            raise
+        except ATTRIBUTE_ERRORS as error:
+            reason = attributes_reason(module, base, error)
     if reason is not None:
-        return Leaf(name, EagerKornia(name, module, reason, op))
+        return Leaf(name, EagerKornia(name, module, reason, op, extra_args))
     assert op is not None
     return Leaf(name, op)
 
 
-def called_containers(pipeline: Any) -> Iterator[K.AugmentationSequential]:
-    """Yield the ``AugmentationSequential`` modules that apply their ``extra_args``, as Kornia ignores it in inner containers.
-
-    Containers that a module of the user calls are left out, because they apply it themselves.
-    """
-    if isinstance(pipeline, K.AugmentationSequential):
-        yield pipeline
-    elif type(pipeline) in SEQUENCES or is_unmodified_sequential(pipeline) or torchvision_class(pipeline) is not None:
-        for child in children_of(pipeline):
-            yield from called_containers(child)
-
-
-def check_extra_args(pipeline: Any) -> str:
-    """Check the setting ``extra_args`` of Kornia's containers, which overrides settings of their modules per data key.
-
-    Returns:
-        Description of a setting with which Kornia does not resample masks as ops do; empty if there is none.
-
-    Raises:
-        ArgumentError: If a setting changes what a module does to images.
-    """
-    settings = ""
-    for container in called_containers(pipeline):
-        extra_args: dict[DataKey, dict[str, Any]] = container.extra_args or {}
-        for module in container.modules():
-            flags = getattr(module, "flags", None)
-            if not isinstance(flags, dict):
-                continue
-            for name, value in extra_args.get(DataKey.INPUT, {}).items():
-                if name in flags and not _equal(flags[name], value):
-                    raise ArgumentError(
-                        f"extra_args must not override settings for images, got {name}={value} for {type(module).__name__}. "
-                        f"Pass {name} to the module itself."
-                    )
-            if isinstance(module, K.AugmentationBase2D) and not isinstance(module, K.IntensityAugmentationBase2D):
-                settings = settings or _mask_setting(module, flags, extra_args.get(DataKey.MASK, {}))
-    return settings
-
-
-def _mask_setting(module: nn.Module, flags: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
-    """Return a description of a setting with which Kornia does not resample masks by nearest neighbour as ``module`` does."""
-    has_matrix = isinstance(module, K.RigidAffineAugmentationBase2D)
-    default = Resample.NEAREST if has_matrix else flags.get("resample")
-    expected = {**flags, "resample": Resample.NEAREST}
-    # Modules with a matrix, except crops that resample, return the same masks for both values.
-    unused_name = "align_corners" if has_matrix and flags.get("cropping_mode") != "resample" else ""
-    for name, value in {"resample": default, **overrides}.items():
-        if name in flags and name != unused_name and value is not None and not _equal(expected[name], value):
-            return f"{name}={value} for {type(module).__name__}"
-    return ""
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two values of a setting are equal."""
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return bool(torch.equal(*(torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (one, other))))
-    return bool(one == other)
+def extra_args_of(module: nn.Module) -> Any:
+    """Return the setting ``extra_args`` of a container, which overrides settings of its modules; ``None`` by default."""
+    extra_args = module.extra_args if isinstance(module, K.AugmentationSequential) else None
+    return None if extra_args == {DataKey.MASK: {"resample": Resample.NEAREST, "align_corners": None}} else extra_args
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
@@ -184,25 +122,11 @@ def _children(items: Sequence[Tree]) -> list[Child] | None:
     return children
 
 
-def _class_of_torchgeo(module: nn.Module) -> type | None:
-    """Return the class of torchgeo's ``RandomGrayscale`` if ``module`` is an instance; ``None`` otherwise."""
-    if not any(class_.__module__.startswith("torchgeo.") for class_ in type(module).__mro__):
-        return None
-    # Imported here, because ``by_name`` imports torchvision's transforms.
-    from gpuaug.fusion.lower.by_name import recognized_class
-
-    return recognized_class(module)
-
-
 def _difference_reason(module: nn.Module, base: type | None) -> str | None:
     """Return the reason why a module may behave differently from its nearest lowered class ``base``; ``None`` if it cannot."""
     is_kornias = type(module).__module__.startswith("kornia.")
     if base is None:
         return "no lowering for this type" if is_kornias else "not one of Kornia's modules"
-    if base.__module__.startswith("torchgeo."):
-        from gpuaug.fusion.lower.by_name import difference_reason
-
-        return difference_reason(module, base)
     reason = difference(module, base) or foreign_generator(module, base)
     return "no lowering for this type" if reason is not None and is_kornias and type(module) is not base else reason
 

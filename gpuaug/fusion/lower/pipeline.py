@@ -15,7 +15,7 @@ from torch import nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, has_forward, is_sequence, is_unmodified_sequential, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
-from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
+from gpuaug.fusion.lower.kornia import CONTAINERS, extra_args_of, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import (
     NAMED_MODULES,
     refuse_inside_kornia,
@@ -155,15 +155,6 @@ def _advice_for(value: Any) -> str:
     return "Pass a list of augmentations."
 
 
-def _is_copied(module: Any) -> bool:
-    """Return whether the class of ``module``, or a base class, is copied from torchvision's reference scripts."""
-    if "torchvision.transforms" not in sys.modules:
-        return False
-    from gpuaug.fusion.lower.references import is_copy
-
-    return any(map(is_copy, type(module).__mro__))
-
-
 class _Lowering:
     """Lower the modules of one pipeline, in order.
 
@@ -183,7 +174,7 @@ class _Lowering:
         if is_sequence(module):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children), is_container=False)
-        if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES or _is_copied(module):
+        if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
             if self._torchvision is None:
                 # Imported only for a pipeline with a transform of torchvision.
                 from gpuaug.fusion.lower.torchvision import TorchvisionLowering
@@ -202,16 +193,18 @@ class _Lowering:
                 f"pipeline must hold modules that can be called, got {type(module).__name__}, which has no forward. Pass the "
                 "modules that it contains in a list: [*module.children()]."
             )
-        refuse_inside_kornia(module)
+        # Kornia ignores ``extra_args`` of a container inside another container.
+        extra_args = None if inside_kornia else extra_args_of(module)
+        refuse_inside_kornia(module, is_fallback=extra_args is not None)
         refuse_volumes(module)
         if not inside_kornia:
             refuse_own_forward(module)
         before = self.multiplication()
         self._types.enter_kornia()
-        if class_of(module, CONTAINERS) is not None:
+        if extra_args is None and class_of(module, CONTAINERS) is not None:
             tree = lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
             return Group("", (*before, tree), is_container=False) if before else tree
-        leaf = lower_module(name, module, self._pick)
+        leaf = lower_module(name, module, self._pick, extra_args)
         if isinstance(leaf.op, EagerOp):
             leaf.op.type_change = self._types.type_change
         self._update_range(leaf)

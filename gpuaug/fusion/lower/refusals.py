@@ -8,7 +8,7 @@ from kornia import augmentation as K
 from torch import nn
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_types import difference, is_same, library_class, torchvision_class
+from gpuaug.core.torchvision_types import difference, has_hooks, is_same, library_class, torchvision_class
 
 _IN_DATASET = "Keep it in the dataset"
 _MIX = "It mixes the images of a batch. Give it a stage of its own"
@@ -62,8 +62,12 @@ def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
     return f"{'' if type(module) is base else 'a subclass of '}{base.__name__} with other attributes: {error}"
 
 
-def refuse_inside_kornia(module: nn.Module) -> None:
+def refuse_inside_kornia(module: nn.Module, *, is_fallback: bool = False) -> None:
     """Raise an error for torchvision's transforms inside a module of Kornia that would call them once per batch.
+
+    Args:
+        module: Module of the user.
+        is_fallback: Whether Kornia runs ``module``, also if it is a sequence.
 
     Raises:
         ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains a transform of torchvision.
@@ -73,7 +77,7 @@ def refuse_inside_kornia(module: nn.Module) -> None:
     if class_ is None or (is_modified and type(module) is not class_):  # the user has overridden methods of the module
         return
     is_sequence = (
-        not is_modified
+        not (is_modified or is_fallback)
         and class_.__name__ in ("AugmentationSequential", "ImageSequential")
         and not getattr(module, "random_apply", 0)
     )
@@ -97,7 +101,7 @@ def refuse_own_forward(module: nn.Module) -> None:
     if class_ is None or not isinstance(module, K.container.ImageSequentialBase):
         return
     has_own_forward = not is_same(type(module).forward, class_.forward) or "forward" in vars(module)
-    if has_own_forward or module._forward_hooks or module._forward_pre_hooks:
+    if has_own_forward or has_hooks(module):
         raise ArgumentTypeError(
             f"pipeline must hold containers with Kornia's own forward and without hooks, got {type(module).__name__}: "
             f"{difference(module, class_)}. Put it into a stage without gpuaug.fuse."

@@ -10,14 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from gpuaug.core.torchvision_types import all_parts, difference, is_sequence, is_unmodified_sequential, library_class
+from gpuaug.core.torchvision_types import all_parts, class_of, difference, is_sequence, is_unmodified_sequential, library_class
+from gpuaug.fusion.ops.kornia_private import state_of_last_call
 from gpuaug.fusion.policies.auto_augment import POLICIES
-
-_STATE_OF_CALLS = (
-    *("_output_image", "_params", "_transform_matrix", "_transform_matrices"),
-    *("_transform_matrix_params", "_transform_matrix_params_snapshot"),
-)
-"""Attributes with which Kornia's modules remember their last call. They are not copied, because they may be large."""
 
 
 def snapshot(pipeline: Any) -> Any:
@@ -32,8 +27,7 @@ def snapshot(pipeline: Any) -> Any:
     for part in parts:
         if id(part) not in shared and _is_called_as_it_is(part):
             shared |= {id(child): child for child in all_parts(part)}
-        attributes = getattr(part, "__dict__", {})
-        shared |= {id(attributes[name]): attributes[name] for name in _STATE_OF_CALLS if attributes.get(name) is not None}
+        shared |= {id(state): state for state in state_of_last_call(part)}
     try:
         return copy.deepcopy(pipeline, dict(shared))
     except Exception:  # a module may raise any error
@@ -57,5 +51,6 @@ def _is_called_as_it_is(part: Any) -> bool:
     if "torchvision.transforms" not in sys.modules:
         return True
     from gpuaug.fusion.lower.by_name import recognized_class  # imports torchvision
+    from gpuaug.fusion.ops.torchvision.crop import LOWERED  # gpuaug's transforms, which derive from torchvision's base class
 
-    return recognized_class(part) is None
+    return recognized_class(part) is None and class_of(part, LOWERED) is None

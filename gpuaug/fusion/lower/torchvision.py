@@ -282,7 +282,6 @@ class TorchvisionLowering:
         conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), target_conversions)
         if dtype is None:
             return ImplicitTransform(name, target_conversions=target_conversions)
-        self._types.conversions -= converts_to_floats(transform)
         if dtype is torch.float32:
             self._types.to_floats(scale=scale)
             self._unscaled_name = name if self._types.delayed_factor != 1 else self._unscaled_name

@@ -488,8 +488,3 @@ def column(rows: Tensor, index: int) -> Tensor:
 def host_tensor(values: Any, dtype: type[np.number[Any]]) -> Tensor:
     """Create a CPU tensor, independent of torch's default device and dtype."""
     return torch.from_numpy(np.array(values, dtype))
-
-
-def bounds(distribution: Any) -> tuple[float, float]:
-    """(lower, upper) bound of a uniform distribution of Kornia."""
-    return float(distribution.low), float(distribution.high)

@@ -4,7 +4,7 @@ Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's param
 column is the apply mask: 1 to apply the op, 0 to skip it.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +34,6 @@ class Grayscale(ChannelOp):
     code = 6
     width = 0
     description = "grey"
-    weights_name: ClassVar[str] = "rgb_weights"
-    """Name of the weights in error messages: the argument of the user's module."""
 
     @property
     def _weights(self) -> Tensor | None:
@@ -53,12 +51,12 @@ class Grayscale(ChannelOp):
     def per_channel(self, channels: int) -> dict[str, Any]:
         """Weights, if the user set them."""
         weights = self._weights
-        return {} if weights is None else {self.weights_name: weights}
+        return {} if weights is None else {"rgb_weights": weights}
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the user set a single weight and images have several channels; else ``None``. Kornia raises an error."""
-        single = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
-        return f"{self.weights_name} holds one value" if single else None
+        is_single = size.channels > 1 and self._weights is not None and self._weights.numel() == 1
+        return "rgb_weights holds one value" if is_single else None
 
     def row_width(self, channels: int) -> int:
         """Number of columns: the apply mask, and one weight per channel."""
@@ -75,16 +73,6 @@ class Grayscale(ChannelOp):
         for channel in range(1, images.shape[1]):
             grey = grey + images[:, channel : channel + 1] * column(rows, 1 + channel)
         return grey.expand_as(images)
-
-
-class TorchgeoGrayscale(Grayscale):
-    """torchgeo's ``RandomGrayscale``, whose weights sum to 1."""
-
-    weights_name = "weights"
-
-    @property
-    def _weights(self) -> Tensor:
-        return self.settings["weights"].detach()  # type: ignore[no-any-return]
 
 
 class ChannelShuffle(ChannelOp):

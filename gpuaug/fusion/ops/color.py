@@ -14,8 +14,9 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -27,8 +28,7 @@ class UniformOp(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        samplers: Any = module._param_generator.sampler_dict  # type: ignore[union-attr]
-        self.bounds = [bounds(samplers[parameter]) for parameter in self.names]
+        self.bounds = [sampler_bounds(module, parameter) for parameter in self.names]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one uniform number per parameter and sample, (B,) each."""
@@ -208,7 +208,7 @@ class Posterize(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr, index]
+        self._bounds = bounds(generator_of(module).bit_sampler)
         self._offset = 0.0
 
     def expect_rounding(self) -> None:

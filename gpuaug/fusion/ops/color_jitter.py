@@ -7,16 +7,17 @@ bits 0 to 3 are 1 for the active adjustments, and the constants below describe t
 A *row* holds the parameters of one sample: the apply mask (1 to apply the op), four factors, and the order of the adjustments.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.channel import GREY, grayscale
 from gpuaug.fusion.ops.color import rotate_hue, scale_saturation
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of, jitter_order
 from gpuaug.fusion.ops.sampler import Sampler
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
@@ -66,9 +67,9 @@ class _Jitter(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
-        self._order_setting: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
+        self._order_setting = jitter_order(module)
         candidates = range(4) if self._order_setting is None else self._order_setting
         # Kornia omits an adjustment whose factors are neutral for the whole batch, so one with neutral bounds never runs.
         self._active = [index in candidates and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]

@@ -5,7 +5,6 @@ batch, like the random numbers of ops, also if it draws from the generators of P
 inputs, because it may modify its inputs. The images have the dtype that they would have at this position without gpuaug.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from gpuaug.core.torchvision_types import (
     type_name,
 )
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.kornia_private import with_frames_second
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
@@ -170,7 +170,7 @@ class EagerOp(ABC):
 def _is_user_defined(module: Any) -> bool:
     """Return whether ``EagerOp.is_user_defined`` is True for a module that has only this module."""
     class_ = type(module)
-    return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision."))
+    return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision.", "gpuaug."))
 
 
 def _keyed(device: torch.device, key: int) -> Generators:
@@ -179,21 +179,22 @@ def _keyed(device: torch.device, key: int) -> Generators:
 
 
 class EagerKornia(EagerOp):
-    """Fallback module of Kornia or of the user, called once for the whole batch."""
+    """Fallback module of Kornia or of the user, called once for the whole batch.
+
+    ``extra_args``: setting of a container that overrides settings of its modules; ``None`` for Kornia's default.
+    """
 
     package = "Kornia"
 
-    def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
+    def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None, extra_args: Any = None) -> None:
         super().__init__(name, module, reason, lowered)
+        self._settings: dict[str, Any] = {"transformation_matrix_mode": "skip", "extra_args": extra_args}
         # A container of Kornia applies the module to masks, boxes and keypoints as well. With ``disable_features`` the
         # container does not keep its outputs alive.
         if isinstance(module, K.VideoSequential):  # clips are always passed as (B, T, C, H, W)
-            video: Any = copy.copy(module)
-            video.data_format = "BTCHW"
-            video._temporal_channel = 1
-            module = video
+            module = with_frames_second(module)
         with initial_settings():
-            self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
+            self._container = K.AugmentationSequential(cast(Any, module), **self._settings)
         self._container.disable_features = True
         self._is_video = isinstance(module, K.VideoSequential)
         self._clip_container: Any = None
@@ -245,7 +246,7 @@ class EagerKornia(EagerOp):
         if self._clip_container is None:
             with initial_settings():
                 video = K.VideoSequential(self.module)
-                self._clip_container = K.AugmentationSequential(video, transformation_matrix_mode="skip")
+                self._clip_container = K.AugmentationSequential(video, **self._settings)
             self._clip_container.disable_features = video.disable_features = True
         return cast(K.AugmentationSequential, self._clip_container)
 

@@ -12,7 +12,8 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
@@ -49,7 +50,7 @@ class BlurOp(FrontOp):
         size: Any = self.settings["kernel_size"]
         self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         self.border: Border = self.settings["border_type"].name.lower()
-        self._bounds = bounds(module._param_generator.sigma_sampler)  # type: ignore[union-attr]
+        self._bounds = bounds(generator_of(module).sigma_sampler)
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -59,7 +60,7 @@ class BlurOp(FrontOp):
         sides = (size, size) if isinstance(size, int) else size
         if any(side % 2 == 0 or side < 1 for side in sides):
             return f"kernel_size={size} has an even side"
-        if bounds(module._param_generator.sigma_sampler)[0] <= 0:  # type: ignore[union-attr]
+        if bounds(generator_of(module).sigma_sampler)[0] <= 0:
             return "sigma may be 0"
         return None
 
@@ -112,7 +113,7 @@ class SharpnessOp(FrontOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
+        self._bounds = sampler_bounds(module, "sharpness")
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if images are smaller than 3x3 pixels, for which Kornia raises an error; else ``None``."""
@@ -207,7 +208,7 @@ class Clahe(LevelsOp):
         super().__init__(name, module)
         self.grid: tuple[int, int] = self.settings["grid_size"]
         self.entries = self.grid[0] * self.grid[1] * LEVELS
-        self._bounds = bounds(module._param_generator.sampler_dict["clip_limit_factor"])  # type: ignore[union-attr, index]
+        self._bounds = sampler_bounds(module, "clip_limit_factor")
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:

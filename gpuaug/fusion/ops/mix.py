@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
+from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
 _PARTNER, LAM, WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
@@ -118,7 +119,7 @@ class MixUp(MixOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = _bounds(module._param_generator.lambda_val)  # type: ignore[union-attr]
+        self._bounds = _bounds(generator_of(module).lambda_val)
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"lambda"``, the partner's weight, (B,)."""
@@ -141,7 +142,7 @@ class CutMix(MixOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
         # In Kornia's newer convention for labels, lambda is the fraction of the image outside the rectangle, not inside.
@@ -150,7 +151,7 @@ class CutMix(MixOp):
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         if generator.num_mix != 1:
             return f"num_mix={generator.num_mix}"
         if generator.beta is not None and torch.as_tensor(generator.beta, device="cpu").numel() != 1:

@@ -10,14 +10,15 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -55,7 +56,7 @@ class Erasing(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         self._scale = bounds(generator.scale_sampler)
         self._two_ratio_ranges = hasattr(generator, "index_sampler")
         if self._two_ratio_ranges:
@@ -193,7 +194,7 @@ class GaussianNoise(PointOp):
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
-        generator: Any = self.module._param_generator
+        generator = generator_of(self.module)
         fields = torch.from_numpy(draws["field"][:1] if self.same_on_batch else draws["field"]).float()
         if size.frames:
             fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % NOISE_FIELDS).flatten()
@@ -202,7 +203,7 @@ class GaussianNoise(PointOp):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write mean, std, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
-        generator: Any = self.module._param_generator
+        generator = generator_of(self.module)
         out[:, 1], out[:, 2] = generator.mean, generator.std
         out[:, 3], out[:, 4] = draws["seed"] >> 16, draws["seed"] & 0xFFFF
         out[:, 5] = draws["field"]

@@ -24,6 +24,7 @@ from gpuaug.fusion.ops.geometry import (
     unsupported_skip,
     window_table,
 )
+from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler, all_true, extra_uniforms
 
 CROP_CANDIDATES = 10
@@ -41,7 +42,7 @@ class ResizedCrop(ResampleOp):
         self._height, self._width = (int(side) for side in self.settings["size"])
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
         self.areas = self._scale[0], self._scale[1] - self._scale[0]

@@ -3,17 +3,14 @@
 A *sample* is an image or a clip. An op draws one number or several for each sample; a *column* is one number for all samples.
 """
 
-import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from kornia.augmentation import random_generator
 from numpy.typing import NDArray
-
-from gpuaug.core.torchvision_types import class_of, names_used
+from torch import Tensor
 
 _TRUE_MASKS: dict[int, NDArray[np.bool_]] = {}
 """Cache of the results of ``all_true``, by length."""
@@ -161,6 +158,8 @@ def all_true(batch: int) -> NDArray[np.bool_]:
 SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64."""
 
+Words = TypeVar("Words", NDArray[np.int64], Tensor)
+
 
 def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> NDArray[np.float32]:
     """Generate further uniform numbers in [0, 1) for some samples by SplitMix64, seeded per sample.
@@ -176,26 +175,28 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> 
         - numbers: (4, samples), 24 random bits each
         - returns: (2, ``pairs``, samples), 24 random bits each; the first axis is the index in the pair
     """
-    words = (numbers * np.float32(2**24)).astype(np.uint64)
-    words = words[::2] << np.uint64(24) | words[1::2]
-    seeds = _splitmix64_mix(words[0]) ^ words[1]
-    counters = np.arange(start + 1, start + pairs + 1, dtype=np.uint64)[:, None]
-    bits = _splitmix64_mix(seeds + counters * np.uint64(SPLITMIX_INCREMENT))
+    words = (numbers * np.float32(2**24)).astype(np.int64)
+    words = (words[::2] << 24) | words[1::2]
+    seeds = splitmix64_mix(words[0]) ^ words[1]
+    counters = np.arange(start + 1, start + pairs + 1)[:, None]
+    bits = splitmix64_mix(seeds + counters * as_int64(SPLITMIX_INCREMENT))
     halves = np.empty((2, *bits.shape), dtype=np.float32)
-    halves[0] = bits >> np.uint64(40)
-    halves[1] = bits & np.uint64(2**24 - 1)
+    halves[0] = (bits >> 40) & (2**24 - 1)
+    halves[1] = bits & (2**24 - 1)
     halves *= np.float32(2**-24)
     return halves
 
 
-def _splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Output function of SplitMix64, applied to 64-bit words."""
-    words = words ^ (words >> np.uint64(30))
-    words *= np.uint64(SPLITMIX_MULTIPLIER_1)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(SPLITMIX_MULTIPLIER_2)
-    words ^= words >> np.uint64(31)
-    return words
+def splitmix64_mix(words: Words) -> Words:
+    """Output function of SplitMix64, applied to 64-bit words, stored as int64."""
+    for shift, multiplier in ((30, SPLITMIX_MULTIPLIER_1), (27, SPLITMIX_MULTIPLIER_2)):
+        words = (words ^ ((words >> shift) & (2 ** (64 - shift) - 1))) * as_int64(multiplier)
+    return words ^ ((words >> 31) & (2**33 - 1))
+
+
+def as_int64(word: int) -> int:
+    """Reinterpret an unsigned 64-bit word as int64."""
+    return word - 2**64 if word >= 2**63 else word
 
 
 _local = threading.local()
@@ -277,17 +278,3 @@ class _SharedSampler(Sampler):
 
     def shared_by_samples(self) -> Sampler:
         return self
-
-
-def foreign_generator(module: Any, base: type) -> str | None:
-    """Reason if the user has replaced the parameter generator of ``module``, of Kornia's class ``base``; else ``None``."""
-    generator = module._param_generator if "_param_generator" in names_used(base) else None
-    if generator is None or class_of(generator, _generator_classes(base)) is not None:
-        return None
-    return f"its _param_generator, {type(generator).__name__}, is not the generator of {base.__name__}"
-
-
-@functools.cache
-def _generator_classes(base: type) -> tuple[type, ...]:
-    """Return Kornia's classes of parameter generators that the code of Kornia's class ``base`` names."""
-    return tuple(getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name))

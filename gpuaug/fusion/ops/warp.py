@@ -13,8 +13,9 @@ from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds, host_tensor, select_samples
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor, select_samples
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -75,7 +76,7 @@ class Rotation(MatrixWarp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
+        self._bounds = sampler_bounds(module, "degrees")
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw an angle per sample in degrees, (B,)."""
@@ -94,7 +95,7 @@ class Rotation90(MatrixWarp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr, index]
+        self._bounds = sampler_bounds(module, "times")
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the number of quarter turns per sample, (B,), before rounding."""
@@ -114,7 +115,7 @@ class Affine(MatrixWarp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         samplers = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
         optional = {name: getattr(generator, f"{name}_sampler") for name in samplers}
         self._bounds = {name: bounds(sampler) for name, sampler in optional.items() if sampler is not None}
@@ -179,7 +180,7 @@ class Shear(MatrixWarp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -206,7 +207,7 @@ class Translate(MatrixWarp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         samplers = generator.translate_x_sampler, generator.translate_y_sampler
         self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
 
@@ -232,7 +233,7 @@ class Perspective(MatrixWarp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        generator: Any = module._param_generator
+        generator = generator_of(module)
         self._distortion = float(generator.distortion_scale)
         self._inwards = generator.sampling_method == "basic"
 

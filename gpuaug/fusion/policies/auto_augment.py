@@ -20,7 +20,8 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.settings import initial_settings
 from gpuaug.core.torchvision_types import class_of, difference, nearest_class
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.sampler import ArraySampler, Sampler, all_true, foreign_generator
+from gpuaug.fusion.ops.kornia_private import foreign_generator
+from gpuaug.fusion.ops.sampler import ArraySampler, Sampler, all_true
 from gpuaug.fusion.policies.picking import Child, Entry, Member, Pick, Policy, kornia_params_error
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)

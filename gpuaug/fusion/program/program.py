@@ -126,7 +126,7 @@ class Program:
     @property
     def refuses_type(self) -> bool:
         """Whether all images of this type raise an error."""
-        return self._refusal is not None and self._refusal.is_certain
+        return self._refusal is not None and self._refusal.before_any_fallback
 
     def check_type(self, *, has_run: bool) -> None:
         """Raise an error for images of a type that the user's library does not accept.
@@ -137,7 +137,7 @@ class Program:
         Raises:
             ArgumentError, ArgumentTypeError: If the library does not accept the type.
         """
-        if self._refusal is not None and (has_run or self._refusal.is_certain):
+        if self._refusal is not None and (has_run or self._refusal.before_any_fallback):
             raise type(self._refusal.error)(*self._refusal.error.args)
 
     def check_sizes(self, size: Size) -> None:

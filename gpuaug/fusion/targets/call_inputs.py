@@ -65,7 +65,6 @@ class CallInputs:
         inputs: Inputs as the user passed them.
         keys: Data key of each input: Kornia's names, ``targets`` for target dicts, ``valid`` for the (B, N) mask of the boxes
             that are not padding, ``tv_tensors`` for containers of torchvision's tensors.
-        mask_setting: Setting of the pipeline with which Kornia does not resample masks by nearest neighbour; empty without.
         boxes: Format of boxes in target dicts.
         conversions: Conversions of the output, and size of the smallest valid box.
         clip_layout: Layout of clips that the pipeline accepts.
@@ -80,7 +79,6 @@ class CallInputs:
         self,
         inputs: Sequence[Any],
         keys: Sequence[Any],
-        mask_setting: str,
         boxes: BoxFormatName = "xyxy",
         conversions: TargetConversions = NO_CONVERSIONS,
         clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
@@ -157,11 +155,6 @@ class CallInputs:
         """Format of the boxes or keypoints in each of ``values``; ``None`` for other inputs."""
         self._matrix: Tensor | None = None
         """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3); ``None`` for the identity."""
-        if self.has_masks and mask_setting:
-            raise ArgumentError(
-                f"extra_args must resample masks by nearest neighbour, with the settings of the modules, got {mask_setting}. "
-                "Leave extra_args out."
-            )
 
     def _packed_or_unpacked(self, index: int, value: Any) -> Any:
         """Return an input, with packed target dicts unpacked unless ``TargetDicts`` accepts them packed."""

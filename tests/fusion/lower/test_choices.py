@@ -9,7 +9,6 @@ from support.batches.ragged import images_of, pack
 from support.comparison.replay import photographs
 from support.comparison.torchvision_replay import followed, replayed, replayed_in_floats
 from support.comparison.values import assert_values
-from support.ops.references import FixedSizeCrop, PadIfSmaller
 from support.targets.boxes_masks_points import plain, targets_of
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
@@ -30,9 +29,9 @@ BRANCHES = {
     "resized crop": lambda: v2.RandomResizedCrop((HEIGHT, WIDTH)),
     "DETR's": lambda: v2.Compose([v2.RandomShortestSize([10, 14, 20]), v2.RandomCrop(9), v2.Resize((HEIGHT, WIDTH))]),
     "crop": lambda: v2.RandomCrop((HEIGHT, WIDTH), pad_if_needed=True, fill=3),
-    "fixed size": lambda: FixedSizeCrop((HEIGHT, WIDTH)),
+    "fixed size": lambda: gpuaug.FixedSizeCrop((HEIGHT, WIDTH)),
     "centre": lambda: v2.Compose([v2.Resize(20), v2.CenterCrop((HEIGHT, WIDTH))]),
-    "padding": lambda: v2.Compose([v2.RandomResize(5, 20), PadIfSmaller(16), v2.RandomCrop((HEIGHT, WIDTH))]),
+    "padding": lambda: v2.Compose([v2.RandomResize(5, 20), gpuaug.PadIfSmaller(16), v2.RandomCrop((HEIGHT, WIDTH))]),
     "pad by some": lambda: v2.Compose([v2.Pad((1, 2, 3, 4), fill=3), v2.RandomResizedCrop((HEIGHT, WIDTH))]),
     "zoom out": lambda: v2.Compose([v2.RandomZoomOut(1, p=0.7), v2.ColorJitter(0.3), v2.Resize((HEIGHT, WIDTH))]),
     "pick": lambda: v2.RandomChoice([BRANCHES["resize"](), BRANCHES["DETR's"](), BRANCHES["crop"]()]),

@@ -12,7 +12,6 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench.data.recipes import lerobot as written
-from gpuaug.fusion.lower import by_name
 from gpuaug.loader.definition import definition
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -116,7 +115,7 @@ Other.__name__ = "RandomSubsetApply"
 LEFT = {
     "another version": (
         lambda: Other(MARKS, n_subset=2),
-        "forward of RandomSubsetApply differs from the tested versions",
+        "returns other images than in the tested versions",
     ),
     "a subclass": (
         lambda: overriding(written.RandomSubsetApply, "forward")(MARKS, n_subset=2),
@@ -173,12 +172,3 @@ def test_conversions_and_mixes_stay_out_of_a_subset():
         gpuaug.fuse(written.RandomSubsetApply([TO_FLOAT, *MARKS], n_subset=2))
     with pytest.raises(gpuaug.ArgumentTypeError, match="must hold a single mix"):
         gpuaug.fuse([TO_FLOAT, written.RandomSubsetApply([v2.MixUp(num_classes=3), *MARKS], n_subset=2)])
-
-
-def test_every_class_names_its_methods(package):
-    for name in by_name.METHODS:
-        if name.startswith("lerobot."):
-            kind = getattr(package, name.partition(".")[2])
-            made = kind.__new__(kind)
-            v2.Transform.__init__(made)
-            assert by_name.is_a(made, name)

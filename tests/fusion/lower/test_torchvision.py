@@ -11,7 +11,6 @@ from support.comparison.values import assert_values
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
-from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -282,18 +281,6 @@ def test_every_form_of_a_pipeline_is_one_pass_with_the_same_result(name):
     assert "left to" not in repr(got)
 
 
-@pytest.mark.parametrize("name", ["IMAGENET1K_V1", "IMAGENET1K_V2"])
-def test_what_comes_with_the_weights_of_a_classifier_is_fused(name):
-    images = photographs(2, height=300, width=281)
-    made = ResNet50_Weights[name].transforms()
-    augment = gpuaug.fuse(made)
-    expected = made(scaled(images))
-    torch.testing.assert_close(augment(scaled(images)), expected, atol=5e-4, rtol=0)
-    assert augment.explain(images.shape).launches == 1
-    # In bytes torchvision rounds after each axis of the resize.
-    assert_values(augment(images), made(images), atol=1.01 / 255 / 0.22)
-
-
 V1 = {
     "CenterCrop": v1.CenterCrop((3, 5)),
     "ColorJitter": v1.ColorJitter(0.4, (0.2, 3.0), None or 0, 0.1),
@@ -451,30 +438,12 @@ def replayed_alone(draws, index, image):
     return image
 
 
-def test_masks_and_keypoints_follow_the_geometry():
-    images = photographs(3)
-    made = [v2.RandomHorizontalFlip(1.0), v2.CenterCrop((20, 31)), v2.Pad((2, 1)), TO_FLOAT]
-    augment = gpuaug.fuse(made)
-    points = torch.tensor([[[10.0, 12.0]]] * 3)
-    _, masks, moved = augment(images, images, points, data_keys=["input", "mask", "keypoints"])
-    assert_values(scaled(masks), augment(images))
-    x, y = moved[0, 0].long().tolist()
-    assert_values(masks[:, :, y, x], images[:, :, 12, 10])
-
-
 def test_draws_of_a_sample_are_named():
     images = photographs(6, dtype=torch.float32)
     augment = gpuaug.fuse(v2.Compose([v2.ToImage(), v2.ColorJitter(0.4, 0.4), v2.RandomApply([v2.GaussianBlur(3)], p=1.0)]))
     draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=0)))
     assert list(draws.of(2)) == ["ColorJitter_1", "RandomApply_2/GaussianBlur_0"]
     assert list(draws.of(2)["ColorJitter_1"]) == ["brightness_factor", "contrast_factor"]
-
-
-def test_each_sample_has_its_own_order_of_a_jitter():
-    calls = gpuaug.fuse(v2.ColorJitter(0.4, 0.4, 0.4, 0.1)).draw((2400, 3, 8, 8), seed=0).as_torchvision()
-    orders = [tuple(name for name, _ in each) for each in calls]
-    assert len(set(orders)) == 24
-    assert min(map(orders.count, set(orders))) > 50
 
 
 def test_notes_say_which_transforms_have_nothing_left_to_do():
@@ -495,21 +464,3 @@ def test_notes_say_which_transforms_have_nothing_left_to_do():
 def test_antialias_of_fuse_is_for_kornias_modules_alone():
     crop, resize = gpuaug.fuse([v2.RandomResizedCrop(16, antialias=False), K.Resize((8, 8))], antialias=True)._program().ops
     assert (crop.filter, resize.filter) == ("", "triangle")
-
-
-def test_the_scale_of_images_is_known_to_a_viewer():
-    fused = gpuaug.fuse(v2.Compose([v2.CenterCrop(8), v2.Compose([TO_FLOAT, v2.Normalize(MEAN, STD)])]))
-    mean, std = normalized_by([fused])
-    assert_values(mean.flatten(), torch.tensor(MEAN))
-    assert_values(std.flatten(), torch.tensor(STD))
-
-
-def test_loaders_run_torchvision_pipelines_alike_at_every_depth():
-    images = photographs(12)
-    batches = [(images[start : start + 4], torch.arange(start, start + 4)) for start in (0, 4, 8)]
-    made = [v2.RandomResizedCrop(16), v2.RandomApply([v2.ColorJitter(0.4, 0.4)]), TO_FLOAT, v2.Normalize(MEAN, STD)]
-    runs = []
-    for depth in (0, 2):
-        loader = gpuaug.StreamedLoader(batches, [gpuaug.fuse(made)], device="cpu", depth=depth, seed=1)
-        runs.append(torch.cat([each for each, _ in loader]))
-    assert_values(*runs)

@@ -159,6 +159,6 @@ def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
     for batch in (2, 8):
         images, records, matrix = photographs(batch), records_of(batch), torch.eye(3).repeat(batch, 1, 1)
         with Launches() as launches:
-            CallInputs([images, records], KEYS, "").values[1].results(matrix, (32, 48))
+            CallInputs([images, records], KEYS).values[1].results(matrix, (32, 48))
         counted.append(launches.names)
     assert counted[0] == counted[1]

@@ -3,7 +3,6 @@
 import kornia.augmentation as K
 import torch
 from kornia.augmentation import auto
-from kornia.constants import DataKey, Resample
 from kornia.geometry.boxes import Boxes
 from PIL import Image
 from support.files.encoded import encoded
@@ -273,24 +272,6 @@ def masks_alone(told):
     with told:
         augment(MASK, data_keys=["mask"])
     assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
-
-
-@example("Leave extra_args out")
-def smooth_masks(told):
-    crop, mask = K.RandomResizedCrop((4, 4), resample="nearest"), MASK.float()
-    smooth = {DataKey.MASK: {"resample": Resample.BILINEAR}}
-    with told:
-        gpuaug.fuse(K.AugmentationSequential(crop, extra_args=smooth))(IMAGES, mask, data_keys=["input", "mask"])
-    _, got = gpuaug.fuse(K.AugmentationSequential(crop))(IMAGES, mask, data_keys=["input", "mask"])
-    assert set(got.flatten().tolist()) <= set(mask.flatten().tolist())
-
-
-@example("extra_args must not override settings for images")
-def settings_for_images(told):
-    with told:
-        gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), extra_args={DataKey.INPUT: {"max_val": torch.tensor(0.5)}}))
-    invert = K.RandomInvert(max_val=torch.tensor(0.5), p=1.0)
-    torch.testing.assert_close(gpuaug.fuse(K.AugmentationSequential(invert))(IMAGES / 255), 0.5 - IMAGES / 255)
 
 
 @example("must hold masks for each of the … images")

@@ -6,10 +6,10 @@ import kornia.augmentation as K
 import torch
 from support.batches.ragged import cut, overwritten
 from support.comparison.replay import photographs
-from support.ops.references import FixedSizeCrop
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug import FixedSizeCrop
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.backends.torch_backend import run
 from gpuaug.fusion.backends.triton import backend

@@ -40,6 +40,8 @@ GIVEN = {
     "RandomCrop": {"size": (8, 8)},
     "CenterCrop": {"size": (8, 8)},
     "PadTo": {"size": (24, 24)},
+    "FixedSizeCrop": {"size": (8, 8)},
+    "PadIfSmaller": {"size": 20},
     "RandomResizedCrop": {"size": (8, 8)},
     "Resize": {"size": (8, 8)},
     "RandomRotation": {"degrees": 10.0},
@@ -117,6 +119,7 @@ OTHER_OF = {
     "RandomShear": {"padding_mode": "border"},
     "RandomTranslate": {"padding_mode": "border"},
     "ToDtype": {"dtype": {torch.Tensor: torch.float32}},
+    "PadIfSmaller": {"size": 25},
     "RandomZoomOut": {"fill": {tv_tensors.Image: 0.3}},
     "RandomGaussianBlur": {"sigma": (0.5, 1.0)},
 }

@@ -97,6 +97,13 @@ KEY = VALUES.keys() - {
 """Whatever may be a key of a batch, and a tuple of one."""
 
 
+FILL = {
+    "fits": FROM_0 - {"a tensor of one"} | {"-1", "1.0", "1.5", "NaN", "infinity", "an empty dict", "a dict"} | LARGE,
+    "wrong": ((1, "a"), {"a": None}),
+}
+"""Numbers, and dicts of them, as the value of a padding."""
+
+
 class Reached(Exception):
     """A call is past its checks; what it would do next takes long."""
 
@@ -187,6 +194,8 @@ PARAMETERS = {
         FeatureStage(ENCODER).capture, [(2, 2)], EMPTY, wrong=([(2, "x")], (2, 2), [2.5])
     ),
     "FeatureStage(name)": Parameter(lambda v: FeatureStage(ENCODER, name=v), "encoder", LEFT_OUT | STR),
+    "FixedSizeCrop(size)": Parameter(gpuaug.FixedSizeCrop, (8, 6), FROM_1 | LARGE, wrong=((1, 2, 3), (8, 0))),
+    "FixedSizeCrop(fill)": Parameter(lambda v: gpuaug.FixedSizeCrop(8, v), (1.0, 2.0, 3.0), **FILL),
     "Fused.draw(shape)": Parameter(AUGMENT.draw, IMAGES.shape, **SHAPE),
     "Fused.draw(seed)": Parameter(lambda v: AUGMENT.draw(IMAGES.shape, v), 5, LEFT_OUT | FROM_0),
     "Fused.draw(dtype)": Parameter(
@@ -201,6 +210,8 @@ PARAMETERS = {
         lambda v: AUGMENT(IMAGES, data_keys=v), ["input"], LEFT_OUT, wrong=("input", [["input"]])
     ),
     "Fused.forward(draws)": Parameter(lambda v: AUGMENT(IMAGES, draws=v), DRAWS, LEFT_OUT),
+    "PadIfSmaller(size)": Parameter(gpuaug.PadIfSmaller, 8, FROM_1 | LARGE),
+    "PadIfSmaller(fill)": Parameter(lambda v: gpuaug.PadIfSmaller(8, v), {"others": 3}, **FILL),
     "Ragged.__getitem__(index)": Parameter(lambda v: RAGGED[v], -2, {"0", "1", "-1", "a tensor of one"}, foreign=(IndexError,)),
     "Ragged.to(device)": Parameter(RAGGED.to, "cpu", **DEVICE),
     "Ragged.to(non_blocking)": Parameter(lambda v: RAGGED.to("cpu", non_blocking=v), False, FLAG),

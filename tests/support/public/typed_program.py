@@ -17,6 +17,10 @@ def augmentation() -> gpuaug.Fused:
     return gpuaug.fuse(pipeline, dtype=torch.float32, memory_format=torch.channels_last, pick="batch")
 
 
+def crops() -> gpuaug.Fused:
+    return gpuaug.fuse([gpuaug.PadIfSmaller(8, fill=(1, 2, 3)), gpuaug.FixedSizeCrop((8, 6))])
+
+
 def brightness(images: Tensor) -> Tensor:
     return images.mean((1, 2, 3))
 

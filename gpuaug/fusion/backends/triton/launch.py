@@ -15,9 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from gpuaug.core.devices import current_device
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.streams import current_stream
+from gpuaug.core.streams import current_device, current_stream
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.program.plan import BasePass, OpPass
 

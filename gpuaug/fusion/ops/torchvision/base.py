@@ -3,6 +3,8 @@
 A transform is *lowered* to an op, or run by torchvision. Most ops inherit their arithmetic from the op of Kornia's equivalent
 module, and add torchvision's settings and random parameters. They read the attributes that a call of the transform reads: where
 torchvision's constructor derives an attribute from a setting, such as ``_fill`` from ``fill``, the derived attribute.
+
+Private names of torchvision are read here, those of policies in ``policies/torchvision.py``. Tried with torchvision 0.29.1.
 """
 
 import math
@@ -147,6 +149,11 @@ def log_ratios(name: str, transform: Any) -> list[float]:
             "another ratio, such as ratio=(0.75, 1.33)."
         )
     return logarithms
+
+
+def beta_concentration(transform: Any) -> float:
+    """Parameter of the beta distribution that a mix draws its weight from. ``_dist`` is what calls read, not ``alpha``."""
+    return float(transform._dist.concentration1)
 
 
 def interpolation_of(transform: Any) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torchvision.transforms import v2
 
+from gpuaug.fusion import transforms
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, IndexOp, as_float64, unsupported_skip
@@ -249,7 +250,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
 
 
 class PadIfSmaller(Pad):
-    """``PadIfSmaller`` of torchvision's reference scripts: pads right and below to sides of at least ``size`` pixels."""
+    """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _PaddingOp.__init__(self, name, transform, units, "constant")
@@ -264,20 +265,11 @@ class PadIfSmaller(Pad):
 
 
 class FixedSizeCrop(RandomCrop):
-    """``FixedSizeCrop`` of torchvision's reference scripts: per axis a random crop, or padding on the right or below.
-
-    Both axes share one random number. Masks are padded with 0.
-    """
-
-    mask_fill = 0.0
+    """``gpuaug.FixedSizeCrop``: per axis a random crop, or padding on the right or below. Both axes share a random number."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _PaddingOp.__init__(self, name, transform, units)
-        self._height, self._width = transform.crop_height, transform.crop_width
-
-    def unsupported(self) -> str | None:
-        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return None if self._mode == "constant" else f"padding_mode={self._mode!r} for images, but not for masks"
+        _PaddingOp.__init__(self, name, transform, units, "constant")
+        self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
         return 0, np.maximum(self._width - size.width, 0), 0, np.maximum(self._height - size.height, 0)
@@ -378,5 +370,6 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     v2.Pad: Pad,
     v2.RandomCrop: RandomCrop,
     v2.RandomZoomOut: ZoomOut,
+    transforms.FixedSizeCrop: FixedSizeCrop,
+    transforms.PadIfSmaller: PadIfSmaller,
 }
-"""Op for each transform of torchvision. Transforms of its reference scripts are in ``lower/references.py``."""

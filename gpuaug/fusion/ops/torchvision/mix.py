@@ -15,6 +15,7 @@ from gpuaug.fusion.ops import mix
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.base import beta_concentration
 
 
 class TorchvisionMix(MixOp):
@@ -59,7 +60,7 @@ class _Mix(TorchvisionMix):
 
     def __init__(self, name: str, transform: Any) -> None:
         super().__init__(name, transform)
-        self._alpha = float(transform._dist.concentration1)
+        self._alpha = beta_concentration(transform)
         self.num_classes = transform.num_classes
 
 

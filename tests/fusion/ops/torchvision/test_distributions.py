@@ -54,8 +54,8 @@ NOT_DRAWN = {
 }
 """Nothing but a chance, where there is one."""
 
-ELSEWHERE = {v2.RandomPhotometricDistort, v2.RandomIoUCrop, *POLICIES}
-"""Those with tests of their own, in test_photometric.py, test_iou_crop.py and policies/test_torchvision.py."""
+ELSEWHERE = {v2.RandomPhotometricDistort, v2.RandomIoUCrop, gpuaug.FixedSizeCrop, gpuaug.PadIfSmaller, *POLICIES}
+"""Those with tests of their own, in test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision."""
 
 
 def corners(startpoints, endpoints):

@@ -257,7 +257,14 @@ def test_no_window_fits_for_the_crops_that_fall_back():
 def test_every_lowered_transform_is_compared():
     compared = {type(make()) for make in (*EXACT.values(), *CLOSE.values(), *NEAREST.values())}
     compared |= {type(each) for make in (*EXACT_SIZES.values(), *CLOSE_SIZES.values()) for each in make()} - {v2.RandomChoice}
-    elsewhere = {v2.RandomPosterize, v2.RandomIoUCrop, v2.UniformTemporalSubsample, *POLICIES}
+    elsewhere = {
+        gpuaug.FixedSizeCrop,
+        gpuaug.PadIfSmaller,
+        v2.RandomPosterize,
+        v2.RandomIoUCrop,
+        v2.UniformTemporalSubsample,
+        *POLICIES,
+    }
     assert compared | elsewhere == set(LOWERED)
 
 

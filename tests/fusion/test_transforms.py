@@ -1,4 +1,4 @@
-"""Crops and pads of torchvision's reference scripts: the ops against the classes themselves, with the same draws."""
+"""``FixedSizeCrop`` and ``PadIfSmaller``: the classes against slices of a canvas, and the ops against the classes."""
 
 from unittest import mock
 
@@ -10,18 +10,46 @@ from hypothesis import strategies as st
 from support.batches.ragged import images_of, pack
 from support.comparison.torchvision_replay import followed, scaled
 from support.comparison.values import assert_values
-from support.ops.references import FixedSizeCrop, PadIfSmaller
 from support.targets.boxes_masks_points import plain, targets_of
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug import FixedSizeCrop, PadIfSmaller
 from gpuaug.core.ragged import Shapes
 
 SIDES = st.integers(1, 24)
 SIZES = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=4)
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 KEYS = ["input", "targets"]
+
+
+def on_canvas(image, height, width, top, left, fill):
+    """Pixels of ``image`` from (top, left), on a canvas of this size."""
+    canvas = torch.full((*image.shape[:-2], height, width), fill, dtype=image.dtype)
+    part = image[..., top : top + height, left : left + width]
+    canvas[..., : part.shape[-2], : part.shape[-1]] = part
+    return canvas
+
+
+@pytest.mark.parametrize("size", [(5, 7), (12, 7), (5, 20), (12, 20), (9, 9)])
+@pytest.mark.parametrize("number", [0.0, 0.4, 0.99])
+def test_classes_crop_and_pad_on_the_right_and_below(size, number):
+    height, width = size
+    image = tv_tensors.Image(torch.arange(3 * height * width, dtype=torch.uint8).view(3, height, width))
+    mask = tv_tensors.Mask(image[:1])
+    boxes = tv_tensors.BoundingBoxes([[1.0, 2.0, 4.0, 5.0]], format="XYXY", canvas_size=size)
+    with mock.patch("torch.rand", return_value=torch.tensor(number)):
+        cropped, its_mask, its_boxes = FixedSizeCrop((9, 10), fill=7)(image, mask, boxes)
+    top, left = int(max(height - 9, 0) * number), int(max(width - 10, 0) * number)
+    assert_values(plain(cropped), on_canvas(plain(image), 9, 10, top, left, 7))
+    assert_values(plain(its_mask), on_canvas(plain(mask), 9, 10, top, left, 0))
+    corners = plain(boxes) - torch.tensor([left, top, left, top])
+    assert_values(plain(its_boxes), corners.clamp(min=0).clamp(max=torch.tensor([10, 9, 10, 9])))
+    padded, its_mask = PadIfSmaller(9, fill={tv_tensors.Mask: 9, "others": 7})(image, mask)
+    assert_values(plain(padded), on_canvas(plain(image), max(height, 9), max(width, 9), 0, 0, 7))
+    assert_values(plain(its_mask), on_canvas(plain(mask), max(height, 9), max(width, 9), 0, 0, 9))
+    assert_values(PadIfSmaller(9)(plain(image)), on_canvas(plain(image), max(height, 9), max(width, 9), 0, 0, 0))
 
 
 def number_drawn(calls, size, crop):
@@ -47,16 +75,12 @@ def test_fixed_size_crop_equals_the_class_on_images_and_targets_of_every_size(si
     made, got = augment(batch, targets, data_keys=KEYS, draws=draws)
     got = gpuaug.sanitize(got)
     for index, (image, target, calls) in enumerate(zip(images, targets, draws.as_torchvision(), strict=True)):
-        theirs = {"boxes": plain(target["boxes"]).clone(), "labels": target["labels"], "masks": plain(target["masks"])}
-        with mock.patch("torch.rand", return_value=torch.tensor([number_drawn(calls, sizes[index], crop)])):
-            expected, theirs = transform(image, theirs)
-        assert_values(made[index], scaled(expected))
-        # The class removes boxes where it crops alone; torchvision's presets remove others at their end.
-        boxes, valid = theirs["boxes"], (theirs["boxes"][:, 2:] - theirs["boxes"][:, :2] >= 1).all(1)
-        kept = [index for index, label in enumerate(theirs["labels"].tolist()) if valid[index]]
-        assert_values(plain(got[index]["boxes"]), boxes[kept], atol=1e-4)
-        assert_values(got[index]["labels"], theirs["labels"][kept])
-        assert_values(plain(got[index]["masks"]), theirs["masks"][kept])
+        with mock.patch("torch.rand", return_value=torch.tensor(number_drawn(calls, sizes[index], crop))):
+            expected, theirs = v2.Compose([transform, v2.SanitizeBoundingBoxes()])(tv_tensors.Image(image), target)
+        assert_values(made[index], scaled(plain(expected)))
+        assert_values(plain(got[index]["boxes"]), plain(theirs["boxes"]), atol=1e-4)
+        assert_values(got[index]["labels"], theirs["labels"])
+        assert_values(plain(got[index]["masks"]), plain(theirs["masks"]))
 
 
 @settings(deadline=None, max_examples=12)

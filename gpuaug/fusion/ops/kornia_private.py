@@ -1,0 +1,66 @@
+"""Private names of Kornia that gpuaug reads or writes, except those of policies. Tried with Kornia 0.9.0.
+
+Kornia publishes neither the ranges that a module draws from nor the order of a jitter, which an op must know before it draws.
+"""
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from kornia import augmentation as K
+from kornia.augmentation import random_generator
+
+from gpuaug.core.torchvision_types import class_of, names_used
+
+
+def generator_of(module: Any) -> Any:
+    """Return the parameter generator of a module, whose attributes are the distributions of the parameters."""
+    return module._param_generator
+
+
+def bounds(distribution: Any) -> tuple[float, float]:
+    """(lower, upper) bound of a uniform distribution of Kornia."""
+    return float(distribution.low), float(distribution.high)
+
+
+def sampler_bounds(module: Any, parameter: str) -> tuple[float, float]:
+    """``bounds`` of a parameter of a ``PlainUniformGenerator``, by Kornia's name of the parameter."""
+    return bounds(generator_of(module).sampler_dict[parameter])
+
+
+def foreign_generator(module: Any, base: type) -> str | None:
+    """Reason if the user has replaced the parameter generator of ``module``, of Kornia's class ``base``; else ``None``."""
+    generator = generator_of(module) if "_param_generator" in names_used(base) else None
+    if generator is None or class_of(generator, _generator_classes(base)) is not None:
+        return None
+    return f"its _param_generator, {type(generator).__name__}, is not the generator of {base.__name__}"
+
+
+@functools.cache
+def _generator_classes(base: type) -> tuple[type, ...]:
+    """Return Kornia's classes of parameter generators that the code of Kornia's class ``base`` names."""
+    return tuple(getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name))
+
+
+def jitter_order(module: Any) -> tuple[int, ...] | None:
+    """Order of the adjustments of a jitter, which the user has set; ``None`` for a random order."""
+    order: tuple[int, ...] | None = module._fixed_order
+    return order
+
+
+def state_of_last_call(module: Any) -> Iterator[Any]:
+    """Yield the attributes with which a module remembers its last call, which may be large."""
+    names = (
+        *("_output_image", "_params", "_transform_matrix", "_transform_matrices"),
+        *("_transform_matrix_params", "_transform_matrix_params_snapshot"),
+    )
+    attributes = getattr(module, "__dict__", {})
+    yield from (attributes[name] for name in names if attributes.get(name) is not None)
+
+
+def with_frames_second(video: K.VideoSequential) -> K.VideoSequential:
+    """Return a copy of a container that takes clips as (B, T, C, H, W). The modules are shared."""
+    copied = copy.copy(video)
+    vars(copied).update(data_format="BTCHW", _temporal_channel=1)
+    return copied
