@@ -233,9 +233,10 @@ class Posterize(PointOp):
         values = images.clamp(0, 1)
         step = column(rows, 1)
         # A tensor, because torch on a GPU multiplies by the reciprocal of a Python number, which rounds differently.
-        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)
-        levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / most * 255)
-        posterized = torch.where(step == 256, 0.0, levels * step / most)
+        largest = torch.full((), 255.0, dtype=torch.float32, device=images.device)
+        # Divided by 255 and multiplied again, as in Kornia, so that rounding errors are equal.
+        levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / largest * 255)
+        posterized = torch.where(step == 256, 0.0, levels * step / largest)
         return torch.where(step == 1, values, posterized)
 
 

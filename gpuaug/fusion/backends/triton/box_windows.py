@@ -80,9 +80,9 @@ def box_windows_kernel(
     TRIALS: tl.constexpr, MIN_SCALE: tl.constexpr, SCALE_RANGE: tl.constexpr, MIN_RATIO: tl.constexpr, MAX_RATIO: tl.constexpr,
     TRIALS_PER_BLOCK: tl.constexpr, BOXES_PER_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the first valid trial of an image to ``windows``, and which of its boxes stay valid to ``valid``.
+    """Write the first valid trial of an image to ``windows``, and the mask of its boxes that stay valid to ``valid``.
 
-    Tensors and results are the tensors of ``IoUCrop.windows``. The strides are the two strides of ``numbers`` and of ``sides``.
+    Tensors are the arguments and results of ``IoUCrop.windows``. The strides are the strides of ``numbers`` and of ``sides``.
     A thread block chooses the window of one image.
 
     Constants:
@@ -116,7 +116,7 @@ def box_windows_kernel(
         left, top, window_width, window_height = trial_window(seed, trial, width, height, MIN_SCALE, SCALE_RANGE, TRIALS)
         ratio = tl.div_rn(window_width, window_height)
         has_ratio = (ratio >= MIN_RATIO) & (ratio <= MAX_RATIO)
-        is_valid = option >= 1
+        is_valid = option >= 1  # torchvision then accepts the whole image
         for index in range(first_box, last_box + 1):
             is_owned = tl.load(owners + index) == image
             x1, y1, x2, y2 = load_corners(boxes + index * 4, is_owned, width, height)
