@@ -122,7 +122,8 @@ class Hybrid(FileDecoder):
 
     @cached_property
     def _phases(self) -> PhaseLoop | OneByOne:
-        return phases(self._decoders[nvjpeg.HYBRID])  # at the first batch, because compiling takes a second
+        # At the first batch, because compiling takes a second. The functions of both backends are the same.
+        return phases(self._decoders[nvjpeg.HYBRID])
 
     @property
     def version(self) -> str:
@@ -154,7 +155,7 @@ class Hybrid(FileDecoder):
         return first
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Return the function that decodes. No phase starts before its call: two begun batches could wait for each other."""
+        """Return the function that decodes. No phase starts before its call: two batches could wait for each other's states."""
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
@@ -255,33 +256,35 @@ class Hybrid(FileDecoder):
         return None
 
     def _put_back(self, used: list["_Used"]) -> None:
+        """Add states to the idle states of their pools."""
         for key, state in used:
             self._pools[key].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
-        queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
+        # States of queued card phases: ``group``, to which images are added, and earlier groups with the event after each.
+        groups, group = deque[tuple[Event, list[_Used]]](), list[_Used]()
         ready, remaining = batch.ready, len(batch.images)
         error: BaseException | None = None
         try:
-            while remaining or states or queued:
-                if len(states) == GROUP or (states and (ready.empty() or not remaining)):
-                    queued.append((lane.record_event(), states))
-                    states = []
+            while remaining or group or groups:
+                if len(group) == GROUP or (group and (ready.empty() or not remaining)):
+                    groups.append((lane.record_event(), group))
+                    group = []
                 # Put states back before waiting for host phases, which may be waiting for states.
-                if queued and (len(queued) > 1 or ready.empty()):
-                    event, used = queued[0]
+                if groups and (len(groups) > 1 or ready.empty()):
+                    event, used = groups[0]
                     event.synchronize()
-                    queued.popleft()
+                    groups.popleft()
                     self._put_back(used)
                 elif remaining:
                     results = [ready.get()]
-                    while len(states) + len(results) < GROUP and not ready.empty():
+                    while len(group) + len(results) < GROUP and not ready.empty():
                         results.append(ready.get())
                     remaining -= len(results)
                     error = error or next((result for result in results if isinstance(result, BaseException)), None)
                     ended = [result for result in results if isinstance(result, tuple)]
-                    states += [(image.pool_key, state) for image, state in ended]
+                    group += [(image.pool_key, state) for image, state in ended]
                     targets = [image.target for image, _ in ended]
                     outcomes = self._phases.card_phases([state for _, state in ended], targets, lane.handle)
                     for (image, _), outcome in zip(ended, outcomes, strict=True):
@@ -291,9 +294,9 @@ class Hybrid(FileDecoder):
                             batch.work.problems[image.position] = outcome
         except BaseException as card_error:  # an event fails: the card does no more work
             batch.give_up(card_error)
-            for _, used in queued:
+            for _, used in groups:
                 self._put_back(used)
-            self._put_back(states)
+            self._put_back(group)
             for _ in range(remaining):  # wait until no thread reads a file
                 if isinstance(result := ready.get(), tuple):
                     self._put_back([(result[0].pool_key, result[1])])

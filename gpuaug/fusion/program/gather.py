@@ -7,7 +7,7 @@ source pixels. Without an interpolation there is only ``before``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -116,10 +116,10 @@ class Gather:
         ops = (*self.ops, op)
         if isinstance(op, IndexOp):
             if self.warp is None:
-                return Gather(IndexMaps((*self.before.ops, op)), None, self.after, ops)
-            return Gather(self.before, self.warp, IndexMaps((*self.after.ops, op)), ops)
+                return replace(self, before=IndexMaps((*self.before.ops, op)), ops=ops)
+            return replace(self, after=IndexMaps((*self.after.ops, op)), ops=ops)
         assert isinstance(op, WarpOp | ResampleOp)
-        return Gather(self.before, op, self.after, ops)
+        return replace(self, warp=op, ops=ops)
 
     @property
     def interpolation(self) -> Interpolation:

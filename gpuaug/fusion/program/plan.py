@@ -233,13 +233,11 @@ class _PassBuilder:
                 return True
             return False
         if isinstance(op, GatherOp):
-            if not isinstance(self.front, Gather) or not self.front.accepts(op):
-                return False
             # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
-            if self.point_ops and not (
-                isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
-                and not any(point_op.positional for point_op in self.point_ops)
-            ):
+            is_movable = isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
+            if self.point_ops and not (is_movable and not any(point_op.positional for point_op in self.point_ops)):
+                return False
+            if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
             self.front = self.front.with_op(op)
             return True
