@@ -292,7 +292,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
             passes.append(OpPass(front, point_ops, source, current_size, point_program))
         widths.append(width)
-    if _can_skip_samples(passes):
+    if _can_skip_samples(passes):  # the buffer route is one more column of a pass, its last
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)

@@ -90,7 +90,7 @@ class TablePrefetch:
         # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
-        used_block = None  # its tables were all used, and this call is the one that it predicted
+        used_block = None  # its batches precede this call, as predicted
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
