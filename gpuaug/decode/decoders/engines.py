@@ -113,8 +113,7 @@ class Engines(FileDecoder):
         sizes = self._decoder.sizes(files["address"], files["length"])
         matches = (sizes == layout.stored[indices]).all(1)
         for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
-            stored_height, stored_width = layout.stored[index].tolist()
-            work.problems[index] = nvjpeg.size_problem(width, height, stored_width, stored_height)
+            work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
         files = files[matches]
         if layout.shapes.windows is not None:
             files["parameters"] = self._decoder.with_windows(windows[matches], output_format(layout))
