@@ -92,7 +92,7 @@ def find_library() -> str | None:
 
 
 def other_majors() -> list[str]:
-    """Return the major versions of CUDA, except torch's, that nvJPEG is installed for."""
+    """Return the major versions of CUDA, other than torch's, for which nvJPEG is installed."""
     return sorted({path.suffix[1:] for path in _wheels("*")} - {major()})
 
 
@@ -102,6 +102,7 @@ def major() -> str:
 
 
 def _wheels(major: str) -> list[Path]:
+    """Return the paths of nvJPEG in NVIDIA's Python packages, for a major version of CUDA, or ``"*"``."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     return sorted(Path(path) for folder in folders for path in glob(f"{folder}/*/lib/libnvjpeg.so.{major}"))
@@ -158,7 +159,7 @@ class Library:
         return ".".join(str(part.value) for part in parts)
 
     def _set_window(self, parameters: int, window: Sequence[int]) -> None:
-        """Set top, left, height and width of the part of an image to decode."""
+        """Set the window of decoding parameters, the part of an image to decode: top, left, height and width."""
         top, left, height, width = window
         self._set_roi(parameters, left, top, width, height)
 
@@ -208,6 +209,7 @@ class BatchDecoder(Library):
         results = np.zeros(len(addresses), _IMAGE_INFO)
         arguments = np.empty((len(addresses), 7), np.int64)
         arguments[:, 0], arguments[:, 1], arguments[:, 2] = self._handle.value or 0, addresses, lengths
+        # Addresses of the four fields of each file's record.
         arguments[:, 3:] = results.ctypes.data + results.itemsize * np.arange(len(addresses))[:, None] + _IMAGE_INFO_OFFSETS
         statuses = call_each(self._image_info, arguments)
         sizes: NDArray[np.int32] = np.column_stack([results["heights"][:, 0], results["widths"][:, 0]])
@@ -281,6 +283,7 @@ class BatchDecoder(Library):
         self._idle_parameters[form] += parameters.tolist()
 
     def _state(self, group: int) -> int:
+        """Return the decoding state of a group: a new state for a new group, or the first state if none can be created."""
         if group not in self._states:
             state = self._first_state
             if self._states:
@@ -472,7 +475,7 @@ def problem(call: str, status: int) -> str:
 
 
 def size_problem(found_width: int, found_height: int, width: int, height: int) -> str:
-    """Return the reason why a file cannot be decoded whose size according to nvJPEG differs from ``width`` and ``height``."""
+    """Return the reason why a file cannot be decoded: nvJPEG finds another size than ``width`` and ``height`` of the header."""
     return f"nvJPEG finds {found_width}x{found_height} pixels and its header {width}x{height}"
 
 

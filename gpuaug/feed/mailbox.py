@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 QUEUED = 2
-"""Capacity of the queue: number of batches that may wait for the training thread, besides those in the workers' queue."""
+"""Capacity of the queue: number of batches that may wait for the training thread. The workers' queue holds further batches."""
 
 PAUSE = 0.5
 """Pause of the pulling thread before it pulls a batch, as a fraction of a training step. No pause if no other batch is ready.

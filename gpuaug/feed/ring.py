@@ -6,9 +6,9 @@ directly into a slot and sends a description of the batch. The loader's copy str
 event that was recorded after the copy has passed; the host queries the event without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start. The file is sparse: only its written pages take memory. It
-needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. The file is divided into slots when
-the first batch arrives, whose size is the size of a slot. For a larger batch, larger slots are added after the existing slots.
-Slots that were added together are a *generation*. The memory of older generations is returned to the system.
+needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. When the first batch arrives, the
+file is divided into slots of the size of this batch. For a larger batch, larger slots are added after the existing slots. Slots
+that were added together are a *generation*. The memory of older generations is returned to the system.
 
 **Flags.** Each slot has a byte in this memory, which is 0 if the slot is free and 1 if it is in use. Every slot belongs to one
 worker. Only this worker sets the byte to 1, and only the process that reads the ring sets it to 0, so there is no lock that a
@@ -60,7 +60,7 @@ POISON = False
 PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
 """(generation, slot) → (offset, bytes) of each page-locked slot.
 
-After an interrupt, a slot may be listed whose page-locking did not begin, or has ended.
+After an interrupt, the dictionary may contain a slot that is not page-locked.
 """
 
 _page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
@@ -100,8 +100,8 @@ class Ring:
         rings[self.memory.key] = self
         self._process = os.getpid()
         self._page_locked_slots: PageLockedSlots = {}
-        # Event after the copy from each slot, and the slot, in order. Two queues, because the finaliser of the ring needs the
-        # events, but must not refer to slots, which refer to the ring.
+        # Slots that copies read, in order, and the event after each copy. Two queues, because the finaliser of the ring needs
+        # the events, but must not refer to slots, which refer to the ring.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
         # The background thread adds larger slots, and the training thread adds more slots.
@@ -135,10 +135,10 @@ class Ring:
         return batches.map_leaves(batches.cached_by_id(tensor), description.batch), slot
 
     def make_room(self, batch: Batch) -> bool:
-        """Add slots that are large enough for ``batch``, if they fit into the budget. Call for a batch without a slot.
+        """Add slots that are large enough for ``batch``, if the budget suffices. Call for a batch that came without a slot.
 
         Returns:
-            Whether slots of any size exist.
+            Whether the ring has slots, of any size.
         """
         needed_bytes = batch_bytes(batch)
         with self._generation_lock:
@@ -174,7 +174,7 @@ class Ring:
         )
 
     def add_larger_slots(self) -> None:
-        """Add the larger slots that ``make_room`` could not add, because they exceeded the budget together with older slots.
+        """Add the larger slots that ``make_room`` did not add, because the budget did not suffice for them and older slots.
 
         Call when an epoch begins, immediately before older slots are released.
         """
@@ -262,7 +262,7 @@ class Ring:
             self._warn_of_page_locking(slot_bytes, error)
 
     def _warn_of_page_locking(self, slot_bytes: int, error: int) -> None:
-        """Warn that the other slots stay pageable, because CUDA could not page-lock a slot."""
+        """Warn that CUDA could not page-lock a slot. No other slot is page-locked afterwards."""
         if self.pinned_bytes >= slot_bytes * self.workers:
             advice = f"Lower feed_bytes of the StreamedLoader to {self.pinned_bytes}, the bytes that could be page-locked."
         else:

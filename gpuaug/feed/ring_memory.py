@@ -76,7 +76,7 @@ class Memory:
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # otherwise the tensor could not be written to outside of inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
-        # The number of the newest generation, then the three values of each generation that ``generation`` returns.
+        # The number of the newest generation, then, per generation, the three values that ``generation`` returns.
         self.header = self.bytes[:FLAGS_OFFSET].view(torch.int64).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,6 +126,8 @@ def _close_in(process: int, fd: int) -> None:
 class TensorInSlot:
     """Description of a tensor in a slot, which replaces the tensor in a batch that a worker sends.
 
+    Not a dataclass or named tuple, which ``map_leaves`` would take for a part of the batch.
+
     Args:
         offset: Offset of the first element in the memory, in bytes.
         shape: Shape of the tensor.
@@ -142,13 +144,13 @@ class TensorInSlot:
         return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
 
     def tensor(self, memory: Memory) -> Tensor:
-        """Return the tensor as a view of ``memory.bytes``, whose storage is the whole memory."""
+        """Return the tensor as a view of ``memory.bytes``: its storage is the whole memory."""
         count = _extent(self.shape, self.stride)
         flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
     def with_separate_storage(self, memory: Memory) -> Tensor:
-        """Return the tensor with a storage that covers only its values, because pickling a tensor copies its storage."""
+        """Return the tensor with a storage that covers only its values. If it is pickled, the whole storage is copied."""
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -222,7 +224,7 @@ class Writer:
 
 
 class BatchInSlot:
-    """Description of a batch in a slot: number of the slot, and the batch with ``TensorInSlot`` in place of tensors."""
+    """Description of a batch in a slot: number of the slot, and the batch, in which ``TensorInSlot`` replaces tensors."""
 
     __slots__ = ("_key_and_number", "batch", "slot")
 
@@ -281,7 +283,7 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Return the size of a slot for a batch, in bytes: of all tensors of the batch that can be stored in a slot."""
+    """Return the bytes that a batch takes in a slot: of all its tensors that can be stored, each rounded up to ``ALIGN``."""
     leaves = (leaf for leaf in batches.tensors(batch) if can_be_stored(leaf) or _can_be_packed(leaf))
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in leaves}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
@@ -289,7 +291,7 @@ def batch_bytes(batch: Batch) -> int:
 
 
 def _can_be_packed(leaf: Tensor) -> bool:
-    """Return whether a tensor of one of torchvision's classes can be packed: concatenated with others of a target dict key."""
+    """Return whether a tensor of a torchvision class can be packed: concatenated with tensors of other target dicts."""
     return type(leaf) is not Tensor and are_packable((leaf,), any_size=True)
 
 

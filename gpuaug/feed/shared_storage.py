@@ -21,9 +21,8 @@ from gpuaug.core.errors import GpuAugError
 
 _is_supported = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(UntypedStorage, "_new_using_fd_cpu")
 
-
-_LARGE = 2**20
-"""Bytes of a storage from which a tensor that is less than half of the storage is sent without the rest."""
+_LARGE_BYTES = 2**20
+"""Size of a large storage. A tensor with less than half of a large storage is sent without the rest of the storage."""
 
 
 def use_memfd() -> None:
@@ -43,11 +42,11 @@ def sending_memfd() -> Iterator[None]:
 
     All workers that are started in the context share one copy of a storage.
     """
+    # ``id`` of a storage → (storage, copy). Until the context ends, because a spawned process inherits descriptors of copies.
     copies: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}
-    # The copies are stored until the context ends, because a spawned process inherits their descriptors when it starts.
 
     def reduce_once(storage: Any) -> Any:
-        if not _is_copied(storage):
+        if not _needs_copy(storage):
             return reductions.reduce_storage(storage)
         if id(storage) not in copies:
             copies[id(storage)] = storage, _copied(storage)
@@ -92,13 +91,14 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
         ) from error
 
 
-def _is_copied(storage: Any) -> bool:
-    """Return whether a storage is copied to a memfd to be sent: if its memory is not shared, and can be."""
+def _needs_copy(storage: Any) -> bool:
+    """Return whether a storage must be copied to a memfd before it is sent: its memory is not shared, but can be."""
     can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
     return bool(can_be_shared and not storage.is_shared())
 
 
 def _copied(storage: Any) -> UntypedStorage:
+    """Return a copy of a storage in a memfd."""
     copy = _allocated(UntypedStorage, storage.nbytes())
     copy.copy_(storage)
     return copy
@@ -106,7 +106,7 @@ def _copied(storage: Any) -> UntypedStorage:
 
 def _reduce_storage(storage: Any) -> Any:
     """Reduce a storage for pickling to the descriptor of its shared memory. Copy a storage in other memory to a memfd."""
-    return reductions.reduce_storage(_copied(storage) if _is_copied(storage) else storage)
+    return reductions.reduce_storage(_copied(storage) if _needs_copy(storage) else storage)
 
 
 def _reduce_tensor(tensor: Tensor) -> Any:
@@ -114,7 +114,7 @@ def _reduce_tensor(tensor: Tensor) -> Any:
     is_simple = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
     if is_simple and not (tensor.is_conj() or tensor.is_neg()) and tensor.device.type == "cpu":
         storage = tensor.untyped_storage()
-        if storage.nbytes() > max(_LARGE, 2 * tensor.nbytes) and not storage.is_shared():
+        if storage.nbytes() > max(_LARGE_BYTES, 2 * tensor.nbytes) and not storage.is_shared():
             copy = tensor.clone()
             if copy.stride() == tensor.stride():
                 tensor = copy

@@ -61,12 +61,8 @@ class ClipLayout:
     def warn_if_channels_first(self, clips: Tensor) -> None:
         """Warn if ``clips`` are probably (B, C, T, H, W), and the pipeline reads (B, T, C, H, W)."""
         frames, channels = clips.shape[1:3]
-        if (
-            self.channels_first
-            or channels in (1, 3)
-            or clips.shape[-1] in (1, 3, 4)
-            or not (frames == 3 or (frames == 1 and channels > 4))
-        ):
+        looks_channels_first = frames == 3 or (frames == 1 and channels > 4)
+        if self.channels_first or channels in (1, 3) or clips.shape[-1] in (1, 3, 4) or not looks_channels_first:
             return
         warnings.warn(
             f"Clips of shape {tuple(clips.shape)} are augmented as {frames} frames of {channels} channels, because their axes "
@@ -100,14 +96,14 @@ def clip_layout_of(pipeline: Any) -> ClipLayout:
     Raises:
         ArgumentError: If ``VideoSequential`` modules of the pipeline have different layouts.
     """
-    forms = {
+    layouts = {
         ClipLayout(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)
         for part in all_parts(pipeline)
         if isinstance(part, K.VideoSequential)
     }
-    if len(forms) > 1:
+    if len(layouts) > 1:
         raise ArgumentError(
             "pipeline must have VideoSequential modules of one data_format and same_on_frame, got several. "
             "Fuse each separately, in a stage of its own."
         )
-    return forms.pop() if forms else ClipLayout()
+    return layouts.pop() if layouts else ClipLayout()

@@ -17,7 +17,7 @@ def _is_torchvision_class(transform: Any, name: str) -> bool:
 
 
 def normalized_by(transforms: Sequence[Any], largest: int = 1) -> tuple[Tensor, Tensor] | None:
-    """Return (mean, standard deviation) by which the output of all transforms is normalized; ``None`` if it is not.
+    """Return (mean, standard deviation) by which the output of all transforms is normalized, or ``None``.
 
     Args:
         transforms: Transforms of all stages, in order.
@@ -29,12 +29,12 @@ def normalized_by(transforms: Sequence[Any], largest: int = 1) -> tuple[Tensor, 
     normalization: tuple[Tensor, Tensor] | None = None
     for module in (module for transform in transforms for module in in_sequence(transform)):
         class_ = class_of(module, (K.Denormalize, K.Normalize))
-        dtype = getattr(module, "dtype", None)  # of a module of Kornia, or of a conversion, where it may be a dict by type
+        dtype = getattr(module, "dtype", None)  # output type of a conversion; a dict by type of input in ``v2.ToDtype``
         is_float = class_ is not None or torch.float32 in (dtype.values() if isinstance(dtype, dict) else [dtype])
         if class_ is K.Denormalize:
             normalization = None
         elif _is_torchvision_class(module, "ToDtype") and is_float and not module.scale and largest > 1:
-            # By the first conversion images become floats in [0, 255]: (value - 0) / (1 / 255) of an image in [0, 1].
+            # Without ``scale`` floats keep the range of the integers: images in [0, 1], minus 0, divided by 1 / largest.
             normalization = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / largest)
         elif (class_ is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvision_class(module, "Normalize"):
             settings = module.flags if class_ is K.Normalize else vars(module)
@@ -48,6 +48,6 @@ def normalized_by(transforms: Sequence[Any], largest: int = 1) -> tuple[Tensor, 
 
 
 def lam_weighs_sample(transforms: Sequence[Any]) -> bool:
-    """Return whether lam, the weight in a mixed label, belongs to the sample, and not to the sample that is mixed in."""
+    """Return whether lambda in Kornia's mixed labels is the weight of the sample, not of the sample that is mixed in."""
     modules = (module for transform in transforms for module in in_sequence(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

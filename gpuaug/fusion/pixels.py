@@ -1,4 +1,4 @@
-"""Types of images, and conversions between them. An integer stands for its quotient by the largest value of its type."""
+"""Types of images, and conversions between them. An integer represents its value divided by the largest value of its type."""
 
 import torch
 from torch import Tensor
@@ -10,16 +10,16 @@ IMAGE_DTYPES = frozenset([*LARGEST, torch.float16, torch.bfloat16, torch.float32
 """Types of images that a pipeline accepts."""
 
 
-def share_of(values: Tensor, dtype: torch.dtype) -> Tensor:
+def divided_by_largest(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Divide float32 values by the largest value of ``dtype``."""
-    # Division by a tensor, because on a GPU torch divides by a Python number as a product with its inverse, which rounds
-    # differently for half of all bytes.
+    # By a tensor, because for a Python number torch on a GPU multiplies by the inverse, which rounds half of all bytes
+    # differently.
     return values / torch.full((), LARGEST[dtype], dtype=torch.float32, device=values.device)
 
 
 def unit_range(images: Tensor) -> Tensor:
     """Convert images to float32. Integers are divided by the largest value of their type."""
-    return share_of(images.float(), images.dtype) if images.dtype in LARGEST else images.float()
+    return divided_by_largest(images.float(), images.dtype) if images.dtype in LARGEST else images.float()
 
 
 def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tensor:

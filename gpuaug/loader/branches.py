@@ -65,6 +65,7 @@ class Branches:
         return lane.record_event() if new_event else self._start
 
     def _join(self, lane: Lane) -> None:
+        """Make a lane wait for all open branches, and end them."""
         for branch_lane, event in self._open_branches:
             if branch_lane is not lane:
                 lane.wait(event)
@@ -72,5 +73,6 @@ class Branches:
         self._start = lane.record_event()
 
     def _were_present_at_start(self, values: tuple[Any, ...]) -> bool:
+        """Return whether all leaves of ``values`` were in the batch when the first open branch began."""
         leaf_ids = set(map(id, self._leaves))
         return all(id(leaf) in leaf_ids for leaf in batches.leaves(values))

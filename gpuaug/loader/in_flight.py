@@ -34,7 +34,7 @@ class Launched:
     resident: Sequence[torch.Tensor] = ()
     """Tensors of the batch that were on the device before the copy."""
     source_lane: Lane | None = None
-    """Stream on which the wrapped loader wrote objects of the batch whose tensors cannot be listed; else ``None``."""
+    """Stream on which the wrapped loader wrote the batch, if it has objects whose tensors cannot be listed; else ``None``."""
     error: BaseException | None = None
     """Error to raise instead of returning the batch."""
     state: Any = None

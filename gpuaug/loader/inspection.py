@@ -105,8 +105,10 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     attributes of the wrapped loader, its samplers and its dataset.
     """
     shared = loader._shared
-    stats = loader._shared.stats
+    stats = shared.stats
     variables = generator_variables(parts(loader.loader).values())
+    # Open iterations of the user may draw from these generators. They read their samplers to the end now, and draw again when
+    # the generators are restored.
     open_draws = read_open_to_end(variables)
     generator_states = [(set_state, get_state()) for get_state, set_state in variables]
     dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]

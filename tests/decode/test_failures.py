@@ -36,7 +36,7 @@ def decoded(backend="hybrid", files=FILES):
 
 
 def all_idle(decoder):
-    return all(pool.idle.qsize() == len(pool.made) for pool in decoder._pools.values())
+    return all(pool.idle.qsize() == len(pool.states) for pool in decoder._pools.values())
 
 
 @pytest.mark.timeout(WAIT_S)

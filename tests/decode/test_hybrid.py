@@ -47,7 +47,7 @@ def decoded(files, members=1, **options):
 
 
 def all_idle(decoder):
-    return all(pool.idle.qsize() == len(pool.made) <= hybrid.MAX_STATES for pool in decoder._pools.values())
+    return all(pool.idle.qsize() == len(pool.states) <= hybrid.MAX_STATES for pool in decoder._pools.values())
 
 
 @pytest.mark.parametrize("channels", [3, 1])
@@ -112,7 +112,7 @@ def test_a_failure_of_the_library_is_raised_and_leaves_the_states(decoder, monke
 
 def test_bytes_of_its_states_are_counted(decoder):
     decoded(FILES)
-    made = sum(len(pool.made) for pool in decoder._pools.values())
+    made = sum(len(pool.states) for pool in decoder._pools.values())
     assert decoder.held_bytes == (made, 2 * made)
 
 

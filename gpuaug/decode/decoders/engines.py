@@ -22,8 +22,10 @@ MOST_SIDE = 16384
 """Maximum length of a side that the JPEG engines support, in pixels."""
 
 SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
-"""Chroma subsamplings that the engines support, in ``HEADER``'s encoding: 4:4:4 or grey, 4:2:2, 4:2:0, 4:4:0."""
+"""Chroma subsamplings that the engines support: 4:4:4 or grey, 4:2:2, 4:2:0, 4:4:0.
 
+As in ``HEADER``, 4 h + v of the horizontal and vertical sampling factors of luma.
+"""
 
 _GREY = 0
 """Group of files without chroma. The group of any other file is the number of its chroma subsampling."""
@@ -81,7 +83,7 @@ class Engines(FileDecoder):
         return mask
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit calls to ``Pools.card``, a thread for nothing else, so that the engines never wait for the interpreter."""
+        """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code."""
         calls = self._calls(work, indices)
         try:
             return resources.pools.card.submit(self._decode, work, calls, resources).result
@@ -105,26 +107,22 @@ class Engines(FileDecoder):
         files["index"], files["group"] = indices, np.where(table["channels"] == 1, _GREY, table["sampling"])
         files["address"], files["length"] = work.encoded.data.data_ptr() + table["start"], table["length"]
         output = files["output"]
-        output["channel"][:, 0] = work.data.data_ptr() + layout.starts[indices]
+        output["channel"][:, 0] = target_addresses(work, indices)
         windows = layout.card_windows(indices)
-        is_raw = layout.needs_postprocessing[indices]
-        if work.raw is not None:
-            output["channel"][is_raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][is_raw]
         output["pitch"][:, 0] = windows[:, 3] * layout.channels
         sizes = self._decoder.sizes(files["address"], files["length"])
         matches = (sizes == layout.stored[indices]).all(1)
         for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
-            stored = layout.stored[index].tolist()
-            work.problems[index] = f"nvJPEG finds {width}x{height} pixels and its header {stored[1]}x{stored[0]}"
+            work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
         files = files[matches]
         if layout.shapes.windows is not None:
-            files["parameters"] = self._decoder.with_windows(windows[matches], _output_format(layout))
+            files["parameters"] = self._decoder.with_windows(windows[matches], output_format(layout))
         return [files[files["group"] == group] for group in np.unique(files["group"])]
 
     def _decode(self, work: Work, calls: list[NDArray[np.void]], resources: Resources) -> Event:
         """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
         nvjpeg.enter(resources.lanes.device)
-        output_format = _output_format(work.layout)
+        form = output_format(work.layout)
         has_windows = work.layout.shapes.windows is not None
         with self._call_lock:
             lane = resources.card_lanes.get()
@@ -134,23 +132,33 @@ class Engines(FileDecoder):
                     addresses, lengths, outputs, parameters = (
                         np.ascontiguousarray(files[name]) for name in ("address", "length", "output", "parameters")
                     )
-                    arguments = (addresses, lengths, outputs, output_format, lane.handle, parameters if has_windows else None)
+                    arguments = (addresses, lengths, outputs, form, lane.handle, parameters if has_windows else None)
                     status = self._decoder.decode(int(files["group"][0]), *arguments)
                     # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
-                        work.problems[int(files["index"][0])] = f"nvJPEG finds: {nvjpeg.STATUS[status]}"
+                        work.problems[int(files["index"][0])] = nvjpeg.problem("nvjpegDecodeBatched", status)
                     elif status:
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]
                         continue
                     if has_windows:
-                        self._decoder.put_back(parameters, output_format)
+                        self._decoder.put_back(parameters, form)
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
 
 
-def _output_format(layout: Layout) -> int:
+def target_addresses(work: Work, indices: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the (n,) device addresses that nvJPEG writes the images to: in ``work.raw`` if they need postprocessing."""
+    layout = work.layout
+    addresses: NDArray[np.int64] = work.data.data_ptr() + layout.starts[indices]
+    if work.raw is not None:
+        is_raw = layout.needs_postprocessing[indices]
+        addresses[is_raw] = work.raw.data_ptr() + layout.raw_starts[indices][is_raw]
+    return addresses
+
+
+def output_format(layout: Layout) -> int:
     """Return nvJPEG's output format: interleaved RGB, or luma."""
     return nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y

@@ -22,12 +22,12 @@ from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
-from gpuaug.decode.decoders.engines import fits_nvjpeg
+from gpuaug.decode.decoders.engines import fits_nvjpeg, output_format, target_addresses
 from gpuaug.decode.decoders.phase_loop import File, OneByOne, PhaseLoop, Target, phases
 from gpuaug.decode.work import Work
 
 MAX_STATES = 96
-"""Maximum number of images of one kind between their phases, over all loaders of a process on one device.
+"""Maximum number of states of a pool, that is, of its images between their phases, over all loaders of a process on one device.
 
 A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memory. With 48 states, threads waited for them:
 14 threads decoded 9,900 images/s with 48 states and 4 images per call, and 11,200 to 12,000 with 96 to 128 states and 8 images
@@ -35,10 +35,10 @@ A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memo
 """
 
 LEAST_STATES = 4
-"""Minimum number of states of one kind, however large they are."""
+"""Number of states that a pool may have, however large they are."""
 
-KIND_BYTES = {nvjpeg.HYBRID: 2**29, nvjpeg.GPU_HYBRID: 2**30}
-"""Maximum sum of the capacities of all states of one kind with more than ``LEAST_STATES`` states, by backend of nvJPEG."""
+POOL_BYTES = {nvjpeg.HYBRID: 2**29, nvjpeg.GPU_HYBRID: 2**30}
+"""Maximum sum of the capacities of the states of a pool, unless it has only ``LEAST_STATES`` states, by backend of nvJPEG."""
 
 LEAST_CAPACITY = 2**21
 """Minimum capacity of a state in bytes of coefficients: 500 000 pixels at 4:2:0, with a margin."""
@@ -95,8 +95,8 @@ GROUP = 16
 
 
 def most_states(backend: int, capacity: int) -> int:
-    """Return the maximum number of states of a backend and a capacity in bytes."""
-    return min(max(KIND_BYTES[backend] // capacity, LEAST_STATES), MAX_STATES)
+    """Return the maximum number of states of a pool, for its backend and the capacity of a state in bytes."""
+    return min(max(POOL_BYTES[backend] // capacity, LEAST_STATES), MAX_STATES)
 
 
 class Hybrid(FileDecoder):
@@ -116,13 +116,14 @@ class Hybrid(FileDecoder):
     def __init__(self, device: torch.device) -> None:
         self._decoders = {backend: nvjpeg.PhasedDecoder(device, backend) for backend in PINNED_SHARE}
         self.decodes_windows = self._decoders[nvjpeg.HYBRID].exact_windows
-        # One pool per kind, because nvJPEG waits for all work of the device when it enlarges a state.
-        self._pools: dict[_Kind, _States] = {}
-        self._making = threading.Lock()
+        # One pool per capacity, because nvJPEG waits for all work of the device when it enlarges a state.
+        self._pools: dict[_PoolKey, _Pool] = {}
+        self._creation_lock = threading.Lock()
 
     @cached_property
     def _phases(self) -> PhaseLoop | OneByOne:
-        return phases(self._decoders[nvjpeg.HYBRID])  # at the first batch, because compiling takes a second
+        # At the first batch, because compiling takes a second. The functions of both backends are the same.
+        return phases(self._decoders[nvjpeg.HYBRID])
 
     @property
     def version(self) -> str:
@@ -132,7 +133,7 @@ class Hybrid(FileDecoder):
     @property
     def held_bytes(self) -> tuple[int, int]:
         """(page-locked, device) bytes of coefficients."""
-        held = [state.decoder.held_bytes(state) for pool in list(self._pools.values()) for state in pool.made]
+        held = [state.decoder.held_bytes(state) for pool in list(self._pools.values()) for state in pool.states]
         return sum(pinned for pinned, _ in held), sum(device for _, device in held)
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -143,7 +144,7 @@ class Hybrid(FileDecoder):
         return taken
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of a share of the large baseline JPEGs, for which the engines are too slow.
+        """Return the (B,) mask of large baseline JPEGs that this decoder takes, because the engines are too slow for all.
 
         A hash of the length in bytes selects the files, so that a file is always decoded by the same decoder.
         """
@@ -154,13 +155,13 @@ class Hybrid(FileDecoder):
         return first
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Return the function that decodes. It starts nothing before, as two batches could deadlock waiting for states."""
+        """Return the function that decodes. No phase starts before its call: two batches could wait for each other's states."""
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
         """Submit the host phases, longest file first, and queue each card phase when its host phase has ended."""
         layout = work.layout
-        with self._making:  # before threads start, or each of them would compile the phases
+        with self._creation_lock:  # before threads start, or each of them would compile the phases
             _ = self._phases
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
@@ -180,7 +181,7 @@ class Hybrid(FileDecoder):
             resources.card_lanes.put(lane)
 
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
-        """Run host phases of a batch until all have started."""
+        """Run host phases of a batch, call by call, until the phases of all images have been started by any thread."""
         for number in batch.pending:
             _, length, *_ = batch.images[number].file  # the longest file of those that are pending
             count = min(MAX_CALL_BYTES // length, batch.images_per_call)
@@ -193,7 +194,7 @@ class Hybrid(FileDecoder):
             try:
                 nvjpeg.enter(resources.lanes.device)  # within try, so that its error is raised at the batch
                 while images:
-                    states = self._states(images)
+                    states = self._take_states(images)
                     started = images[: len(states)]
                     del images[: len(states)]
                     self._run_host_phases(batch, started, states)
@@ -209,7 +210,7 @@ class Hybrid(FileDecoder):
             outcomes = [error] * len(images)
         for image, state, outcome in zip(images, states, outcomes, strict=True):
             if outcome:
-                self._pools[image.kind].idle.put(state)
+                self._pools[image.pool_key].idle.put(state)
             if isinstance(outcome, BaseException):
                 batch.ready.put(outcome)
             elif outcome:
@@ -218,70 +219,72 @@ class Hybrid(FileDecoder):
             else:
                 batch.ready.put((image, state))
 
-    def _states(self, images: "list[_Image]") -> list[nvjpeg.PhasedState]:
-        """Return states of the first of ``images``: at least one, and as many as can be had without waiting.
+    def _take_states(self, images: "list[_Image]") -> list[nvjpeg.PhasedState]:
+        """Return states for the first of ``images``: wait for one state, and take more only if there is no wait.
 
-        A thread that holds states must not wait for more.
+        A thread that waited while it holds states could wait for ever.
         """
         states: list[nvjpeg.PhasedState] = []
         for image in images:
             try:
-                state = self._idle_state(image.kind)
+                state = self._idle_or_new_state(image.pool_key)
             except nvjpeg.NvJpegError:  # not even memory for one state
                 if not states:
                     raise
                 break
             if state is None and states:
                 break
-            states.append(state or self._pools[image.kind].idle.get())
+            states.append(state or self._pools[image.pool_key].idle.get())
         return states
 
-    def _idle_state(self, kind: "_Kind") -> nvjpeg.PhasedState | None:
-        """Return an idle state. Creates one if the pool is not full; ``None`` if it is full, or memory is exhausted."""
-        pool = self._pools.get(kind) or self._pools.setdefault(kind, _States())
+    def _idle_or_new_state(self, key: "_PoolKey") -> nvjpeg.PhasedState | None:
+        """Return an idle state, or a new state. ``None`` if no state is idle, and the pool or the memory is full."""
+        pool = self._pools.get(key) or self._pools.setdefault(key, _Pool())
         try:
             return pool.idle.get_nowait()
         except Empty:
-            with self._making:
-                if len(pool.made) < most_states(*kind):
+            with self._creation_lock:
+                if len(pool.states) < most_states(*key):
                     try:
-                        pinned_bytes = int(PINNED_SHARE[kind.backend] * kind.capacity)
-                        device_bytes = int(DEVICE_SHARE * kind.capacity)
-                        pool.made.append(self._decoders[kind.backend].state(pinned_bytes, device_bytes))
-                        return pool.made[-1]
+                        pinned_bytes = int(PINNED_SHARE[key.backend] * key.capacity)
+                        device_bytes = int(DEVICE_SHARE * key.capacity)
+                        pool.states.append(self._decoders[key.backend].state(pinned_bytes, device_bytes))
+                        return pool.states[-1]
                     except nvjpeg.NvJpegError:  # no memory for one more
-                        if not pool.made:
+                        if not pool.states:
                             raise
         return None
 
     def _put_back(self, used: list["_Used"]) -> None:
-        for kind, state in used:
-            self._pools[kind].idle.put(state)
+        """Add states to the idle states of their pools."""
+        for key, state in used:
+            self._pools[key].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
-        queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
+        # States of queued card phases: ``group``, to which images are added, and earlier groups with the event after each.
+        groups, group = deque[tuple[Event, list[_Used]]](), list[_Used]()
         ready, remaining = batch.ready, len(batch.images)
         error: BaseException | None = None
         try:
-            while remaining or states or queued:
-                if len(states) == GROUP or (states and (ready.empty() or not remaining)):
-                    queued.append((lane.record_event(), states))
-                    states = []
+            while remaining or group or groups:
+                if len(group) == GROUP or (group and (ready.empty() or not remaining)):
+                    groups.append((lane.record_event(), group))
+                    group = []
                 # Put states back before waiting for host phases, which may be waiting for states.
-                if queued and (len(queued) > 1 or ready.empty()):
-                    event, used = queued[0]
+                if groups and (len(groups) > 1 or ready.empty()):
+                    event, used = groups[0]
                     event.synchronize()
-                    queued.popleft()
+                    groups.popleft()
                     self._put_back(used)
                 elif remaining:
                     results = [ready.get()]
-                    while len(states) + len(results) < GROUP and not ready.empty():
+                    while len(group) + len(results) < GROUP and not ready.empty():
                         results.append(ready.get())
                     remaining -= len(results)
                     error = error or next((result for result in results if isinstance(result, BaseException)), None)
                     ended = [result for result in results if isinstance(result, tuple)]
-                    states += [(image.kind, state) for image, state in ended]
+                    group += [(image.pool_key, state) for image, state in ended]
                     targets = [image.target for image, _ in ended]
                     outcomes = self._phases.card_phases([state for _, state in ended], targets, lane.handle)
                     for (image, _), outcome in zip(ended, outcomes, strict=True):
@@ -291,20 +294,20 @@ class Hybrid(FileDecoder):
                             batch.work.problems[image.position] = outcome
         except BaseException as card_error:  # an event fails: the card does no more work
             batch.give_up(card_error)
-            for _, used in queued:
+            for _, used in groups:
                 self._put_back(used)
-            self._put_back(states)
+            self._put_back(group)
             for _ in range(remaining):  # wait until no thread reads a file
                 if isinstance(result := ready.get(), tuple):
-                    self._put_back([(result[0].kind, result[1])])
+                    self._put_back([(result[0].pool_key, result[1])])
             raise
         if error is not None:
             raise error
         return lane.record_event()
 
 
-class _Kind(NamedTuple):
-    """Kind of a decoding state."""
+class _PoolKey(NamedTuple):
+    """Backend and capacity of the decoding states of a pool."""
 
     backend: int
     """Backend of nvJPEG that decodes: ``HYBRID`` or ``GPU_HYBRID``."""
@@ -313,15 +316,17 @@ class _Kind(NamedTuple):
 
 
 @dataclass(slots=True)
-class _States:
-    """Pool of the states of one kind."""
+class _Pool:
+    """Decoding states of one backend and one capacity."""
 
-    made: list[nvjpeg.PhasedState] = field(default_factory=list)
+    states: list[nvjpeg.PhasedState] = field(default_factory=list)
+    """All states of the pool."""
     idle: "SimpleQueue[nvjpeg.PhasedState]" = field(default_factory=SimpleQueue)
+    """States that no image uses."""
 
 
-_Used: TypeAlias = tuple[_Kind, nvjpeg.PhasedState]
-"""(kind, state) in use by an image."""
+_Used: TypeAlias = tuple[_PoolKey, nvjpeg.PhasedState]
+"""State that an image uses, and the key of its pool."""
 
 
 class _Image(NamedTuple):
@@ -331,8 +336,8 @@ class _Image(NamedTuple):
     """Index in the batch."""
     file: File
     target: Target
-    kind: _Kind
-    """Kind of state that decodes the image."""
+    pool_key: _PoolKey
+    """Key of the pool whose states can decode the image."""
 
 
 @dataclass(slots=True)
@@ -357,18 +362,15 @@ class _Batch:
 def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:
     layout = work.layout
     headers, stored = layout.headers[indices], layout.stored[indices]
-    targets = work.data.data_ptr() + layout.starts[indices]
-    if work.raw is not None:
-        raw = layout.needs_postprocessing[indices]
-        targets[raw] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
-    form = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
+    form = output_format(layout)
     starts = work.encoded.data.data_ptr() + headers["start"]
     windows = layout.card_windows(indices)
     pitches = windows[:, 3] * layout.channels
     backends = _backends(headers)
+    targets = target_addresses(work, indices)
     columns = (indices, starts, headers["length"], *stored.T, windows, targets, pitches, backends, _capacities(headers))
     return [
-        _Image(index, (start, length, height, width, form, window), (target, pitch), _Kind(backend, capacity))
+        _Image(index, (start, length, height, width, form, window), (target, pitch), _PoolKey(backend, capacity))
         for index, start, length, height, width, window, target, pitch, backend, capacity in zip(
             *(column.tolist() for column in columns), strict=True
         )
@@ -383,7 +385,7 @@ def _backends(headers: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return (B,) bytes of memory for coefficients, at 2 bytes each, plus a quarter and 256 KB, rounded up to a power of 2."""
+    """Return the (B,) capacities in bytes: 2 bytes per coefficient, plus a quarter and 256 KB, rounded up to a power of 2."""
     area = (headers["height"].astype(np.int64) + 31) * (headers["width"].astype(np.int64) + 31)
     # h · v of the luma's sampling factors, from 4 h + v: chroma has fewer pixels by this factor.
     factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)

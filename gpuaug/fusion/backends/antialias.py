@@ -7,15 +7,15 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.geometry import Filter
 
-Window = Callable[[Tensor, Tensor], Tensor]
-"""Function that returns (C, rows, columns) of one image at integer rows and columns."""
+PixelReader = Callable[[Tensor, Tensor], Tensor]
+"""Function that returns the pixels of one image at the lines (h,) and columns (w,), integers, as (C, h, w) float32."""
 
 
-def resize_antialiased(window: Window, resampling: tuple[float, ...], x: Tensor, y: Tensor, filter_name: Filter) -> Tensor:
+def resize_antialiased(read: PixelReader, resampling: tuple[float, ...], x: Tensor, y: Tensor, filter_name: Filter) -> Tensor:
     """Resize one image: return (C, H', W').
 
     Args:
-        window: Function that reads the image.
+        read: Function that reads the image.
         resampling: Scale, first input pixel and number of input pixels along x, then along y.
         x: (W',) column indices of the output.
         y: (H',) row indices of the output.
@@ -23,14 +23,10 @@ def resize_antialiased(window: Window, resampling: tuple[float, ...], x: Tensor,
     """
     scale_x, start_x, count_x, scale_y, start_y, count_y = resampling
     if scale_x == scale_y == 1:  # copied, so that all pixels are equal bit for bit, also negative zeros
-        return window(start_y + y.clamp(0, count_y - 1), start_x + x.clamp(0, count_x - 1))
-    pixels = window(
-        start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device)
-    )
-    weights_x, weights_y = (
-        filter_weights(x, scale_x, int(count_x), filter_name),
-        filter_weights(y, scale_y, int(count_y), filter_name),
-    )
+        return read(start_y + y.clamp(0, count_y - 1), start_x + x.clamp(0, count_x - 1))
+    pixels = read(start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device))
+    weights_x = filter_weights(x, scale_x, int(count_x), filter_name)
+    weights_y = filter_weights(y, scale_y, int(count_y), filter_name)
     resized = weights_y @ (pixels @ weights_x.T)
     # Not checked on a GPU, because the host would wait for the result of the check.
     if resized.device.type == "cuda" or resized.isfinite().all():
@@ -45,9 +41,9 @@ def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
 
 
 def filter_weights(outputs: Tensor, scale: float, count: int, filter_name: Filter) -> Tensor:
-    """Return the weights of ``count`` input pixels in each output pixel: (len(outputs), count) float32, with rows of sum 1.
+    """Return the weights of ``count`` input pixels in each output pixel, (len(outputs), count) float32. A row sums to 1.
 
-    The triangle filter is two pixels wide, and the cubic filter (a = -1/2) four, in pixels of the smaller of both images.
+    The triangle filter is two pixels wide, and the cubic filter (a = -1/2) four, in pixels of the smaller image.
 
     Source:
         ``_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa`` of PyTorch.

@@ -67,7 +67,7 @@ def run_mask(
     mask_layout: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Run a pass on masks of any dtype: move their pixels, and erase pixels, as in images.
+    """Run a pass on masks: move their pixels, and erase pixels, as in the images.
 
     Args:
         pass_: The pass.
@@ -123,9 +123,9 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
 
 def backend_name(device: torch.device) -> str:
     """Return the name of the backend for a device: ``"torch"`` or ``"triton"``."""
-    return (
-        "triton" if device.type == "cuda" and device not in TRITON_FAILURES and _triton_backend(device) is not None else "torch"
-    )
+    # A device with a recorded failure is not probed again, because with GPUAUG_REQUIRE_TRITON every probe raises an error.
+    is_candidate = device.type == "cuda" and device not in TRITON_FAILURES
+    return "triton" if is_candidate and _triton_backend(device) is not None else "torch"
 
 
 _MAX_QUOTED = 300
@@ -137,7 +137,7 @@ _BACKENDS: dict[torch.device, Any] = {}
 def _triton_backend(device: torch.device, first_call: tuple[Any, ...] | None = None) -> Any:
     """Return the module ``triton.backend`` if Triton can run on a device, else ``None``.
 
-    ``first_call``: arguments of the next call of ``run``, whose kernels are compiled at the same time as the probe kernel.
+    ``first_call``: arguments of ``backend.run``, whose kernels are compiled at the same time as the probe kernel.
     """
     if device not in _BACKENDS:
         _BACKENDS[device] = _probe(device, first_call)

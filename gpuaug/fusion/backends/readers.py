@@ -53,8 +53,8 @@ def size_of(images: Tensor | Ragged) -> Size:
     ):
         raise ArgumentError(
             f"A ragged batch must agree with its shapes, {shapes.num_elements} elements of {len(sizes)} images, "
-            f"got {elements} and "
-            f"places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with gpuaug.collate_ragged."
+            f"got {elements} and places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with "
+            "gpuaug.collate_ragged."
         )
     frames = shapes.frames
     if not frames:
@@ -97,9 +97,10 @@ class MaskLayout(NamedTuple):
     """(N,) int64: sample of each mask."""
 
     samples: Tensor
-    """(B, 3) int64: start, height and width of the masks of each sample.
+    """(B, 3) int64: *start*, height and width of the masks of each sample.
 
-    Mask ``n`` of the batch, not of its sample, begins at start + n · height · width.
+    Masks are numbered over the whole batch, and mask ``n`` begins at start + n · height · width. So start is the offset that
+    mask 0 of the batch would have, not the offset of the sample's first mask.
     """
 
     def per_mask(self) -> Tensor:
@@ -128,10 +129,8 @@ class DenseReader:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return (V · B, C, h, w) pixels at integer coordinates (V · B or 1, h or 1, w or 1)."""
         index = (y * self._width + x).expand(self._flat.shape[0], -1, -1)
-        channel_index = index[:, None].expand(-1, self.channels, -1, -1)
-        return self._flat.gather(2, channel_index.reshape(*self._flat.shape[:2], -1)).view(
-            *self._flat.shape[:2], *index.shape[1:]
-        )
+        index = index[:, None].expand(-1, self.channels, -1, -1)
+        return self._flat.gather(2, index.flatten(2)).view(index.shape)
 
 
 class RaggedReader:

@@ -1,10 +1,10 @@
 """Backend that runs a plan in torch, on any device: it is used on CPUs, and is the reference for the tests of the kernels.
 
-A plan is the passes of a pipeline. A pass reads and writes all images once: it begins with its *front* (a gather, which moves
-or interpolates pixels, a filter or a mix), and goes on with pointwise ops. The parameter table has one float32 row per sample,
-with the parameters of all ops. If images differ in size after a pass, each lies in the top left corner of a *canvas*, a buffer
-of one size. An *index map* is an integer map of pixels, such as a flip, a crop or padding. The *taps* of an output pixel are
-the source pixels that it is interpolated from.
+A plan is the passes of a pipeline. A pass reads and writes all images once. It begins with its *front*: a gather, which moves
+or interpolates pixels, or a filter, or a mix. It goes on with pointwise ops. The parameter table has one float32 row per
+sample, with the parameters of all ops. If images differ in size after a pass, each lies in the top left corner of a *canvas*,
+a buffer of one size. An *index map* maps integer coordinates of pixels to integer coordinates, such as a flip, a crop or
+padding. The *taps* of an output pixel are the source pixels that it is interpolated from.
 """
 
 import math
@@ -28,7 +28,7 @@ from gpuaug.fusion.backends.readers import (
 )
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
-from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
+from gpuaug.fusion.pixels import LARGEST, divided_by_largest, unit_range
 from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
@@ -54,7 +54,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     """
     first_pass, *other_passes = plan.passes
     tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.images_per_sample for pass_ in plan.passes}}
-    result = run_pass(first_pass, _without_16_bits(images), tables[first_pass.out.images_per_sample], *canvases[:1])
+    result = run_pass(first_pass, _without_16_bit_integers(images), tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
         if pass_.out.ragged:
@@ -83,8 +83,8 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
     return table
 
 
-def _without_16_bits(images: Tensor | Ragged) -> Tensor | Ragged:
-    """Return the images, with 16-bit integers converted to floats in [0, 1]: torch supports few functions of uint16."""
+def _without_16_bit_integers(images: Tensor | Ragged) -> Tensor | Ragged:
+    """Convert images of 16-bit integers to floats in [0, 1], because torch supports few functions of uint16."""
     dtype = dtype_of(images)
     if dtype not in LARGEST or dtype == torch.uint8:
         return images
@@ -155,6 +155,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         values = _resize_antialiased(front, columns, images, table, x, y)
     elif front.warp is None:
         # The fill is inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
+        # Until then a pixel of padding is a copy of the pixel (0, 0).
         fill_column = columns.before_fill
         if front.before.ops:
             x, y, inside = _map_indices(front.before, parameters, columns.before, x, y)
@@ -164,7 +165,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         values = _interpolate(
             front, parameters, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
         )
-    values = share_of(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
+    values = divided_by_largest(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
     if front.blends_fill:
         weight = _weight_inside(front, parameters, columns.warp, x, y)
         fill = parameters.channels(columns.warp_fill, out.channels)
@@ -255,7 +256,7 @@ def mask_fill(maps: IndexMaps, dtype: torch.dtype) -> int:
     """Return the fill of constant padding for masks of ``dtype``, as the integer with the same bits.
 
     Raises:
-        ArgumentError: If the fill is out of the range of ``dtype``, as in torchvision. For bool no fill is.
+        ArgumentError: If the fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
     """
     padding = maps.padding
     if padding is None:
@@ -296,7 +297,7 @@ class _TableColumns:
 
 
 class _Taps:
-    """Reader of source pixels, through the index maps (flips, crops, padding) before the interpolation."""
+    """Reader of source pixels, at coordinates after the index maps (flips, crops, padding) that precede the interpolation."""
 
     def __init__(
         self, source: Reader, front: Gather, columns: Columns, parameters: _TableColumns, fill: int | None = None
@@ -311,7 +312,10 @@ class _Taps:
             self._fill = parameters.channels(columns.before_fill, source.channels) * (255 if source.dtype == torch.uint8 else 1)
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
-        """Return source pixels at integer coordinates; 0 where ``inside`` is false, and the fill in constant padding."""
+        """Return source pixels at integer coordinates; 0 where ``inside`` is false, and the fill in constant padding.
+
+        ``inside``: mask of the coordinates in the window of a warp or resize; ``None`` if all are.
+        """
         not_padding: Tensor | None = None
         if self._maps.ops:
             x, y, not_padding = _map_indices(self._maps, self._parameters, self._column, x, y)
@@ -331,7 +335,7 @@ class _Taps:
 def _map_indices(
     maps: IndexMaps, parameters: _TableColumns, column: int, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Map output to input indices. Return (x, y, mask of the pixels not in padding; ``None`` unless padding is constant)."""
+    """Map output to input indices. Return x, y, and the mask of pixels not in padding (``None`` unless it is constant)."""
     x = parameters.integer(column) * x + parameters.integer(column + 1)
     y = parameters.integer(column + 2) * y + parameters.integer(column + 3)
     if not maps.edge:
@@ -361,7 +365,7 @@ def _interpolate(
     nearest: bool,
     half_pixel_centers: bool,
 ) -> Tensor:
-    """Return the pixels of a resize or warp at the coordinates (x, y) of its output. ``column``: its first column."""
+    """Return the pixels of a resize or warp at its output coordinates (x, y). ``column``: its first column in the table."""
     if front.interpolation == "resample":
         centre = 0.5 if half_pixel_centers else 0.0
         source_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
@@ -377,14 +381,15 @@ def _interpolate(
     if nearest:
         # A warp rounds half to even, as ``grid_sample`` does. A resize reads the pixel whose square contains the coordinate.
         rounded = torch.floor if front.interpolation == "resample" else torch.round
-        return _tap(front, taps, rounded(source_x).long(), rounded(source_y).long(), start_x, count_x, start_y, count_y)
+        x, y = rounded(source_x).long(), rounded(source_y).long()
+        return _read_in_window(front, taps, x, y, start_x, count_x, start_y, count_y)
     left, top = torch.floor(source_x), torch.floor(source_y)
     weight_x, weight_y = (source_x - left)[:, None], (source_y - top)[:, None]
     left, top = left.long(), top.long()
 
     def tap(dx: int, dy: int) -> Tensor:
         """Return the source pixels ``dx`` columns to the right of the upper left tap, and ``dy`` lines below."""
-        return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
+        return _read_in_window(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
 
     upper = _lerp(tap(0, 0), tap(1, 0), weight_x)
     lower = _lerp(tap(0, 1), tap(1, 1), weight_x)
@@ -403,7 +408,7 @@ def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 def _resize_antialiased(
     front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """Resize sample by sample, with parameters that the host reads, for which it waits on a GPU."""
+    """Resize sample by sample. The host reads the parameters, for which it waits if they are on a GPU."""
     resized = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         taps = _Taps(
@@ -412,10 +417,10 @@ def _resize_antialiased(
         sample_x = x[sample % len(x), 0]
         sample_y = y[sample % len(y), :, 0]
 
-        def window(rows: Tensor, columns: Tensor, taps: _Taps = taps) -> Tensor:
-            return taps.read(columns.long()[None, None, :], rows.long()[None, :, None], None)[0].float()
+        def read(lines: Tensor, columns: Tensor, taps: _Taps = taps) -> Tensor:
+            return taps.read(columns.long()[None, None, :], lines.long()[None, :, None], None)[0].float()
 
-        resized.append(resize_antialiased(window, tuple(row), sample_x, sample_y, front.filter))
+        resized.append(resize_antialiased(read, tuple(row), sample_x, sample_y, front.filter))
     values = torch.stack(resized)
     return values.clamp(0, 255 if dtype_of(images) == torch.uint8 else 1) if front.clamps else values
 
@@ -430,9 +435,8 @@ def _warp_coordinates(front: Gather, parameters: _TableColumns, column: int, x: 
         source_x, source_y = source_x / depth, source_y / depth
     # Clamped, because a larger float cannot be converted to an integer. Pixels at the limit are outside of every image.
     limit = float(MOST_WARPED)
-    return torch.nan_to_num(source_x, nan=-limit).clamp(-limit, limit), torch.nan_to_num(source_y, nan=-limit).clamp(
-        -limit, limit
-    )
+    source_x, source_y = (torch.nan_to_num(source, nan=-limit).clamp(-limit, limit) for source in (source_x, source_y))
+    return source_x, source_y
 
 
 def _weight_inside(front: Gather, parameters: _TableColumns, column: int, x: Tensor, y: Tensor) -> Tensor:
@@ -452,7 +456,7 @@ def _weight_inside(front: Gather, parameters: _TableColumns, column: int, x: Ten
     return (weights[0] * weights[1])[:, None]
 
 
-def _tap(
+def _read_in_window(
     front: Gather,
     taps: _Taps,
     x: Tensor,
@@ -462,7 +466,7 @@ def _tap(
     start_y: Tensor,
     count_y: Tensor,
 ) -> Tensor:
-    """Return the source pixels at integer coordinates (x, y) in the window of ``count`` pixels from ``start`` on.
+    """Return the source pixels at integer coordinates (x, y), relative to the start of a window of ``count`` pixels.
 
     Outside the window, return 0 if the warp reads 0 there, else the nearest pixel of the window.
     """

@@ -8,8 +8,8 @@ library runs it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,8 +27,8 @@ OpDraws = dict[str, Any]
 - Parameters, mostly under Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
 - ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
 - ``"field"`` of Gaussian noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
-- ``"parts"`` of an op that picks one of several ops: tuples (picked op or its index, its ``OpDraws``, mask of the samples that
-  picked it, or ``None`` for all).
+- ``"parts"`` of an op that picks one of several ops: one tuple per picked op: (op or its index, its ``OpDraws``, mask of the
+  samples that picked it, or ``None`` for all samples).
 - ``"layers"`` of a module that picks child modules (``policies/picking.py``): one tuple of ``Entry`` per layer, in order. If
   all samples share the picks, also ``"picks"``, indices of the children; for a container also ``"end"``, the output ``Size``.
 - ``"key"`` of a fallback module: seed of the random generators that the module uses.
@@ -60,7 +60,10 @@ class Size:
     frames: int = 0
     """Number of frames per clip; 0 for images."""
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
-    """(heights, widths), (B,) each, before a decoder downsampled the images, at which crops are drawn; ``None``: no change."""
+    """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
+
+    ``None`` if the decoder kept the sizes.
+    """
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
@@ -93,13 +96,14 @@ class Size:
         """Number of frames per clip, or 1 for images. All frames of a clip share one row of the parameter table."""
         return self.frames or 1
 
+    def _with_samples(self, batch: int, select: Callable[[Array], Any]) -> "Size":
+        """Size of a batch of ``batch`` samples. ``select`` computes the sides of its samples from an array of sides, (B,)."""
+        height, width = (select(side) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
+        return Size(batch, self.channels, height, width, self.frames)
+
     def per_frame(self) -> "Size":
         """Size of the frames of clips, as a batch of images."""
-        height, width = (
-            np.repeat(side, self.images_per_sample) if isinstance(side, np.ndarray) else side
-            for side in (self.height, self.width)
-        )
-        return Size(self.images, self.channels, height, width)
+        return replace(self._with_samples(self.images, lambda side: np.repeat(side, self.images_per_sample)), frames=0)
 
     def to(self, height: Any, width: Any) -> "Size":
         """Size of the same batch with images of another height and width."""
@@ -107,20 +111,15 @@ class Size:
 
     def sample(self, index: int) -> "Size":
         """Size of sample ``index``, as a batch of one."""
-        height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(1, self.channels, height, width, self.frames)
+        return self._with_samples(1, lambda side: int(side[index]))
 
     def select(self, samples: Array) -> "Size":
         """Size of the batch that consists of the samples with indices ``samples``."""
-        height, width = (side[samples] if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(len(samples), self.channels, height, width, self.frames)
+        return self._with_samples(len(samples), lambda side: side[samples])
 
     def repeat(self, count: int) -> "Size":
         """Size of ``count`` concatenated copies of the batch."""
-        if count == 1:
-            return self
-        height, width = (np.tile(side, count) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(count * self.batch, self.channels, height, width, self.frames)
+        return self if count == 1 else self._with_samples(count * self.batch, lambda side: np.tile(side, count))
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
@@ -154,13 +153,13 @@ class Op(ABC):
     """
 
     choice_end: tuple[int, int] | None = None
-    """(height, width) of all samples after a container with a random choice, if the op is the last one in it to change sizes.
+    """(height, width) of all samples after the last op that changes sizes in a container that picks modules at random.
 
-    Samples that skip the op have this size already. ``None`` for any other op.
+    Samples that skip the op have this size already. ``None`` for all other ops.
     """
 
     takes_any_range: bool = False
-    """True if the op's library treats floats in [0, 255] as floats in [0, 1], without clamps or inversions of the range."""
+    """True if floats in [0, 255] also give correct results, because the op's library neither clamps nor inverts values."""
 
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
@@ -172,6 +171,7 @@ class Op(ABC):
         self.p_batch = 1.0
         self.same_on_batch = False
         self.settings: dict[str, Any] = {}
+        """Settings of the user's module by name: ``flags`` of a module of Kornia."""
         self.gates: tuple[Gate, ...] = ()
         """One condition per enclosing container that picks modules at random. The op runs for samples that meet all of them."""
         self._read(module)
@@ -288,7 +288,7 @@ class Op(ABC):
 
     def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one."""
-        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
+        return select_samples(draws, slice(index, index + 1))
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Drawn numbers of one sample by name, without the apply mask.

@@ -6,7 +6,7 @@ As in Kornia, the four corners of a box are mapped, and the output is the axis-a
 Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
 dicts refer to pixel edges, as in torchvision: the first pixel extends from 0 to 1.
 
-Kornia checks on the host that no box is empty, for which the host waits for the device. Here empty boxes are mapped like all
+Unlike in Kornia, empty boxes are no error, because the host would wait for the device to find them. They are mapped like all
 others. With ``BoxMapping.clip`` the mask of the valid boxes is False for empty boxes.
 """
 
@@ -132,7 +132,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         if mapping.clip:
             out_valid = has_positive_area(values, mapping.source_format) & _overlaps_image(first, last, mapping)
             out_valid = out_valid if valid is None else out_valid & valid
-            margin = 0 if mapping.target_format.edges else 1
+            margin = 0 if mapping.target_format.edges else 1  # the centre of the last pixel is at side - 1
             first, last = (_clamped(corner, mapping.out[0] - margin, mapping.out[1] - margin) for corner in (first, last))
         mapped = _from_corners(first, last, mapping)
     mapped = mapped.to(dtype)
@@ -207,12 +207,13 @@ def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
 
 
 def has_positive_area(values: Tensor, box_format: BoxFormat) -> Tensor:
-    """Mask of the input boxes with a positive area, (B, N) bool."""
+    """Mask of the input boxes with a positive area, (B, N) bool. Boxes in the layout ``"vertices"`` are not checked."""
     if box_format.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
     if values.dtype != torch.float64:
         values = values.float()  # differences of unsigned integers wrap around
     sides = values[..., 2:] if box_format.layout != "corners" else values[..., 2:] - values[..., :2]
+    # Between the centres of its first and its last pixel, a box of one pixel has sides of 0.
     return (sides > (0 if box_format.edges or box_format.layout != "corners" else -1)).all(-1)
 
 

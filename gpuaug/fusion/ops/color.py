@@ -18,6 +18,7 @@ from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import divided_by_largest
 
 
 class UniformOp(PointOp):
@@ -40,13 +41,10 @@ class UniformOp(PointOp):
             out[:, 1 + index] = draws[name]
 
 
-class Brightness(UniformOp):
-    """``RandomBrightness``: adds ``brightness_factor - 1``."""
+class _ClampingOp(UniformOp):
+    """Base class of ops that clamp values to [0, 1] before and after, unless the user sets ``clip_output=False``."""
 
-    code = 1
     width = 3
-    names = ("brightness_factor",)
-    description = "brightness"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -54,32 +52,34 @@ class Brightness(UniformOp):
         return bool(self.module.clip_output)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the number to add, then 1 to clamp values, else 0."""
-        out[:, 1] = draws["brightness_factor"] - 1
+        """Write the drawn factor, then 1 to clamp values, else 0."""
+        super().write(draws, size, out)
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
+
+
+class Brightness(_ClampingOp):
+    """``RandomBrightness``: adds ``brightness_factor - 1``."""
+
+    code = 1
+    names = ("brightness_factor",)
+    description = "brightness"
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the number to add, then 1 to clamp values, else 0."""
+        super().write(draws, size, out)
+        out[:, 1] -= 1
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Add a number; with ``clip_output``, clamp to [0, 1] before and after."""
         return _with_clamps(images, rows, lambda values: values + column(rows, 1))
 
 
-class Contrast(UniformOp):
+class Contrast(_ClampingOp):
     """``RandomContrast``: multiplies by ``contrast_factor``."""
 
     code = 2
-    width = 3
     names = ("contrast_factor",)
     description = "contrast"
-
-    @property
-    def keeps_unit_range(self) -> bool:  # type: ignore[override]
-        """True if the result is clamped."""
-        return bool(self.module.clip_output)
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the factor, then 1 to clamp values, else 0."""
-        out[:, 1] = draws["contrast_factor"]
-        out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Multiply by a factor; with ``clip_output``, clamp to [0, 1] before and after."""
@@ -232,10 +232,10 @@ class Posterize(PointOp):
         """Round 8-bit values down to multiples of the step."""
         values = images.clamp(0, 1)
         step = column(rows, 1)
-        # A tensor, because torch on a GPU multiplies by the reciprocal of a Python number, which rounds differently.
-        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)
-        levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / most * 255)
-        posterized = torch.where(step == 256, 0.0, levels * step / most)
+        # Divided by 255 and multiplied again, as in Kornia, so that rounding errors are equal.
+        fractions = divided_by_largest(torch.floor(values * 255 + column(rows, 2)) / step, torch.uint8)
+        levels = torch.floor(fractions * 255)
+        posterized = torch.where(step == 256, 0.0, divided_by_largest(levels * step, torch.uint8))
         return torch.where(step == 1, values, posterized)
 
 

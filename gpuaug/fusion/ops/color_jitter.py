@@ -90,7 +90,7 @@ class _Jitter(PointOp):
         return ("3", f"saturation and hue of {self.name}") if self.flags & SATURATION_AND_HUE and channels != 3 else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"factors"``, (4, B), and ``"order"``, (batches, 4) indices of adjustments."""
+        """Draw ``"factors"``, (4, B), and ``"order"``, indices of adjustments: (batches, 4), for the batches drawn together."""
         return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.permutation(4)}
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
@@ -109,20 +109,20 @@ class _Jitter(PointOp):
         for index, values in enumerate(factors):
             out[:, 1 + index] = values
         orders: Array = draws["order"]
-        batch = len(out) // max(len(orders), 1)
+        batch_size = len(out) // max(len(orders), 1)
         adjustments = orders
         if self._order_setting is not None:
             adjustments = np.tile(np.array(self._order_setting, dtype=np.int64), (len(orders), 1))
         omitted = ~np.array(self._active)[adjustments]
         # An adjustment is also omitted if all samples of a batch draw a neutral factor. To save time, the first sample of each
         # batch is checked before the others.
-        if batch and (factors[self._active_indices, ::batch] == _NEUTRAL[self._active_indices]).any():
-            neutral = (factors == _NEUTRAL).reshape(4, -1, batch).all(2).T
+        if batch_size and (factors[self._active_indices, ::batch_size] == _NEUTRAL[self._active_indices]).any():
+            neutral = (factors == _NEUTRAL).reshape(4, -1, batch_size).all(2).T
             omitted |= np.take_along_axis(neutral, adjustments, 1)
         order = np.full((len(orders), 4), OMITTED, dtype=np.float32)
         order[:, : adjustments.shape[1]] = np.where(omitted, OMITTED, adjustments)
         # A view of ``out``, because the rows of a batch are contiguous.
-        rows = out.reshape(len(orders), batch, out.shape[1])
+        rows = out.reshape(len(orders), batch_size, out.shape[1])
         for position in range(4):
             rows[:, :, 5 + position] = order[:, position, None]
 
@@ -137,8 +137,8 @@ class _Jitter(PointOp):
             flags = self.flags_for(images.shape[1])
             for index in (index for index in range(4) if flags >> index & 1 and index in candidates):
                 result = self.adjust(index, values, column(rows, 1 + index))
-                is_next = column(rows, 5 + position) == index
-                output = result if len(candidates) == 1 else torch.where(is_next, result, output)
+                is_selected = column(rows, 5 + position) == index
+                output = result if len(candidates) == 1 else torch.where(is_selected, result, output)
             values = output
         return values.clamp(0, 1)
 

@@ -56,7 +56,7 @@ class EagerOp(ABC):
         name: Name of the module in its container.
         module: Module of the user, called unchanged.
         reason: Reason why the module is not lowered, shown to the user.
-        lowered: Op of the same module, if it is lowered for other image sizes, to compute the output size; else ``None``.
+        lowered: Op of the same module, which computes the output size. ``None`` if the module is not lowered for any size.
     """
 
     package: ClassVar[str]
@@ -70,7 +70,7 @@ class EagerOp(ABC):
         self._parts = list(all_parts(module))
         """The module and all modules in it."""
         self.type_change = UNCHANGED_TYPE
-        """Change of the images' torchvision type before the module, by transforms that are not run."""
+        """Change of the class of images, such as ``tv_tensors.Image``, by preceding transforms that gpuaug does not run."""
         self.gates: tuple[Gate, ...] = ()
         """One condition per enclosing container that picks modules at random. The module runs for samples that meet all."""
 
@@ -146,8 +146,8 @@ class EagerOp(ABC):
             keys: Data key of each input.
             draws: Draws of the batch.
             device: Device of the images.
-            types: Class per image or clip, such as ``tv_tensors.Image``, that its library would pass to the module, by index
-                of the images in ``values``. Replaced by the classes that the module returns.
+            types: Index of images in ``values`` → class of each image or clip, such as ``tv_tensors.Image``, that the library
+                would pass to the module. The classes are replaced in place by the classes that the module returns.
 
         Returns:
             Outputs, in the order of the inputs.
@@ -168,7 +168,7 @@ class EagerOp(ABC):
 
 
 def _is_user_defined(module: Any) -> bool:
-    """Return whether ``EagerOp.is_user_defined`` is True for a module that has only this module."""
+    """Return whether the class of a module is defined outside Kornia and torchvision, or is ``v2.Lambda``."""
     class_ = type(module)
     return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision.", "gpuaug."))
 
@@ -189,10 +189,10 @@ class EagerKornia(EagerOp):
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None, extra_args: Any = None) -> None:
         super().__init__(name, module, reason, lowered)
         self._settings: dict[str, Any] = {"transformation_matrix_mode": "skip", "extra_args": extra_args}
-        # A container of Kornia applies the module to masks, boxes and keypoints as well. With ``disable_features`` the
-        # container does not keep its outputs alive.
         if isinstance(module, K.VideoSequential):  # clips are always passed as (B, T, C, H, W)
             module = with_frames_second(module)
+        # A container of Kornia applies the module to masks, boxes and keypoints as well. With ``disable_features`` the
+        # container does not keep its outputs alive.
         with initial_settings():
             self._container = K.AugmentationSequential(cast(Any, module), **self._settings)
         self._container.disable_features = True
@@ -222,7 +222,7 @@ class EagerKornia(EagerOp):
         shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
         with self._name_module_in_errors(), _keyed(torch.device("cpu"), key), initial_settings():
             params = self._container_for(frames).forward_parameters(shape)
-        # The parameters of a clip, repeated for its frames by VideoSequential, are the only element of ``params``.
+        # For clips ``params`` has one element, of ``VideoSequential``, which holds the parameters repeated per frame.
         return {"params": params[0].data if frames and not self._is_video else params, "key": key, "frames": frames}
 
     def _check_clips(self) -> None:
@@ -268,7 +268,7 @@ class EagerKornia(EagerOp):
         """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments as in ``EagerOp``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
-                self._check_labels(value)
+                self._check_mask_values(value)
         frames = draws["frames"]
         inputs = [_for_kornia(key, value, frames) for key, value in zip(keys, values, strict=True)]
         for index, classes in types.items() if self.is_user_defined else ():
@@ -286,7 +286,7 @@ class EagerKornia(EagerOp):
             results[index] = results[index].as_subclass(Tensor)
         return [_from_kornia(*item, frames) for item in zip(keys, results, values, strict=True)] if frames else results
 
-    def _check_labels(self, mask: Tensor) -> None:
+    def _check_mask_values(self, mask: Tensor) -> None:
         """Raise an error for integer masks with values that float32 cannot represent. Kornia computes in float32.
 
         Kornia would fail an assertion on the device, after which the process cannot use the GPU.
@@ -397,8 +397,8 @@ class EagerTorchvision(EagerOp):
         super().__init__(name, module, reason, lowered)
         self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
         is_torchvisions = type(module).__module__.startswith("torchvision.transforms.v2.")
-        self._asks_for_user_types = not is_torchvisions or any(map(_is_user_defined, self._parts))
-        """False for a transform of torchvision without code of the user, which takes plain tensors for images or clips."""
+        self._runs_user_code = not is_torchvisions or any(map(_is_user_defined, self._parts))
+        """Whether the transform, or a transform in it, is defined by the user, so that it may check the class of images."""
         self.members_move_nothing = False
         """True for a container of torchvision whose members all leave masks, boxes and keypoints unchanged."""
 
@@ -454,8 +454,8 @@ class EagerTorchvision(EagerOp):
 
     def _output(self, image: Tensor, index: int, classes: list[type[Tensor]]) -> Tensor:
         """Output of the module for image or clip ``index``, whose entry in ``classes`` is replaced."""
-        if classes[index] is Tensor and not self._asks_for_user_types:
-            # Fills by type are for images, as in an op, and a clip is transformed as one video.
+        if classes[index] is Tensor and not self._runs_user_code:
+            # As an image, a plain tensor gets the fill value that is set for images; as a video, a clip is transformed at once.
             output = self.module(image.as_subclass(image_class("Video" if image.ndim == 4 else "Image")))
         else:
             output = self.module(image.as_subclass(classes[index]))
@@ -472,6 +472,7 @@ class EagerTorchvision(EagerOp):
             OutputDtypeChange: If the dtype is not the one that the pipeline was lowered for.
         """
         other = next((dtype for dtype in dtypes if dtype not in IMAGE_DTYPES), None)
+        # With gates, samples may skip the module and keep the dtype of the input.
         if other is None and (len(dtypes) > 1 or (self.gates and self._dtype not in dtypes)):
             other = next(dtype for dtype in dtypes if dtype != self._dtype)
         if other is not None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import divided_by_largest
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
@@ -192,8 +193,7 @@ class Equalize(LevelsOp):
         table = ((counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)).clamp(max=255)
         unequalized = clamped.mul(255).flatten(2) if self.keeps_values else levels.float()
         equalized = torch.where(step == 0, unequalized, table.gather(2, levels).float())
-        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
-        return torch.where(images.isnan(), images, (equalized / most).view_as(images))
+        return torch.where(images.isnan(), images, divided_by_largest(equalized, torch.uint8).view_as(images))
 
 
 class Clahe(LevelsOp):
@@ -257,8 +257,7 @@ class Clahe(LevelsOp):
         upper = upper_right + (upper_left - upper_right) * left_weight
         lower = lower_right + (lower_left - lower_right) * left_weight
         equalized = lower + (upper - lower) * upper_weight
-        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
-        return torch.where(images.isnan(), images, equalized / most)
+        return torch.where(images.isnan(), images, divided_by_largest(equalized, torch.uint8))
 
     def _tables(self, levels: Tensor, rows: Tensor) -> Tensor:
         """Lookup tables, (B, C, tiles · 256) float32, from the levels of the pixels of every tile, (B, C, tiles, pixels)."""
@@ -296,8 +295,7 @@ class AutoContrast(LevelsOp):
         """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN."""
         if self.rounds_to_levels:
             factor, offset = self.to_levels
-            largest = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
-            images = images.clamp(0, 1).mul(factor).add(offset).floor() / largest
+            images = divided_by_largest(images.clamp(0, 1).mul(factor).add(offset).floor(), torch.uint8)
         minimum, maximum = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
         is_constant = (maximum == minimum) | (maximum - minimum <= CONSTANT_RANGE)
         if not self.epsilon:

@@ -122,7 +122,7 @@ class GatherOp(Op):
         return np.eye(3)
 
     def window(self, draws: OpDraws, size: Size) -> Array | None:
-        """Window of each input image that a pass reads if this op is its first op. It may be the only part that is decoded.
+        """Window of each input image that a pass reads if it begins with this op. The decoder may decode this window only.
 
         Triton kernels read no pixel outside the window. The implementation in torch also reads pixel (0, 0) where it pads.
 
@@ -207,16 +207,16 @@ class FrameOp(IndexOp):
 class BoxCropOp(IndexOp):
     """Base class of crops whose window is chosen on the device, by the boxes of the image.
 
-    A resize to (height, width) must follow, with only flips in between. On the host the op is the identity. The device writes
-    the chosen window to the parameter table, as the window that the resize reads. Draws hold ``"numbers"``, (B, columns)
-    float32, from which the device chooses the window. A sample whose numbers are all 1 is not cropped.
+    A resize to (height, width) must follow, with only flips in between. On the host the op is the identity. The device chooses
+    the window, and writes it to the parameter table as the window that the resize reads. The device chooses by the boxes and by
+    the drawn ``"numbers"``, (B, columns) float32. A sample whose numbers are all 1 is not cropped.
     """
 
     draws_size = True
     columns: ClassVar[int]
     """Number of drawn numbers per sample."""
     min_side_and_area: tuple[float, float] = (0.0, 0.0)
-    """(smallest side, smallest area) in pixels of the part of a box inside the crop with which the box is valid."""
+    """(side, area) in pixels: a box stays valid if its part inside the crop has at least this side and this area."""
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Size of the whole image: the host does not know the window."""
@@ -308,14 +308,14 @@ def moves_pixels(op: Any) -> bool:
 
 
 def only_moves_and_recolours(op: Op) -> bool:
-    """Return whether an output pixel depends on input pixels at mapped positions, their values, and the mean of the image."""
+    """Return whether an op consists of ops that move pixels, and ops that change values independently of their coordinates."""
     return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.plan_ops)
 
 
 def unsupported_skip(op: Op, *, size: Size) -> str | None:
     """Reason if samples that skip the op would have another size than the other samples; else ``None``.
 
-    ``None`` for an op that draws a size per sample, and for an op with ``choice_end``, because images may differ in size there.
+    Always ``None`` for an op that draws a size per sample, and for an op with ``choice_end``: images may differ in size there.
     """
     if op.is_random and not op.draws_size and op.choice_end is None and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"

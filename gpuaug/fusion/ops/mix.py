@@ -2,8 +2,10 @@
 
 A *row* holds the parameters of one sample, in float32. All mixes have the same columns and one kernel: inside a rectangle an
 output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix
-a weight of 0. *lam* is the partner's weight in the mixed label. A sample that skips the mix is its own partner, with lam 0, as
-in Kornia's labels.
+a weight of 0 outside it. A sample that skips the mix is its own partner, with weight 0 in the label.
+
+Two weights of the partner are easily confused: ``LABEL_WEIGHT`` in the label, and ``PIXEL_WEIGHT`` in pixels outside the
+rectangle. Kornia's labels also have a *lambda*, which is the label weight, or, for CutMix, 1 minus the label weight.
 """
 
 from abc import abstractmethod
@@ -21,8 +23,8 @@ from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_t
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
-_PARTNER, LAM, WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
-"""Indices of the columns of a row, after the apply mask; the last is the number of columns."""
+_PARTNER, LABEL_WEIGHT, PIXEL_WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
+"""Indices of the columns of a row. Column 0 is the apply mask, and ``_WIDTH`` is the number of columns."""
 RECTANGLE = slice(_LEFT, _WIDTH)
 """Columns of the rectangle: left, top, right and bottom."""
 
@@ -30,10 +32,10 @@ RECTANGLE = slice(_LEFT, _WIDTH)
 class MixOp(FrontOp):
     """Base class of mixes.
 
-    Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; lam; the partner's weight
-    outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive. A sample with an apply
-    mask of 0 is its own partner, and its lam, weight and rectangle are 0. Most modules apply to all samples of a batch or to
-    none. As in Kornia, images and labels are mixed, and all other inputs are an error.
+    Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; the partner's weight in the
+    label; the partner's weight outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive.
+    A sample with an apply mask of 0 is its own partner, and its weights and rectangle are 0. As in Kornia, images and labels
+    are mixed, and all other inputs are an error.
     """
 
     takes_any_range = True
@@ -49,27 +51,27 @@ class MixOp(FrontOp):
     """Setting ``num_classes`` of the user's module; ``None`` if it is not set."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the partners, a random permutation of the batch, and lam. ``same_on_batch`` does not affect the partners."""
-        return {"partner": sampler.permutation(size.batch)[0], **self.draw_lam(sampler, size)}
+        """Draw the partners, a random permutation of the batch, and the weights. The partners ignore ``same_on_batch``."""
+        return {"partner": sampler.permutation(size.batch)[0], **self.draw_weights(sampler, size)}
 
     @abstractmethod
-    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw lam, or the parameters from which lam is computed."""
+    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the weights of the partners, or the rectangles whose areas give the weights."""
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
         apply_mask = draws["apply_mask"]
         out[:, 0] = apply_mask
         out[:, _PARTNER] = draws["partner"]
-        out[:, LAM:] = 0
+        out[:, LABEL_WEIGHT:] = 0
         self.write(draws, size, out)
         if not apply_mask.all():
             out[:, _PARTNER] = np.where(apply_mask, draws["partner"], np.arange(size.batch))
-            out[~apply_mask, LAM:] = 0
+            out[~apply_mask, LABEL_WEIGHT:] = 0
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Copy the partner's pixels inside the rectangle, and compute weighted means outside."""
-        partner, weight = partner_values(images, rows), column(rows, WEIGHT)
+        partner, weight = partner_values(images, rows), column(rows, PIXEL_WEIGHT)
         # With weight 0 the sample must be unchanged bit for bit, but 0 times an infinite value of the partner is NaN.
         mean = torch.where(weight != 0, images * (1 - weight) + partner * weight, images)
         x = torch.arange(images.shape[3], device=images.device)
@@ -81,9 +83,9 @@ class MixOp(FrontOp):
         """Replace the index of the partner clip by the index of the frame at the same time in the partner clip."""
         rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
 
-    def kornia_lam(self, rows: Tensor) -> Tensor:
-        """Last column of labels in Kornia's format, *lambda*, (B,). By default it is lam."""
-        return rows[:, LAM]
+    def kornia_lambda(self, rows: Tensor) -> Tensor:
+        """Last column of labels in Kornia's format, (B,): the partner's weight in the label."""
+        return rows[:, LABEL_WEIGHT]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Labels in Kornia's format: the label of the sample, the label of its partner, and lambda.
@@ -109,7 +111,7 @@ class MixOp(FrontOp):
                 "Pass class indices, (B,). gpuaug.fuse(…, num_classes=…) converts them to one-hot labels."
             )
         values = labels.float()
-        return torch.stack((values, partner_values(values, rows), self.kornia_lam(rows)), -1)
+        return torch.stack((values, partner_values(values, rows), self.kornia_lambda(rows)), -1)
 
 
 class MixUp(MixOp):
@@ -121,7 +123,7 @@ class MixUp(MixOp):
         super().__init__(name, module)
         self._bounds = _bounds(generator_of(module).lambda_val)
 
-    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
+    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"lambda"``, the partner's weight, (B,)."""
         return {"lambda": sampler.within(*self._bounds)}
 
@@ -131,7 +133,7 @@ class MixUp(MixOp):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the partner's weight, for the image and for the label."""
-        out[:, LAM] = out[:, WEIGHT] = draws["lambda"]
+        out[:, LABEL_WEIGHT] = out[:, PIXEL_WEIGHT] = draws["lambda"]
 
 
 class CutMix(MixOp):
@@ -145,8 +147,8 @@ class CutMix(MixOp):
         generator = generator_of(module)
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
-        # In Kornia's newer convention for labels, lambda is the fraction of the image outside the rectangle, not inside.
-        self._lam_is_outside = bool(module.use_correct_lambda)
+        # With this setting, lambda in Kornia's labels is the fraction of the image outside the rectangle, not inside.
+        self._lambda_is_fraction_outside = bool(module.use_correct_lambda)
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -158,7 +160,7 @@ class CutMix(MixOp):
             return "beta has several values"
         return None
 
-    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
+    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"sides"`` and ``"start"`` of the rectangle in pixels, (B, 2) each, as (x, y).
 
         The rectangle has the aspect ratio of the image. The fraction of the image outside it is beta-distributed.
@@ -187,16 +189,16 @@ class CutMix(MixOp):
         }
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
+        """Write the rectangle, and the label weight: the fraction of the image inside the rectangle."""
         start, sides = draws["start"], draws["sides"]
-        out[:, LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
+        out[:, LABEL_WEIGHT] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
-    def kornia_lam(self, rows: Tensor) -> Tensor:
-        """Lambda of the labels: lam, or 1 - lam in Kornia's newer convention; 0 for samples that skip the mix."""
-        lam = super().kornia_lam(rows)
-        return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_outside else lam
+    def kornia_lambda(self, rows: Tensor) -> Tensor:
+        """Last column of Kornia's labels: the label weight, or 1 - label weight. For samples that skip the mix it is 0."""
+        weight = super().kornia_lambda(rows)
+        return torch.where(rows[:, 0] != 0, 1 - weight, weight) if self._lambda_is_fraction_outside else weight
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Labels in Kornia's format, with a leading axis of length 1: Kornia's setting ``num_mix``."""
@@ -206,11 +208,6 @@ class CutMix(MixOp):
 def partner_values(values: Tensor, rows: Tensor) -> Tensor:
     """Value of the partner of each sample, (B, …), from the values of all samples, (B, …)."""
     return values.index_select(0, rows[:, _PARTNER].long())
-
-
-def partner_weights(rows: Tensor) -> Tensor:
-    """Partner's weight lam in the mixed label of each sample, (B,)."""
-    return rows[:, LAM]
 
 
 def _bounds(values: Any) -> tuple[float, float]:
@@ -306,7 +303,7 @@ class SoftLabels:
             probabilities = torch.full(is_label.shape, self.other_probability, dtype=torch.float32, device=labels.device)
             probabilities.masked_fill_(is_label, self.label_probability)
         if rows is not None:
-            lam = partner_weights(rows)[:, None]
-            mean = probabilities * (1 - lam) + partner_values(probabilities, rows) * lam
-            probabilities = torch.where(lam != 0, mean, probabilities)
+            weight = rows[:, LABEL_WEIGHT, None]
+            mean = probabilities * (1 - weight) + partner_values(probabilities, rows) * weight
+            probabilities = torch.where(weight != 0, mean, probabilities)
         return probabilities.to(self.type_of(labels))

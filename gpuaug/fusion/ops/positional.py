@@ -58,6 +58,7 @@ class Erasing(PointOp):
         super().__init__(name, module)
         generator = generator_of(module)
         self._scale = bounds(generator.scale_sampler)
+        # If the user's range of aspect ratios contains 1, Kornia draws ratios below and above 1 equally often.
         self._two_ratio_ranges = hasattr(generator, "index_sampler")
         if self._two_ratio_ranges:
             self._ratios = [bounds(generator.ratio_sampler1), bounds(generator.ratio_sampler2)]

@@ -60,7 +60,7 @@ class ResizedCrop(ResampleOp):
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason for bicubic without antialiasing, or if samples that skip the op would have another size; else ``None``."""
+        """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
     def shrinks(self, size: Size) -> float:
@@ -87,14 +87,14 @@ class ResizedCrop(ResampleOp):
         width, height = self._sides(*self._candidates(area, log_aspect), size)
         # Indices of the samples for which no candidate has fitted yet.
         open_samples = np.flatnonzero((width > size.width) | (height > size.height) | (np.minimum(width, height) < 1))
-        # Of most samples the first candidate fits, and of most others one of the next four.
+        # For most samples the first candidate fits, and for most others one of the next four.
         for start, end in ((0, 4), (4, CROP_CANDIDATES - 1)):
             if open_samples.size:
                 candidates = self._candidates(*extra_uniforms(numbers.take(open_samples, 1), end - start, start))
                 width[open_samples], height[open_samples], fits = self._first_fitting(*candidates, size.select(open_samples))
                 open_samples = open_samples[~fits]
         if open_samples.size:
-            width[open_samples], height[open_samples] = self._fallback(size.select(open_samples))
+            width[open_samples], height[open_samples] = self._largest_window(size.select(open_samples))
         left = np.floor(x * (np.float32(size.width + 1) - width))
         top = np.floor(y * (np.float32(size.height + 1) - height))
         if self.centred and open_samples.size:
@@ -125,7 +125,7 @@ class ResizedCrop(ResampleOp):
         first = fits.argmax(0) * fits.shape[1] + np.arange(fits.shape[1])
         return widths.take(first), heights.take(first), fits.take(first)
 
-    def _fallback(self, size: Size) -> tuple[Array, Array]:
+    def _largest_window(self, size: Size) -> tuple[Array, Array]:
         """(widths, heights) in pixels of the largest windows whose width / height is within ``ratios``."""
         height, width = np.float32(size.height), np.float32(size.width)
         min_ratio, max_ratio = np.float32(self.ratios[0]), np.float32(self.ratios[1])
@@ -258,7 +258,7 @@ class Resize(ResampleOp):
         )
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
+        """Matrices that map the edges of the image to the output; with ``align_corners``, the centres of its corner pixels."""
         out = self.out_drawn(draws, size)
         half_pixel_centers = self.half_pixel_centers or self.nearest
         matrix = identities(size if size.ragged else out)
@@ -272,7 +272,7 @@ class Resize(ResampleOp):
 
 
 def _scaled(draws: OpDraws, size: Size) -> OpDraws:
-    """Return windows that are drawn for images of ``size.full`` in pixels of the downsampled images of ``size``."""
+    """Convert windows from pixels of the full images (``size.full``) to pixels of the downsampled images (``size``)."""
     assert size.full is not None
     result = dict(draws)
     for start, count, length, full in (("y", "height", size.height, size.full[0]), ("x", "width", size.width, size.full[1])):

@@ -134,6 +134,7 @@ class Affine(MatrixWarp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw angle and shears in degrees, scale factors, and shifts in pixels, (B,) each."""
+        # Kornia's ``scale_2`` holds the scale of x, or of both axes; ``scale_4`` holds a separate scale of y.
         scale_x = self._draw_parameter("scale_2", sampler, 1.0)
         return {
             "angle": self._draw_parameter("degree", sampler, 0.0),

@@ -67,7 +67,7 @@ class OneMix(MixOp):
         """Indices of the mixes that uniform numbers in [0, 1) pick."""
         return np.searchsorted(self._ends, numbers, side="right")
 
-    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
+    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Return no draws, because ``draw`` draws the parameters of the mixes."""
         return {}
 

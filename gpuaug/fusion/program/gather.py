@@ -7,7 +7,7 @@ source pixels. Without an interpolation there is only ``before``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -54,7 +54,7 @@ class IndexMaps:
         return 0.0 if self.padding is None else self.padding.fill
 
     def accepts(self, op: IndexOp) -> bool:
-        """Return whether ``op`` composes with the index maps. Only constant paddings with equal fills compose."""
+        """Return whether ``op`` composes with the index maps. Two paddings do only if both are constant, with equal fills."""
         if not op.edge or not self.edge:
             return True
         padding = self.padding
@@ -70,7 +70,7 @@ class IndexMaps:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """First column of each group of a gather's columns in the parameter table; -1 for a group that the gather does not have."""
+    """First column of each group of columns of a gather in the parameter table; -1 for a group that is missing."""
 
     after: int
     """Index map after the interpolation."""
@@ -106,7 +106,7 @@ class Gather:
 
     def accepts(self, op: GatherOp) -> bool:
         """Return whether ``op`` can be added at the end without a change of the output pixels."""
-        # An op that draws sizes is followed by a resize to one size, which interpolates. A gather has one interpolation.
+        # After an interpolation, an op that draws sizes begins the next gather, because a resize to one size follows it.
         if isinstance(op, IndexOp) and not (op.draws_size and self.warp is not None):
             return (self.before if self.warp is None else self.after).accepts(op)
         return self.warp is None
@@ -116,10 +116,10 @@ class Gather:
         ops = (*self.ops, op)
         if isinstance(op, IndexOp):
             if self.warp is None:
-                return Gather(IndexMaps((*self.before.ops, op)), None, self.after, ops)
-            return Gather(self.before, self.warp, IndexMaps((*self.after.ops, op)), ops)
+                return replace(self, before=IndexMaps((*self.before.ops, op)), ops=ops)
+            return replace(self, after=IndexMaps((*self.after.ops, op)), ops=ops)
         assert isinstance(op, WarpOp | ResampleOp)
-        return Gather(self.before, op, self.after, ops)
+        return replace(self, warp=op, ops=ops)
 
     @property
     def interpolation(self) -> Interpolation:
@@ -155,7 +155,7 @@ class Gather:
 
     @property
     def exact_division(self) -> bool:
-        """Whether the quotients of bytes by 255 must be rounded correctly.
+        """Whether division of bytes by 255 must round correctly, which takes two more instructions.
 
         True unless all samples are resized, because pixels that are only copied must not change. Also True if padding is
         interpolated, because a fill may lie halfway between two values of the output type.
@@ -170,7 +170,7 @@ class Gather:
 
     @property
     def blends_fill(self) -> bool:
-        """Whether a warp blends pixels with a fill, by the weight of the source pixels outside the image, as in torchvision."""
+        """Whether a warp blends pixels with a fill, weighted by the taps outside the image, as torchvision does."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
     def columns(self, channels: int, masks: bool, *, sides: bool = False) -> Columns:
@@ -306,9 +306,9 @@ def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCropColumns:
-    """First column of each group of columns for crop windows that the device computes; -1 for a group that is not needed.
+    """First column of each group of columns after the columns of the passes, if the device computes the crop windows.
 
-    The groups follow the columns of the passes.
+    -1 for a group that is missing.
     """
 
     matrix: int

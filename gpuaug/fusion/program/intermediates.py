@@ -40,8 +40,8 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
         in_unit_range = gives_unit_range(pass_.front, source_dtype) and all(op.keeps_unit_range for op in pass_.point_ops)
         # Rounding moves some values to another byte level, and equalization may move neighbouring levels far apart.
         counts_levels = isinstance(next_pass.front, FrontOp) and next_pass.front.kernel == "levels"
-        half_is_enough = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
-        source_dtype = UINT16_UNIT if half_is_enough else torch.float32
+        fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
+        source_dtype = UINT16_UNIT if fits_16_bits else torch.float32
         dtypes.append(source_dtype)
     if passes[-1].route_column >= 0 and torch.float32 in dtypes:  # passes then share two buffers, which have one type
         dtypes = [torch.float32] * len(dtypes)
@@ -62,9 +62,9 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
 
 
 def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
-    """Return whether a pass may store values in [0, 1] in 16 bits between its launches: only if its output has 16 bits.
+    """Return whether a pass may store values in [0, 1] in 16 bits between its two launches: only if its output has 16 bits.
 
-    False for a pass from the user's 16-bit integers to a result of 16-bit integers, because such a pass must round only once.
+    False for the first pass if it reads and writes 16-bit integers, because such a pass must round only once.
     """
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
@@ -77,7 +77,7 @@ def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: t
 
 
 def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return the ``point_program`` of a pass, with the flag ``NO_NAN`` for jitters whose input has no NaN, to clamp faster.
+    """Return the ``point_program`` of a pass, with the flag ``NO_NAN`` (faster clamps) for jitters whose input has no NaN.
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """

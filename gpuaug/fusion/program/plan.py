@@ -1,9 +1,9 @@
 """Grouping of ops into passes. The ops of a pass run in one reading and one writing of the images.
 
-A pass is one *front* (a gather, which moves pixels, a filter or a mix: it computes an output pixel from source pixels) and any
-number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the last pass writes the
-result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample. *Ragged* images
-differ in size.
+A pass begins with its *front*, which computes an output pixel from source pixels: a gather, which moves pixels, or a filter, or
+a mix. Then it runs any number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the
+last pass writes the result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample.
+*Ragged* images differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -50,7 +50,7 @@ class BasePass(ABC):
     -1 without such a column: the pass reads all samples from one buffer and writes them to another.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of prepared kernel launches, keyed by dtype, shape and strides."""
+    """Cache of prepared kernel launches and their dtypes, keyed by the function that prepares them, dtype and layout."""
 
     def rows_of(self, table: Rows) -> Rows:
         """Return the columns of the table (B, K) from the first column of the pass on."""
@@ -68,7 +68,7 @@ class BasePass(ABC):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether an output pixel depends only on the source pixel at its position, and on statistics of the source."""
+        """Whether the output may overwrite the source: a pixel depends only on its source pixel and statistics of the image."""
         return not self.gather_ops
 
     @property
@@ -93,7 +93,7 @@ class BasePass(ABC):
         """
 
     def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Return the size of the output images, for draws (``draws_of(op)``) and source images of size ``size``."""
+        """Return the size of the output images, for source images of ``size`` and the draws ``draws_of(op)`` of each op."""
         if not self.out.ragged:
             return size.to(self.out.height, self.out.width)
         for op in self.gather_ops:
@@ -146,14 +146,14 @@ class OpPass(BasePass, Generic[F]):
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvases: TypeAlias = tuple[tuple[int, int], ...]
-"""(height, width) of the *canvas* of each pass but the last, that is, of its output buffer per image.
+"""(height, width) of the *canvas* of each pass but the last: the output buffer of an image, which all images of a batch fit in.
 
 Empty if images have one size.
 """
 
 
 class BoxCrop(NamedTuple):
-    """Crop by boxes, whose windows the device computes from the boxes, and its pass."""
+    """Crop whose windows the device chooses by the boxes of the images, and the pass that runs it."""
 
     pass_: GatherPass
     op: BoxCropOp
@@ -226,19 +226,18 @@ class _PassBuilder:
 
     def add_if_fits(self, op: Op, channels: int) -> bool:
         """Add ``op`` to the pass if the pass can run it. Return whether it was added."""
+        # A ``ChannelOp`` is the front of a pass only if images do not have three channels; otherwise it is pointwise.
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
             if self.is_empty:
                 self.front = op
                 return True
             return False
         if isinstance(op, GatherOp):
-            if not isinstance(self.front, Gather) or not self.front.accepts(op):
-                return False
             # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
-            if self.point_ops and not (
-                isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
-                and not any(point_op.positional for point_op in self.point_ops)
-            ):
+            is_movable = isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
+            if self.point_ops and not (is_movable and not any(point_op.positional for point_op in self.point_ops)):
+                return False
+            if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
             self.front = self.front.with_op(op)
             return True
@@ -293,7 +292,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
             passes.append(OpPass(front, point_ops, source, current_size, point_program))
         widths.append(width)
-    if _can_skip_samples(passes):
+    if _can_skip_samples(passes):  # the buffer route is one more column of a pass, its last
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
@@ -315,6 +314,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     """Return whether a pass between the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
+    # The kernel of mixes reads one buffer only, and a selection of frames changes the number of images in the buffer.
     supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
     keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in inner_passes)

@@ -104,7 +104,7 @@ class Program:
             check_views(self.ops)
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
         last = normalizations[-1] if normalizations else None
-        # Only Kornia has a module that inverts a normalization.
+        # Kornia's ``Denormalize`` inverts a normalization. torchvision's op of this class multiplies by the largest integer.
         if options.dtype == torch.uint8 and last and not (isinstance(last, Denormalize) and last.package == "Kornia"):
             raise ArgumentError(
                 f"dtype must be floating for images that {last.name} takes out of [0, 1], got torch.uint8. Leave it out for "
@@ -177,8 +177,8 @@ class Program:
             seed: Seed of the call.
 
         Returns:
-            Windows per image; for clips, per frame. ``None`` if all images are read whole, if the windows depend on more than
-            the seed and the sizes, or if the call will raise an error for the images.
+            Windows per image; for clips, per frame. ``None`` if all images are read whole, if the seed and the sizes do not
+            determine the windows, or if the call will raise an error for the images.
         """
         try:
             self.check_sizes(size)
@@ -195,6 +195,7 @@ class Program:
         windows = first_op.window(first_op.draw(sampler, size_of_views), size_of_views)
         if windows is None:
             return None
+        # From (V · B, 4), (top, left, height, width), to starts and sides, (V, B, 2) each.
         starts, sides = windows.reshape(self._views, size.batch, 2, 2).transpose(2, 0, 1, 3)
         start = starts.min(0)
         end = (starts + sides).max(0)
@@ -214,9 +215,9 @@ class Program:
     def _draw_view(self, size: Size, seed: int) -> Draws:
         """Draw the random parameters of one view."""
         plan = self.segments.at(0, size, masks=False).plan
-        # Uniform numbers per sample that one call of NumPy draws. The prefetched tables draw as many, for equal draws.
-        columns = plan.uniform_count if plan is not None else 8
-        sampler = Sampler((seed,), size.batch, columns)
+        # As many uniform numbers per call of NumPy as for prefetched tables, so that the draws are equal.
+        uniform_count = plan.uniform_count if plan is not None else 8
+        sampler = Sampler((seed,), size.batch, uniform_count)
         drawn_ops: list[DrawnOp] = []
         current_size = size
         while len(drawn_ops) < len(self.ops):

@@ -90,18 +90,18 @@ class TablePrefetch:
         # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
-        last_block = None
+        used_block = None  # its batches precede this call, as predicted
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
                     return block.tables.table(block.index_by_seed[seed], size, image_layouts)
-                last_block = block if last_block is None and block.next_seed == seed else last_block
+                used_block = block if used_block is None and block.next_seed == seed else used_block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
-        count = min(2 * len(last_block.index_by_seed), MOST_BATCHES, limit) if last_block is not None else 1
+        count = min(2 * len(used_block.index_by_seed), MOST_BATCHES, limit) if used_block is not None else 1
         *seeds, following_seed = seed, *following_seeds(count)
-        seeds_of_all = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
+        view_seeds = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
         upcoming = UpcomingBatches(
-            plan, ops, size.to(*ANY_SIDES) if size.ragged else size, seeds_of_all, views, device, has_points
+            plan, ops, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points
         )
         tables: HostTables | DeviceCropTables
         if not size.ragged:
@@ -111,7 +111,7 @@ class TablePrefetch:
         elif size_dependent := size_dependent_ops(plan, ops):
             tables = HostTables(upcoming, size_dependent)
         else:
-            return HostTables(replace(upcoming, size=size, seeds=seeds_of_all[:views])).table(0, size)
+            return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])).table(0, size)
         new_block = _Block(plan, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following_seed)
-        self._blocks = (new_block, *(block for block in self._blocks if block is not last_block))[:_MOST_BLOCKS]
+        self._blocks = (new_block, *(block for block in self._blocks if block is not used_block))[:_MOST_BLOCKS]
         return tables.table(0, size, image_layouts)

@@ -36,7 +36,7 @@ def device_crop(plan: Plan) -> DeviceCrop | None:
 
 
 class DeviceCropTables:
-    """Parameter tables of several batches, on the device. The columns of the crop windows are written when a batch arrives.
+    """Parameter tables of several batches, on the device. A launch writes the crop windows into a table when its batch arrives.
 
     Args:
         upcoming: Batches to draw for.
@@ -48,7 +48,7 @@ class DeviceCropTables:
         self._crop = crop
         uniform_count = plan.uniforms_per_op[0]
         self._width = plan.width + MATRIX * has_points
-        """Number of columns that the kernels read. The columns after them are only inputs of the crop windows."""
+        """Number of columns that the passes read. Later columns are inputs of the launch that writes the crop windows."""
         self._columns = DeviceCropColumns(
             matrix=plan.width if has_points else -1,
             uniforms=self._width,

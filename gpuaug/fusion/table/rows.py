@@ -1,6 +1,6 @@
 """Parameter table of a batch: one float32 row per sample, computed from the draws and copied to the device of the images.
 
-A *draw* is the random parameters of an op. A *plan* has the passes of a pipeline, each of which reads and writes all images
+*Draws* are the random parameters of an op. A *plan* has the passes of a pipeline, each of which reads and writes all images
 once, and the columns of their ops in the table. A plan's *template* is a row with the columns that do not depend on draws.
 """
 
@@ -68,8 +68,8 @@ def points_width(plan: Plan) -> int:
 def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Array) -> None:
     """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates.
 
-    With a crop by boxes, the columns are: the matrix of the ops before the crop, the matrix of the ops after it, the uniform
-    numbers of the crop, and for x and y -1 if flips between the crop and the resize after it mirror the image, else 1.
+    With a crop by boxes, the columns are: the matrix of the ops before the crop; the matrix of the ops after it; the drawn
+    numbers of the crop; and one sign for x and one for y: -1 if the flips between the crop and its resize mirror the image.
     """
     matrix = np.eye(3)[None]
     flips: Array | None = None
@@ -94,7 +94,7 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
     ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. Its columns then have
     the values of the template.
     """
-    # The columns of the template are written by the first call only, and copied by later calls.
+    # The first call writes the columns of the template. Later calls copy them.
     writes_template = plan.template is None
     if not writes_template:
         table[:, : plan.width] = plan.template

@@ -306,7 +306,7 @@ def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
 def test_box_windows_kernel_compiles_for_a_gpu(monkeypatch):
     made = {}
     monkeypatch.setattr(box_windows, "box_windows_kernel", CompileOnly(box_windows.box_windows_kernel, made))
-    monkeypatch.setattr(box_windows, "_launches", {})
+    monkeypatch.setattr(box_windows, "_windows_launch", box_windows._windows_launch.__wrapped__)
     op = op_of(v2.RandomIoUCrop())
     box_windows.box_windows(op, *inputs_of(op, 5))
     (compiled,) = made.values()
@@ -339,7 +339,7 @@ def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
 def test_box_kernel_compiles_for_a_gpu(name, dtype, monkeypatch):
     form, made = BOX_FORMS[name], {}
     monkeypatch.setattr(boxes, "box_kernel", CompileOnly(boxes.box_kernel, made))
-    monkeypatch.setattr(boxes, "_launches", {})
+    monkeypatch.setattr(boxes, "_box_launch", boxes._box_launch.__wrapped__)
     places, points = torch.zeros(3, 3, dtype=torch.int64), form.layout == "points"
     matrix, leaves = torch.eye(3).repeat(3, 1, 1), dtype if dtype.is_floating_point else torch.float32
     for clip, owners in ((False, None), (not points, torch.zeros(3, dtype=torch.int64))):

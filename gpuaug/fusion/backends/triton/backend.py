@@ -1,7 +1,7 @@
 """Backend that runs a plan in Triton kernels: one launch per pass, or two for some filters and for contrasts around a mean.
 
-A pass is one reading and writing of all images: a gather, which moves or interpolates pixels, a filter or a mix, and pointwise
-ops. A plan is the passes of a pipeline for images of one size.
+A pass is one reading and writing of all images. It begins with its *front*: a gather, which moves or interpolates pixels, or a
+filter, or a mix. Then it runs pointwise ops. A plan is the passes of a pipeline for images of one size.
 """
 
 from collections.abc import Callable
@@ -46,8 +46,8 @@ from gpuaug.fusion.program.intermediates import (
 )
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
-# Values of constants of the kernels, by the value of an option: type of the interpolation, antialiasing filter, layout of
-# ragged images, dtype of the images, padding mode of an index map.
+# Values of kernel constants: type of the interpolation, antialiasing filter, layout of ragged images, largest value of the
+# dtype of the images, padding mode of an index map.
 _INTERPOLATIONS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _RAGGED_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
@@ -163,7 +163,7 @@ def _run_passes(
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
-    """Launch a gather pass into ``out``, for a contrast after a launch that sums the grey values for its mean."""
+    """Launch a gather pass into ``out``. If a contrast needs a mean, a launch that sums grey values precedes."""
     launches = cached_launch(pass_, images, table, out, _gather_launches)
     source, image_layouts = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
     if launches.grey_sums is None:
@@ -206,6 +206,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     tile = ANTIALIASED_TILE if front.filter else MEAN_TILE if pass_.needs_mean else TILES[front.interpolation]
     warps = 1 if front.filter else 4
     tiles_across, tiles_down = _tile_counts(height, width, tile)
+    tiles = tiles_across * tiles_down
+    planes = 1 if rgb else channels
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples of 16-bit values then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
@@ -244,19 +246,17 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
     if not pass_.needs_mean:
-        integers = (*sizes, tiles_across, row_stride, tiles_across * tiles_down, 0, *strides[:3], *out_strides)
-        grid = (tiles_across * tiles_down, batch, 1 if rgb else channels)
-        return _GatherLaunches(None, (0, 0), False, Launch(gather_kernel, grid, integers, constants, warps=warps))
-    tiles = tiles_across * tiles_down
-    planes = 1 if rgb else channels
+        integers = (*sizes, tiles_across, row_stride, tiles, 0, *strides[:3], *out_strides)
+        pixels = Launch(gather_kernel, (tiles, batch, planes), integers, constants, warps=warps)
+        return _GatherLaunches(None, (0, 0), False, pixels)
     blocks = tiles * planes
     constants["SUM_COUNT"] = next_power_of_2(blocks)
     contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
     code, mask_column, flags = constants["PROGRAM"][contrast_index]
     sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
     contrast_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
-    # Pixels are saved with 16 bits per value, so they are saved only for an output with 16 bits. In a pass between two buffers,
-    # ``contrast_kernel`` would not know which samples the pass skips.
+    # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that skips samples,
+    # because ``contrast_kernel`` does not read the buffer route.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
     saves_pixels = rgb and in_unit_range and rounds and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
@@ -295,7 +295,10 @@ _SIZES_AS_ARGUMENTS: dict[str, Any] = {"SOURCE_STRIDES": (0, 0), "WIDTH": 0, "PI
 
 
 def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
-    """Return (layout of a ragged batch or ``""``, strides of (B, C, H, W), shortest side). A stride that differs is 0."""
+    """Return (layout of a ragged batch or ``""``, strides of B, C, H and W, shortest side).
+
+    Strides of a ragged batch that depend on the image are 0.
+    """
     if isinstance(images, Tensor):
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
@@ -304,9 +307,10 @@ def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
 
 
 def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, full_tiles: bool) -> dict[str, Any]:
-    """Return the constants for strides and sizes: compiled in for the first size of images of such a pass, else zeros.
+    """Return the constants for strides and sizes.
 
-    Compiled-in sizes save a third of the instructions. Images of all other sizes share a second compilation.
+    The first size of images is compiled into the kernel, which saves a third of the instructions. Images of all other sizes
+    share a second compilation, whose constants are 0.
     """
     height, width = out.shape[2:]
     sizes = {
@@ -367,7 +371,7 @@ def run_mask(
 
 @dataclass(frozen=True, slots=True)
 class _MaskLaunch:
-    """Launch of a gather of masks, and its arguments that do not depend on the batch."""
+    """Launch of a gather of masks, and its arguments that are equal for all batches."""
 
     fills: tuple[int, int]
     """Bits of the fill of the index maps (before, after) the interpolation."""

@@ -4,7 +4,7 @@ A *trial* is a random window, which an image accepts if a box of the image overl
 with one minimum overlap, the *option* of the round. The torch form of the kernel is ``IoUCrop.windows``.
 """
 
-from typing import Any
+import functools
 
 import torch
 import triton
@@ -80,9 +80,9 @@ def box_windows_kernel(
     TRIALS: tl.constexpr, MIN_SCALE: tl.constexpr, SCALE_RANGE: tl.constexpr, MIN_RATIO: tl.constexpr, MAX_RATIO: tl.constexpr,
     TRIALS_PER_BLOCK: tl.constexpr, BOXES_PER_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the first valid trial of an image to ``windows``, and which of its boxes stay valid to ``valid``.
+    """Write the first valid trial of an image to ``windows``, and the mask of its boxes that stay valid to ``valid``.
 
-    Tensors and results are the tensors of ``IoUCrop.windows``. The strides are the two strides of ``numbers`` and of ``sides``.
+    Tensors are the arguments and results of ``IoUCrop.windows``. The strides are the strides of ``numbers`` and of ``sides``.
     A thread block chooses the window of one image.
 
     Constants:
@@ -116,7 +116,7 @@ def box_windows_kernel(
         left, top, window_width, window_height = trial_window(seed, trial, width, height, MIN_SCALE, SCALE_RANGE, TRIALS)
         ratio = tl.div_rn(window_width, window_height)
         has_ratio = (ratio >= MIN_RATIO) & (ratio <= MAX_RATIO)
-        is_valid = option >= 1
+        is_valid = option >= 1  # torchvision then accepts the whole image
         for index in range(first_box, last_box + 1):
             is_owned = tl.load(owners + index) == image
             x1, y1, x2, y2 = load_corners(boxes + index * 4, is_owned, width, height)
@@ -143,10 +143,6 @@ def box_windows_kernel(
         tl.store(valid + box, tl.where(is_whole, 1, is_inside.to(tl.uint8)), mask=is_owned)
 
 
-_launches: dict[Any, Launch] = {}
-"""Launches, by the constants of the op."""
-
-
 def box_windows(op: IoUCrop, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the windows as ``op.windows`` does, bit for bit, on the current stream.
 
@@ -155,17 +151,17 @@ def box_windows(op: IoUCrop, numbers: Tensor, sides: Tensor, boxes: Tensor, owne
     """
     windows = torch.empty(len(sides), 4, device=sides.device)
     valid = torch.empty(len(boxes), dtype=torch.bool, device=sides.device)
-    key = op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio
-    launch = _launches.get(key)
-    if launch is None:
-        names = ("TRIALS", "MIN_SCALE", "SCALE_RANGE", "MIN_RATIO", "MAX_RATIO")
-        constants = dict(zip(names, key, strict=True)) | {
-            "TRIALS_PER_BLOCK": TRIALS_PER_BLOCK,
-            "BOXES_PER_BLOCK": BOXES_PER_BLOCK,
-        }
-        # Products and sums are not fused: a product that is not rounded before the sum could give another window than torch.
-        launch = _launches[key] = Launch(box_windows_kernel, (1, 1, 1), (), constants, fp_fusion=False)
+    launch = _windows_launch(op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio)
     tensors = numbers, sides, boxes.contiguous(), owners, windows, valid.view(torch.uint8)
     with on_device(sides.device):
         launch(tensors, (len(sides), 1, 1), (len(boxes), *numbers.stride(), *sides.stride()))
     return windows, valid
+
+
+@functools.cache
+def _windows_launch(*op_constants: float) -> Launch:
+    """Prepare the launch of ``box_windows``, for the first five constants of the kernel."""
+    names = ("TRIALS", "MIN_SCALE", "SCALE_RANGE", "MIN_RATIO", "MAX_RATIO", "TRIALS_PER_BLOCK", "BOXES_PER_BLOCK")
+    constants = dict(zip(names, (*op_constants, TRIALS_PER_BLOCK, BOXES_PER_BLOCK), strict=True))
+    # Products and sums are not fused: a product that is not rounded before the sum could give another window than torch.
+    return Launch(box_windows_kernel, (1, 1, 1), (), constants, fp_fusion=False)

@@ -3,7 +3,7 @@
 A *sample* is an image of the batch, or an augmented view of it. The torch form of the kernel is in ``gpuaug.fusion.ops.boxes``.
 """
 
-from typing import Any
+import functools
 
 import torch
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
-from gpuaug.fusion.ops.boxes import BoxMapping
+from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping
 
 BLOCK = 128
 """Boxes per thread block."""
@@ -202,10 +202,6 @@ def box_kernel(
     tl.store(result + 3, y2.to(results.dtype.element_ty), mask=in_bounds)
 
 
-_launches: dict[Any, Launch] = {}
-"""Launches, keyed by the constants of the kernel and the dtypes."""
-
-
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Map boxes or points, as ``gpuaug.fusion.ops.boxes.map_boxes`` does, on the current stream.
 
@@ -214,8 +210,8 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     """
     values = values.contiguous()
     points = mapping.source_format.layout == "points"
-    box_numbers = values.shape[-1] if points else _NUMBERS_PER_BOX[mapping.source_format.layout]
-    to_numbers = box_numbers if points else _NUMBERS_PER_BOX[mapping.target_format.layout]
+    numbers = values.shape[-1] if points else _NUMBERS_PER_BOX[mapping.source_format.layout]
+    to_numbers = numbers if points else _NUMBERS_PER_BOX[mapping.target_format.layout]
     axes = values.ndim - (2 if mapping.source_format.layout == "vertices" else 1)
     shape = values.shape[:axes]
     trailing = (4, 2) if mapping.target_format.layout == "vertices" else (to_numbers,)
@@ -223,39 +219,10 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     valid_result = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
     layout_columns = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
     has_owners = mapping.owners is not None
-    key = (
-        values.dtype,
-        dtype,
-        mapping.source_format,
-        box_numbers,
-        mapping.target_format,
-        mapping.clip,
-        valid is None,
-        has_owners,
-        layout_columns,
+    formats = mapping.source_format, mapping.target_format
+    launch = _box_launch(
+        (values.dtype, dtype), formats, (numbers, to_numbers), mapping.clip, valid is not None, has_owners, layout_columns
     )
-    launch = _launches.get(key)
-    if launch is None:
-        launch = _launches[key] = Launch(
-            box_kernel,
-            (1, 1, 1),
-            (),
-            {
-                "LAYOUT": _LAYOUTS[mapping.source_format.layout],
-                "NUMBERS": box_numbers,
-                "TO_LAYOUT": _LAYOUTS[mapping.target_format.layout],
-                "TO_NUMBERS": to_numbers,
-                "EDGES": mapping.target_format.edges,
-                "FRACTIONS": mapping.source_format.share,
-                "TO_FRACTIONS": mapping.target_format.share,
-                "CLIP": mapping.clip,
-                "HAS_VALID": valid is not None,
-                "HAS_OWNERS": has_owners,
-                "IMAGE_LAYOUT_COLUMNS": layout_columns,
-                "DOUBLE": values.dtype == torch.float64,
-                "BLOCK": BLOCK,
-            },
-        )
     box_count = shape.numel()
     if not box_count:
         return results, valid_result
@@ -276,3 +243,32 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         integers = (box_count, boxes_per_sample, matrix.stride(0), *source, *mapping.out)
         launch(tensors, (triton.cdiv(box_count, BLOCK), 1, 1), integers)
     return results, valid_result
+
+
+@functools.cache
+def _box_launch(
+    dtypes: tuple[torch.dtype, torch.dtype],
+    formats: tuple[BoxFormat, BoxFormat],
+    numbers: tuple[int, int],
+    clip: bool,
+    has_valid: bool,
+    has_owners: bool,
+    layout_columns: int,
+) -> Launch:
+    """Prepare the launch of ``map_boxes``. Pairs are values of the input and of the output; others: constants of the kernel."""
+    constants = {
+        "LAYOUT": _LAYOUTS[formats[0].layout],
+        "NUMBERS": numbers[0],
+        "TO_LAYOUT": _LAYOUTS[formats[1].layout],
+        "TO_NUMBERS": numbers[1],
+        "EDGES": formats[1].edges,
+        "FRACTIONS": formats[0].share,
+        "TO_FRACTIONS": formats[1].share,
+        "CLIP": clip,
+        "HAS_VALID": has_valid,
+        "HAS_OWNERS": has_owners,
+        "IMAGE_LAYOUT_COLUMNS": layout_columns,
+        "DOUBLE": dtypes[0] == torch.float64,
+        "BLOCK": BLOCK,
+    }
+    return Launch(box_kernel, (1, 1, 1), (), constants)

@@ -32,9 +32,11 @@ def contrast_kernel(
 
     Constants:
         PROGRAM, OP_COUNT: Pointwise ops (``points.py``) and their number.
-        PIXELS: Pixels per image if compiled in, else 0. FULL_BLOCKS: whether blocks cover the image exactly.
+        PIXELS: Pixels per image if compiled in, else 0.
+        FULL_BLOCKS: Whether blocks cover the image exactly.
         WORDS: Whether two pixels are stored as three words of 32 bits.
-        FRAMES: Images per row of the table. SUM_COUNT: see ``load_mean``.
+        FRAMES: Images per row of the table.
+        SUM_COUNT: See ``load_mean``.
 
     Grid: (blocks of pixels, samples).
     """
@@ -48,7 +50,7 @@ def contrast_kernel(
     address = saved_pixels + sample.to(tl.int64) * (3 * pixels) + index
     in_bounds = index < pixels
     if FULL_BLOCKS:
-        in_bounds = index == index
+        in_bounds = index == index  # true, in the shape of the index
     r = from_16_bits(tl.load(address, mask=in_bounds, other=0))
     g = from_16_bits(tl.load(address + pixels, mask=in_bounds, other=0))
     b = from_16_bits(tl.load(address + 2 * pixels, mask=in_bounds, other=0))

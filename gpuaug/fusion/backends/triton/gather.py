@@ -19,12 +19,12 @@ from gpuaug.fusion.backends.triton.contrast import load_mean
 from gpuaug.fusion.backends.triton.pixel_math import (
     as_16_bits,
     as_pairs,
-    byte_share,
+    div_by_255,
     grey_of,
     pack_words,
-    share_of_65535,
     tile_pixels,
     to_output_type,
+    to_units_of_65535,
     words_of_16_bits,
 )
 from gpuaug.fusion.backends.triton.points import apply_point_ops
@@ -63,10 +63,10 @@ def load_fill(fill, plane, RGB: tl.constexpr):
 def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr):
     """Divide by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
     if MAX_VALUE == 65535:
-        return share_of_65535(r * (1 / 65536)), share_of_65535(g * (1 / 65536)), share_of_65535(b * (1 / 65536))
+        return to_units_of_65535(r * (1 / 65536)), to_units_of_65535(g * (1 / 65536)), to_units_of_65535(b * (1 / 65536))
     if EXACT_DIVISION:
         # Pixels that are only copied must not change.
-        return byte_share(r), byte_share(g), byte_share(b)
+        return div_by_255(r), div_by_255(g), div_by_255(b)
     return r * (1 / 255), g * (1 / 255), b * (1 / 255)
 
 
@@ -89,7 +89,7 @@ def interpolate(
     ``x``, ``y``: coordinates in the output of the interpolation. Constants: see ``gather_kernel``.
     """
     map_before = row + MAP_BEFORE[1]
-    not_padding = x == x
+    not_padding = x == x  # true, in the shape of x
     green = pointer + plane_stride
     blue = green + plane_stride
     if INTERPOLATION == 0:
@@ -196,15 +196,16 @@ def finish_tile(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
-    With ``SUMS_GREY``, the last op is the color jitter with the contrast, cut off before the contrast, whose mean is not known
-    yet. Then return the grey of each pixel, and store the pixels in ``saved_pixels`` with ``SAVE_PIXELS``, otherwise nowhere.
+    With ``SUMS_GREY``, the program ends with the color jitter whose contrast needs the mean, and the jitter ends before its
+    contrast. Then no pixel is stored in ``out``. The grey of each pixel is returned, and with ``SAVE_PIXELS`` the pixels are
+    stored in ``saved_pixels``.
 
     With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: output pixels as three words per
     pair, saved pixels as two values of one channel per word.
     """
     in_bounds = (x < width) & (y < height)
     if FULL_TILES:
-        in_bounds = x == x
+        in_bounds = x == x  # true, in the shape of x
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
     grey = tl.zeros(in_bounds.shape, tl.float32)
     if SUMS_GREY:
@@ -272,9 +273,9 @@ def gather_kernel(
         RAGGED_LAYOUT: 0 if all images have one size. Otherwise ``image_layouts`` (``Ragged.places``) has the offset, height,
             width and, for 3, row pitch of each image. 1: channels are planes; 2: the channels of a pixel are adjacent; 3: they
             are adjacent, and only a window of each image is in memory.
-        VIEWS_AND_FRAMES: (Whether there are several views, so that each image is the source of several samples; output images
-            per row of the table, that is, frames per output clip; first column of the indices of the selected frames, or -1;
-            frames per source clip).
+        VIEWS_AND_FRAMES: (Whether an image is the source of several samples, its views; frames per output clip, which share a
+            row of the table; first column of the indices of the selected frames, or -1; frames per source clip). The numbers of
+            frames are 1 for images.
         SOURCE_STRIDES, WIDTH, PIXELS: Strides (of channels, of lines) of the source, and width and number of pixels of the
             output, if they are compiled in; else 0.
         TILE: (height, width) of a tile. FULL_TILES: whether tiles cover the output exactly.
@@ -386,7 +387,7 @@ def gather_kernel(
         resize_y = load_resize(row + WARP_COLUMN + 3)
         zeros = source_x * 0.0
         grey = zeros
-        state = (-1, 0, 0.0, zeros, zeros, zeros)
+        state = (-1, 0, 0.0, zeros, zeros, zeros)  # no sums yet (``antialiased_line``)
         while top < end:
             y = top
             inside_y = y == y

@@ -1,7 +1,7 @@
 """Launches of Triton kernels with little host time, and constants that are common to several kernels.
 
-A pass is one reading and writing of all images. The front op of an ``OpPass`` is its first op, for which there is a separate
-kernel, such as a blur. Triton compiles one *form* of a kernel for each set of constants and dtypes of tensors.
+A pass is one reading and writing of all images. The front op of an ``OpPass`` is its first op, which has a separate kernel,
+such as a blur. Triton compiles one *form* of a kernel per set of constants and dtypes of tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +143,7 @@ class Launch:
 
 @contextmanager
 def compile_in_parallel() -> Iterator[None]:
-    """Return a context manager in which a ``Launch`` without a compiled kernel does not run. Its kernel is compiled at the end.
+    """Return a context manager in which no ``Launch`` without a compiled kernel runs. At its end the kernels are compiled.
 
     Each form is compiled once. Threads compile forms in parallel, and hold Python's interpreter lock during a fifth of the
     compile time only. A nested context leaves its compilations to the outer context.

@@ -43,7 +43,7 @@ def mask_kernel(
     in_bounds = (target_x < width) & (target_y < height)
     x = tl.minimum(target_x, width - 1)
     y = tl.minimum(target_y, height - 1)
-    inside_x = x == x
+    inside_x = x == x  # true, in the shape of x
     inside_y = y == y
     if MAP_AFTER[0] > 0:
         x, inside_x = map_index(x, row + MAP_AFTER[1], 0, MAP_AFTER[0])

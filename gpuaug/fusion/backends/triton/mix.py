@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, on_device, output_constants
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, to_output_type
+from gpuaug.fusion.backends.triton.pixel_math import as_float, div_by_255, to_output_type
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.program.plan import OpPass
@@ -28,7 +28,7 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 def load_unit_pixel(pointer, in_bounds, BYTES: tl.constexpr):
     """Load pixels in [0, 1]. ``BYTES``: divide bytes by 255, bit for bit as torch does."""
     value = as_float(tl.load(pointer, mask=in_bounds, other=0), BYTES)
-    return byte_share(value) if BYTES else value
+    return div_by_255(value) if BYTES else value
 
 
 @triton.jit
@@ -143,13 +143,13 @@ def labels_kernel(
     )
     if MIXED:
         row = rows + sample * row_stride
-        lam = tl.load(row + 2)
-        if lam != 0:
+        weight = tl.load(row + 2)
+        if weight != 0:
             partner = labels + tl.load(row + 1).to(tl.int64) * label_b
             partner_probabilities = class_probabilities(
                 partner, column, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
             )
-            probabilities = probabilities * (1 - lam) + partner_probabilities * lam
+            probabilities = probabilities * (1 - weight) + partner_probabilities * weight
     tl.store(out + sample * CLASSES + column, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 

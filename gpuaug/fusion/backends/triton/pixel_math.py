@@ -1,7 +1,7 @@
 """Arithmetic of several kernels, without loads and stores.
 
 Coordinates of the pixels of a tile, conversions of bytes and 16-bit values, clamping, byte levels and tables, Gaussian weights,
-colours, noise.
+colours, noise. A divisor such as ``255.0 + 0.0 * x`` is a number in the shape of ``x``, for ``tl.div_rn``.
 """
 
 import os
@@ -67,12 +67,12 @@ def words_of_16_bits(values):
 def from_16_bits(bits):
     """Convert uint16, in units of 1/65535, to values in [0, 1]. Multiples of 1/255 are restored bit for bit."""
     above = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ and the bits
-    return share_of_65535(above * (1 / 65536) - 128.0)
+    return to_units_of_65535(above * (1 / 65536) - 128.0)
 
 
 @triton.jit
-def share_of_65535(value):
-    """Multiply by 65536 / 65535: units of 1/65536 become units of 1/65535."""
+def to_units_of_65535(value):
+    """Multiply by 65536 / 65535: n / 65536 becomes n / 65535."""
     # 1 / 65535 = 1 / 65536 · (1 + 1 / 65536 + …); further terms are below the precision of float32.
     return value * (65537 / 2**32) + value
 
@@ -94,7 +94,7 @@ def to_output_type(value, TYPE: tl.constexpr):
 
 @triton.jit
 def to_centred(bits):
-    """Map uint8 or uint16 to float16 in [-1, 1), with black at -1: float16 is most precise around 0, which is middle grey."""
+    """Map uint8 or uint16 to float16 in [-1, 1), with black at -1 and middle grey at 0, where float16 is most precise."""
     half: tl.constexpr = 2 ** (bits.dtype.primitive_bitwidth - 1)
     if COMPILED and half > 128:
         # Two values per instruction. Declared impure, so that the compiler does not repeat the conversion in each warp.
@@ -145,8 +145,8 @@ def as_float(value, INTEGERS: tl.constexpr):
 
 
 @triton.jit
-def byte_share(value):
-    """Return byte / 255, correctly rounded, by one Newton iteration with fused products and sums."""
+def div_by_255(value):
+    """Divide bytes by 255, correctly rounded, by one Newton iteration with fused products and sums."""
     quotient = value * (1 / 255)
     return tl.fma(tl.fma(quotient, -255.0, value), 1 / 255, quotient)
 
@@ -202,10 +202,7 @@ def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
 
 @triton.jit
 def clamped_sum(value, factor, base, FLAGS: tl.constexpr):
-    """Return value · factor + base, clamped to [0, 1].
-
-    If ``FLAGS`` contains ``NO_NAN``, one instruction is enough.
-    """
+    """Return value · factor + base, clamped to [0, 1]. With the flag ``NO_NAN``, one instruction is enough."""
     if COMPILED and NO_NAN & FLAGS:
         return tl.inline_asm_elementwise(
             "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [value, factor, base], tl.float32, True, 1
@@ -369,6 +366,7 @@ def normal(x, y, channel, field, width, seed):
         counter3 = low0
         key0 = key0 + tl.full((), INCREMENT_0, tl.uint32)
         key1 = key1 + tl.full((), INCREMENT_1, tl.uint32)
+    # 24 random bits each. The numbers below are 2**-24, and 2 pi * 2**-24.
     first = (counter0 >> 8).to(tl.int32).to(tl.float32)
     second = (counter1 >> 8).to(tl.int32).to(tl.float32)
     radius = tl.sqrt(-2.0 * tl.log((first + 1.0) * 5.9604644775390625e-08))

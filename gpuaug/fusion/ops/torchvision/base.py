@@ -50,7 +50,7 @@ class TorchvisionOp(Op):
     """dtype that images would have at this position of the pipeline without gpuaug."""
 
     type_change: TypeChange = UNCHANGED_TYPE
-    """Change of the images' torchvision type before this position, since the last module that torchvision runs."""
+    """Change of the class of images by ``v2.ToPureTensor`` and ``v2.ToImage``, after the last module that torchvision runs."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         # Not super(): subclasses also inherit from ops of Kornia's modules, whose constructors read a module of Kornia.

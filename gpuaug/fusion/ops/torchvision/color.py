@@ -34,10 +34,8 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         self._order_setting = None  # torchvision's transform has no setting for the order
         self._active = [limits is not None for limits in settings]
         self._active_indices = np.flatnonzero(self._active)
-        self.bounds = [
-            limits or (0.0 if adjustment == "hue" else 1.0,) * 2
-            for adjustment, limits in zip(_ADJUSTMENTS, settings, strict=True)
-        ]
+        neutral_bounds = [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+        self.bounds = [limits or neutral for limits, neutral in zip(settings, neutral_bounds, strict=True)]
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
@@ -303,7 +301,7 @@ class Multiplication(TorchvisionOp, channel.Denormalize):
         return f"multiply by {self.std[0]:g}"
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """No calls: the conversion has a call of its own."""
+        """No calls, because the call of the conversion includes the multiplication."""
         return []
 
 

@@ -51,7 +51,7 @@ class Erasing(TorchvisionOp, positional.Erasing):
         # Indices of the samples whose first candidate is too large.
         open_samples = np.flatnonzero((heights >= size.height) | (widths >= size.width))
         if open_samples.size:
-            open_size = size.to(size.height[open_samples], size.width[open_samples]) if size.ragged else size
+            open_size = size.select(open_samples)
             areas, aspects = extra_uniforms(numbers[:, open_samples], CANDIDATES - 1)
             other_heights, other_widths = self._sides(areas, aspects, open_size)
             fits = (other_heights < open_size.height) & (other_widths < open_size.width)

@@ -1,7 +1,7 @@
 """torchvision's ``v2.MixUp`` and ``v2.CutMix``, which mix each sample with its *partner*, the preceding sample of the batch.
 
 One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample; ``ops/mix.py`` describes its
-columns, such as *lam*, the partner's weight in the mixed label.
+columns. torchvision's *lam* is the weight of the sample, so the partner's weight is 1 - lam.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class TorchvisionMix(MixOp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters of the batch. ``"partner"`` is the preceding sample; for the first sample the last."""
-        return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.shared_by_samples(), size)}
+        return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_weights(sampler.shared_by_samples(), size)}
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Mix labels that are class probabilities, (B, K).
@@ -67,25 +67,24 @@ class _Mix(TorchvisionMix):
 class MixUp(_Mix):
     """``v2.MixUp``: weighted mean of a sample and its partner."""
 
-    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
+    description = "mixup"
+
+    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"lam"``, the weight of the sample."""
         return {"lam": sampler.beta(self._alpha)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the partner's weight, for the image and for the label."""
-        out[:, mix.LAM] = out[:, mix.WEIGHT] = 1 - draws["lam"]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "mixup"
+        out[:, mix.LABEL_WEIGHT] = out[:, mix.PIXEL_WEIGHT] = 1 - draws["lam"]
 
 
 class CutMix(_Mix):
     """``v2.CutMix``: replaces a rectangle, clipped to the image, by the same rectangle of the partner."""
 
     stores_coordinates = True
+    description = "cutmix"
 
-    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
+    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a rectangle around a random pixel.
 
         Returns:
@@ -99,17 +98,13 @@ class CutMix(_Mix):
             half = (half_fraction * side).astype(np.int64)
             corners.append((np.maximum(centre - half, 0), np.minimum(centre + half, side)))
         (left, right), (top, bottom) = corners
-        lam = 1.0 - (right - left) * (bottom - top) / (size.width * size.height)
-        return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": lam}
+        outside_fraction = 1.0 - (right - left) * (bottom - top) / (size.width * size.height)
+        return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": outside_fraction}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
-        out[:, mix.LAM] = 1.0 - draws["lam_adjusted"]
+        """Write the rectangle, and the label weight: the fraction of the image inside the rectangle."""
+        out[:, mix.LABEL_WEIGHT] = 1.0 - draws["lam_adjusted"]
         out[:, mix.RECTANGLE] = draws["box"]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "cutmix"
 
 
 LOWERED: dict[type[nn.Module], type[_Mix]] = {v2.MixUp: MixUp, v2.CutMix: CutMix}

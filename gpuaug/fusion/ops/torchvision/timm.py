@@ -18,7 +18,8 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, inter
 class ResizeKeepRatio(resize._WholeResize):
     """timm's ``ResizeKeepRatio``: resizes to ``size`` and keeps the aspect ratio.
 
-    With ``longest=0`` the output covers ``size``; with ``longest=1`` it fits within ``size``; values between interpolate.
+    With ``longest=0`` the output covers ``size``; with ``longest=1`` it fits within ``size``; between 0 and 1 the scale is
+    interpolated.
     """
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:

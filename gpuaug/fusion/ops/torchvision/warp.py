@@ -63,6 +63,8 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 class Rotation(_Warp):
     """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image."""
 
+    description = "rotate"
+
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Warp.__init__(self, name, transform, units)
         self._degrees = tuple(float(bound) for bound in transform.degrees)
@@ -120,13 +122,11 @@ class Rotation(_Warp):
         transform = self.module
         return [("rotate", {"angle": angle, "expand": self._expands, "center": transform.center, **self._options()})]
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "rotate"
-
 
 class Affine(_Warp):
     """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels."""
+
+    description = "affine"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw angle and shears in degrees, a scale factor, and shifts in whole pixels, (B,) each."""
@@ -161,15 +161,12 @@ class Affine(_Warp):
             ("affine", {**scalars, "translate": translate, "shear": shear, "center": self.module.center, **self._options()})
         ]
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "affine"
-
 
 class Perspective(_Warp):
     """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
 
     matrix_type = "perspective"
+    description = "perspective"
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -205,10 +202,6 @@ class Perspective(_Warp):
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
         ends = draws["end_points"][sample].astype(int).tolist()
         return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "perspective"
 
 
 def _rotated_frame(size: Size, angle: Any) -> Size:

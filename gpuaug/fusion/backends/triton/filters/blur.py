@@ -196,6 +196,7 @@ def blur_strips_kernel(
         next_r = tl.zeros((STRIP, REACH), tl.float16)
         previous_g, current_g, next_g = previous_r, current_r, next_r
         previous_b, current_b, next_b = previous_r, current_r, next_r
+        # Before the first column is finished, three iterations only read.
         for first in range(-3 * REACH, width, REACH):
             # The next columns are read before the finished columns are stored, so that the reads overlap the arithmetic.
             x = first + 2 * REACH + index[:, None]

@@ -30,8 +30,8 @@ from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, source_c
 from gpuaug.fusion.backends.triton.pixel_math import (
     LEVELS,
     as_float,
-    byte_share,
     clamp01,
+    div_by_255,
     equalize_table,
     nearest_tiles,
     tile_side,
@@ -106,7 +106,7 @@ def table_kernel(
     pixels = height * width
     applied_op = tl.load(rows + sample // FRAMES * row_stride)
     if applied_op != 0:
-        if applied_op == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+        if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
             entries = count_levels(
                 pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, False, BLOCK
             )
@@ -248,7 +248,7 @@ def levels_kernel(
         for channel in range(3 if RGB else 1):
             table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
             value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if applied_op == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+            if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
                 value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
             else:
                 value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
@@ -261,7 +261,7 @@ def levels_kernel(
 
 @triton.jit
 def interpolate_tables(
-    value, table, top, bottom, upper_share, left, right, left_share,
+    value, table, top, bottom, upper_weight, left, right, left_weight,
     GRID_W: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Map the pixels of a channel through the tables of the four nearest tiles, interpolated bilinearly."""
@@ -270,9 +270,9 @@ def interpolate_tables(
     top_right = as_float(load_flattened(entry + (top * GRID_W + right) * LEVELS), True)
     bottom_left = as_float(load_flattened(entry + (bottom * GRID_W + left) * LEVELS), True)
     bottom_right = as_float(load_flattened(entry + (bottom * GRID_W + right) * LEVELS), True)
-    upper = top_right + (top_left - top_right) * left_share
-    lower = bottom_right + (bottom_left - bottom_right) * left_share
-    return tl.where(value == value, byte_share(lower + (upper - lower) * upper_share), value)
+    upper = top_right + (top_left - top_right) * left_weight
+    lower = bottom_right + (bottom_left - bottom_right) * left_weight
+    return tl.where(value == value, div_by_255(lower + (upper - lower) * upper_weight), value)
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
@@ -300,8 +300,8 @@ def clahe_kernel(
     if tl.load(row) != 0:
         entries: tl.constexpr = GRID_H * GRID_W * LEVELS
         table = tables + (sample.to(tl.int64) * CHANNELS + plane) * entries
-        top, bottom, upper_share = nearest_tiles(y, height, GRID_H)
-        left, right, left_share = nearest_tiles(x, width, GRID_W)
+        top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
+        left, right, left_weight = nearest_tiles(x, width, GRID_W)
         r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
@@ -309,7 +309,7 @@ def clahe_kernel(
             value = load_exact_tile(pixel + channel * source_c, x < width, BYTES)
             channel_table = table + channel * entries
             value = interpolate_tables(
-                value, channel_table, top, bottom, upper_share, left, right, left_share, GRID_W, FACTOR, OFFSET
+                value, channel_table, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET
             )
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:

@@ -17,7 +17,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     with_channel,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, cached_launch
-from gpuaug.fusion.backends.triton.pixel_math import byte_share, clamp01
+from gpuaug.fusion.backends.triton.pixel_math import clamp01, div_by_255
 from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops.filters import SharpnessOp
 from gpuaug.fusion.program.plan import OpPass
@@ -47,7 +47,7 @@ def sharpen_tile(
         centre = tl.where(tap_y == 1, middle, centre)
     smooth = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if BYTES else 1 / 13)
     if BYTES:
-        centre = byte_share(centre)
+        centre = div_by_255(centre)
     y = first_y + along
     inside = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
     smooth = tl.where(inside, clamp01(smooth), centre)

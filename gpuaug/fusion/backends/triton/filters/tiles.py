@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, output_constants
-from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, clamp01, pack_words, to_level, to_output_type
+from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, div_by_255, pack_words, to_level, to_output_type
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.program.plan import OpPass
@@ -166,7 +166,7 @@ def load_exact(pointer, BYTES: tl.constexpr, in_bounds=None):
     The result is undefined where ``in_bounds`` is false.
     """
     value = as_float(tl.load(pointer, mask=in_bounds), BYTES)
-    return byte_share(value) if BYTES else value
+    return div_by_255(value) if BYTES else value
 
 
 @triton.jit
