@@ -60,6 +60,14 @@ def as_device(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cpu") if result.type == "cpu" else result  # every index of "cpu" is the same device
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all queued work. Returns at once on a CPU."""
+    if device.type == "mps":
+        torch.mps.synchronize()  # its only device
+    elif device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
+
+
 def current_device() -> int:
     """Return the index of the calling thread's current GPU. CUDA must have been initialised."""
     return int(torch._C._cuda_getDevice())
