@@ -9,7 +9,7 @@ from support.profiler.timelines import events, of, run
 from gpuaug.profiler.timeline import Span
 
 
-def test_trace_has_a_named_thread_for_each_lane_in_the_order_of_rows():
+def test_trace_has_named_threads_for_each_lane_in_the_order_of_rows():
     timeline = run()
     trace = timeline.chrome_trace()
     assert set(trace) == {"traceEvents", "displayTimeUnit"}
@@ -21,7 +21,7 @@ def test_trace_has_a_named_thread_for_each_lane_in_the_order_of_rows():
         told.setdefault(event["name"], []).append((event["tid"], *event["args"].values()))
     assert [name for _, name in told["process_name"]] == ["12 batches on NVIDIA H200, depth 2"]
     names, order = dict(told["thread_name"]), dict(told["thread_sort_index"])
-    assert [names[thread] for thread in sorted(names, key=order.get)] == list(timeline.lanes())
+    assert list(dict.fromkeys(names[thread] for thread in sorted(names, key=order.get))) == list(timeline.lanes())
 
 
 def test_trace_has_every_span_in_microseconds():
