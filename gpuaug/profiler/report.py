@@ -231,7 +231,7 @@ class Report:
         """Yield the lines of the table, heading first: name, time alone with spread, times of thread and device, launches."""
         yield ("ms per batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
-            times = part.host and part.host.median, part.device_ms
+            times = None if part.host is None else part.host.median, part.device_ms
             host, device, in_loop = ("" if ms is None else figure_text(ms) for ms in (*times, self.thread_ms.get(part.name)))
             yield part.name, str(part.wall), host, device, "" if part.launches is None else str(part.launches), in_loop
         for name, loop in self._loops():

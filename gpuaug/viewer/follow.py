@@ -220,9 +220,10 @@ def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tupl
             same_path = bool(images_of(get(outputs, source)))
             yield source, source if same_path else _search(outputs) or source, None
         return
-    sources = [(name,) for name in selection.names(inputs)] or [()]
+    sources: list[MemberPath] = [(name,) for name in selection.names(inputs)] or [()]
     targets = sources
     if selection.into is not ...:
         targets = [(name,) for name in selection.image_names(outputs)]
         targets *= 1 if isinstance(selection.into, tuple) else len(sources)
-    yield from zip(sources, targets, selection.normalized_keys or [None] * len(sources), strict=False)
+    keys: Sequence[str | None] = selection.normalized_keys or [None] * len(sources)
+    yield from zip(sources, targets, keys, strict=False)
