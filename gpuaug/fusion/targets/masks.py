@@ -235,8 +235,7 @@ def _checked_masks(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Sequence[Tensor], list[int]]:
     """Check masks, and return (stacks, n of each stack). The stacks are ``masks`` itself if all masks are (n, H, W)."""
-    column = TensorColumn(masks)
-    if are_tensors(masks) and len(column.dtypes) < 2 and column.devices <= {device}:
+    if are_tensors(masks) and len((column := TensorColumn(masks)).dtypes) < 2 and column.devices <= {device}:
         shapes = column.shapes
         if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(shapes, samples, strict=True)):
             return masks, [shape[0] for shape in shapes]
