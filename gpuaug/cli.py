@@ -143,26 +143,14 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _measure(
     uses: Sequence[Any], batch_size: int, device: torch.device, seconds: float, repeats: int, console: Any
 ) -> list[dict[str, Any]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from gpuaug.benchkit.windows import interleave, summarise
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[dict[str, Any]] = []
-    # Redrawn between windows only: a thread that redraws would compete with the measured loop for the interpreter lock.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        task = progress.add_task("", total=sum(len(use.variants) * (repeats + 1) for use in uses))
-
-        def advance(_name: str) -> None:
-            progress.update(task, advance=1, refresh=True)
-
-        for number, use in enumerate(uses, 1):
-            if not console.is_terminal:  # a file shows no bar
-                console.print(f"measuring {number} of {len(uses)}: {use.case}", highlight=False, markup=False)
-            progress.update(task, description=use.case, refresh=True)
-            windows = interleave(use.variants, device=device, seconds=seconds, repeats=repeats, progress=advance)
-            summary = summarise(windows, baseline=use.baseline)
-            rows += [row.record(case=use.case, batch_size=batch_size) for row in summary]
+    for number, use in enumerate(uses, 1):
+        console.print(f"measuring {number} of {len(uses)}: {use.case}", highlight=False, markup=False)
+        windows = interleave(use.variants, device=device, seconds=seconds, repeats=repeats)
+        summary = summarise(windows, baseline=use.baseline)
+        rows += [row.record(case=use.case, batch_size=batch_size) for row in summary]
     return rows
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.harness.console import console
+from bench.harness.result_check import check_result
 from bench.harness.result_rows import FIGURES, hardware
 from gpuaug.benchkit import results
 
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for path in (options.a, options.b):
         try:
             loaded_results.append(json.loads(path.read_text(encoding="utf-8")))
-            results.check(loaded_results[-1])
+            check_result(loaded_results[-1])
         except (OSError, ValueError) as error:
             parser.error(f"{path}: {error}")
     try:

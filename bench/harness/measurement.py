@@ -15,6 +15,7 @@ from bench.harness.console import console
 from bench.harness.loops import with_step_first
 from bench.harness.optional_rows import OptionalRow, PeerError, SkippedRow, select_rows
 from bench.harness.processes import settle
+from bench.harness.result_check import check_result
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import Row, Variant, interleave, summarise
@@ -163,7 +164,7 @@ def finish(
         device=options.device,
         environment=machine,
     )
-    results.check(result)
+    check_result(result)
     if options.json is not None:
         results.write(options.json, result)
     console.print(f"{suite}: {seconds:.0f} s" + (f", written to {options.json}" if options.json else ""))

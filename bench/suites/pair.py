@@ -2,8 +2,9 @@
 
     python -m bench pair ../before --json pair.json
 
-Rows of gpuaug from the suites ``augment``, ``ragged``, ``feeds``, ``classifier`` and ``launch_bound`` run in two processes at
-the same time: one imports gpuaug from the other checkout, one from this. Windows alternate between the processes, so that drift
+Rows of gpuaug from the suites ``augment``, ``ragged``, ``detection``, ``feeds``, ``files``, ``classifier``,
+``encoder_decoder`` and ``launch_bound`` run in two processes at the same time: one imports gpuaug from the other checkout, one
+from this. Windows alternate between the processes, so that drift
 affects both equally. Several pairs of processes are started, one after another, to average over differences between processes
 (streams of the pool, memory).
 
@@ -26,7 +27,9 @@ from typing import Any
 
 import torch
 
+from bench.data import encoded_images
 from bench.harness.console import console, print_rows
+from bench.harness.result_check import check_result
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 
@@ -38,9 +41,9 @@ class Child:
 
     def __init__(self, package: Path, options: Namespace) -> None:
         command = [sys.executable, "-m", "bench.suites.pair_child"]
-        for name in ("device", "workers", "size", "batch"):
-            command += [f"--{name}", str(getattr(options, name))]
-        command += ["--rows", options.rows or ""]
+        for name in ("device", "workers", "size", "batch", "rows", "files"):
+            value = getattr(options, name)
+            command += [f"--{name}", "" if value is None else str(value)]
         inherited_path = os.environ.get("PYTHONPATH")
         paths = os.pathsep.join([str(package), str(ROOT), *([inherited_path] if inherited_path else [])])
         # Without PYTHONSAFEPATH the current folder, which may have another gpuaug, would come first.
@@ -142,8 +145,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("other", type=Path, help="the other checkout: a folder with a folder gpuaug")
     parser.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
     parser.add_argument("--rows", metavar="NAME;NAME", help="measure only these rows")
+    parser.add_argument("--files", type=Path, metavar="DIR", help="class folders of images for the row files (default: small)")
     parser.add_argument("--workers", type=int, default=12, help="DataLoader workers (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="batch size, except for rows that train (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=256, help="batch size; 32 in training and detection (default: %(default)s)"
+    )
     parser.add_argument("--size", type=int, default=256, help="side of the images in pixels (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one window (default: %(default)s)")
     parser.add_argument(
@@ -154,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(argv)
     if not (options.other / "gpuaug" / "__init__.py").exists():
         parser.error(f"other must be a checkout of gpuaug, got {options.other}. Pass the folder that holds the folder gpuaug.")
+    if options.files is None and "files" in (options.rows or "files").split(";"):
+        options.files = encoded_images.make("small")
     if options.device is None:
         options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     machine = environment(torch.device(options.device.type, 0) if options.device.type == "cuda" else options.device)
@@ -166,11 +174,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             packages.append(package)
         for measurements in measure(packages, options):
             rows = [create_row(name, measurement) for name, measurement in measurements.items()]
-            settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
+            settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other", "files")}
             result = results.result("pair", rows=rows, settings=settings, device=options.device, environment=machine)
             if options.json is not None:
                 results.write(options.json, result)  # an interruption loses only one pair
-    results.check(result)
+    check_result(result)
     columns = ("name", "other_images_per_s", "this_images_per_s", "ratio", "ratio_low", "ratio_high")
     counts = [key for key in rows[0] if key.endswith(("_kernels", "_allocations"))]
     print_rows([{key: row.get(key, "") for key in (*columns, *counts)} for row in rows], "pair: this checkout over the other")

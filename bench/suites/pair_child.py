@@ -13,12 +13,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torchvision import models as torchvision_models
+from torchvision.datasets import ImageFolder
 
 import gpuaug
-from bench.data import loaders, models, pipelines, random_images
+from bench.data import loaders, models, pipelines, random_images, scenes
 
-CLASSIFIER_BATCH = 32
+TRAINING_BATCH = DETECTION_BATCH = 32
 _WARM_STEPS, _COUNTED_STEPS = 4, 8
 
 
@@ -66,18 +68,54 @@ def feeds(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
         yield len(batch[0])
 
 
+def files(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
+    """Read files in workers, and decode, crop and augment the images."""
+    data = ImageFolder(options.files, loader=gpuaug.read_encoded)
+    loader = loaders.endless(data, options.batch, options, collate=gpuaug.collate_encoded, pin=False)
+    pipeline = pipelines.classification_kornia(min(224, options.size), cropping="slice")
+    output_format = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    stages = [gpuaug.DecodeStage(), gpuaug.fuse(pipeline, ragged=True, antialias=True, **output_format)]
+    for images, _ in stack.enter_context(gpuaug.StreamedLoader(loader, stages, device=options.device)):
+        yield len(images)
+
+
+def detection(case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
+    """Crop images with boxes and masks of about seven objects per image, on the device, or from workers by a loader."""
+    batch_size = min(DETECTION_BATCH, options.batch)
+    data = scenes.Scenes(options.size * 5 // 2, ("boxes", "labels", "masks"), count=batch_size)
+    call = gpuaug.fuse(pipelines.classification_kornia(2 * options.size, cropping="slice"), ragged=True)
+    if case == "workers":
+        loader = loaders.endless(data, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
+        stage = gpuaug.TransformStage(call, on={0: "input", 1: "targets"})
+        for images, _ in stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=options.device)):
+            yield len(images)
+    images = gpuaug.collate_ragged([image for image, _ in data.items]).to(options.device)
+    targets = [{key: value.to(options.device) for key, value in target.items()} for _, target in data.items]
+    while True:
+        call(images, targets, data_keys=["input", "targets"])
+        yield batch_size
+
+
 def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
     """Train the published classifier on batches of a loader with a fused stage."""
     data = random_images.RandomImages(options.size)
     stage = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
-    loader = loaders.endless(data, CLASSIFIER_BATCH, options, pin=False)
-    streamed = stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=options.device))
-    model = models.Classifier(random_images.CLASSES, 16).to(options.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    for images, labels in streamed:
-        optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(images), labels.long()).backward()
-        optimizer.step()
+    loader = loaders.endless(data, TRAINING_BATCH, options, pin=False)
+    step = training_step(models.Classifier(random_images.CLASSES, 16), options.device, autocast=False)
+    for images, labels in stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=options.device)):
+        step(images, labels)
+        yield len(labels)
+
+
+def encoder_decoder(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
+    """Train the published decoder on features of a frozen encoder, which a loader's stage computes."""
+    data = random_images.RandomImages(options.size, labels="pixel")
+    loader = loaders.endless(data, min(TRAINING_BATCH, options.batch), options)
+    encoder = models.Encoder().requires_grad_(False).to(options.device)
+    stage = gpuaug.FeatureStage(encoder, autocast=torch.bfloat16 if options.device.type == "cuda" else None)
+    step = training_step(models.Decoder(random_images.CLASSES), options.device)
+    for features, labels in stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=options.device)):
+        step(features, labels)
         yield len(labels)
 
 
@@ -86,19 +124,29 @@ def launch_bound(case: str, options: Namespace, stack: ExitStack) -> Iterator[in
     side = min(224, options.size)
     device = options.device
     fused = gpuaug.fuse(pipelines.classification_kornia(side, cropping="slice"), dtype=torch.bfloat16)
-    loader = loaders.endless(random_images.RepeatedRandomImages(options.size), CLASSIFIER_BATCH, options, pin=False)
+    loader = loaders.endless(random_images.RepeatedRandomImages(options.size), TRAINING_BATCH, options, pin=False)
     stages = [fused] if case == "fused" else []
     streamed = stack.enter_context(gpuaug.StreamedLoader(loader, stages, device=device))
-    model = torchvision_models.resnet18().to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    images = torch.randn(CLASSIFIER_BATCH, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    step = training_step(torchvision_models.resnet18().to(memory_format=torch.channels_last), device)
+    images = torch.randn(TRAINING_BATCH, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
     for _, labels in streamed:
+        step(images, labels)
+        yield len(labels)
+
+
+def training_step(model: nn.Module, device: torch.device, *, autocast: bool = True) -> Callable[[Tensor, Tensor], None]:
+    """Return a training step of ``model``, which is moved to ``device``: cross-entropy and SGD, on a GPU under autocast."""
+    model = model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(inputs: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = torch.nn.functional.cross_entropy(model(images), labels.long())
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast and device.type == "cuda"):
+            loss = nn.functional.cross_entropy(model(inputs), labels.long())
         loss.backward()
         optimizer.step()
-        yield len(labels)
+
+    return step
 
 
 ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str, bool]] = {
@@ -108,8 +156,12 @@ ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str,
     "augment, randaugment": (augment, "randaugment", False),
     "ragged": (ragged, "", False),
     "ragged, antialiased": (ragged, "antialiased", False),
+    "detection": (detection, "", False),
+    "detection, workers": (detection, "workers", True),
     "feeds": (feeds, "", True),
+    "files": (files, "", True),
     "classifier": (classifier, "", True),
+    "encoder-decoder": (encoder_decoder, "", True),
     "launch-bound": (launch_bound, "", True),
     "launch-bound, fused": (launch_bound, "fused", True),
 }
@@ -165,7 +217,8 @@ class Row:
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--device", type=torch.device)
-    parser.add_argument("--rows")
+    for name in ("rows", "files"):
+        parser.add_argument(f"--{name}")
     for name in ("workers", "size", "batch"):
         parser.add_argument(f"--{name}", type=int)
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 import gpuaug
-from gpuaug.core.machine import allowed_cores
+from gpuaug.core.machine import allowed_cores, memory_bytes
 
 # Key in the result → field name of nvidia-smi.
 _GPU_FIELDS = {
@@ -100,27 +101,21 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
 
 def _cpu() -> dict[str, Any]:
     return {
-        "model": _proc("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "model": _cpu_model() or platform.processor() or platform.machine(),
         "cores_allowed": allowed_cores(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "torch_threads": torch.get_num_threads(),
         "system": platform.system(),
     }
 
 
-def _memory_bytes() -> int | None:
-    kib = _proc("/proc/meminfo", "MemTotal")
-    return int(kib.split()[0]) * 1024 if kib else None
-
-
-def _proc(path: str, key: str) -> str | None:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)
+def _cpu_model() -> str | None:
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return None
 
 
 def _number(text: str) -> float | None:

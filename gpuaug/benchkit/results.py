@@ -1,4 +1,4 @@
-"""Results of benchmark suites, of one schema: functions that create, check, write and show results."""
+"""Results of benchmark suites, of one schema: functions that create, write and show results."""
 
 import json
 import math
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpuaug import ArgumentError
 from gpuaug.benchkit.environment import environment as read_environment
 from gpuaug.core.devices import plain_torch_reason
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_ENVIRONMENT_KEYS = ("time_utc", "commit", "dirty", "versions", "device", "gpu", "cpu")
 _RATIO_KEYS = ("ratio", "ratio_low", "ratio_high")
 _HEADINGS = {"steps_per_s": "steps/s", "images_per_s": "images/s", "host_ms": "host ms"}
 
@@ -66,26 +64,6 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def check(result: dict[str, Any]) -> None:
-    """Check that a result has the schema that the function ``result`` creates.
-
-    Raises:
-        ArgumentError: If ``result`` has another schema. The message names the first key that differs.
-    """
-    keys = {"schema", "suite", "environment", "settings", "rows"}
-    for key in sorted(keys ^ set(result)):
-        raise ArgumentError(f"keys of a result must be {sorted(keys)}, got {sorted(result)}. The difference is {key!r}.")
-    _require(result["schema"] == SCHEMA, "schema", f"{SCHEMA}", result["schema"])
-    _require(isinstance(result["suite"], str) and result["suite"], "suite", "a name", result["suite"])
-    _require(isinstance(result["settings"], dict), "settings", "a dict", result["settings"])
-    _require(isinstance(result["environment"], dict), "environment", "a dict", result["environment"])
-    for key in _ENVIRONMENT_KEYS:
-        _require(key in result["environment"], f"environment.{key}", "present", "nothing")
-    _require(isinstance(result["rows"], list) and result["rows"], "rows", "a list that is not empty", result["rows"])
-    for index, row in enumerate(result["rows"]):
-        _check_row(row, f"rows[{index}]")
-
-
 def table(rows: list[dict[str, Any]], title: str) -> "Table":
     """Return a table for rich, with a section per value of ``case``. It fits into a terminal of 80 columns."""
     from rich import box
@@ -114,28 +92,6 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
             "" if low is None or high is None else f"{low:.2f}-{high:.2f}",
         )
     return result_table
-
-
-def _check_row(row: Any, where: str) -> None:
-    _require(isinstance(row, dict), where, "a dict", row)
-    _require(isinstance(row.get("name"), str) and row["name"], f"{where}.name", "a name", row.get("name"))
-    for key, value in row.items():
-        if isinstance(value, (int, float)) or (value is None and _is_figure(key)):
-            _require(value is not None and math.isfinite(value), f"{where}.{key}", "a finite number", value)
-        if key.endswith("_per_s") or (key in _RATIO_KEYS and value is not None):
-            _require(value > 0, f"{where}.{key}", "positive", value)
-        if key == "rounds":
-            _require(value and all(rate and rate > 0 for rate in value), f"{where}.rounds", "positive numbers", value)
-    _require(any(map(_is_figure, row)), where, "a row with a figure, its unit in the key (steps_per_s)", sorted(row))
-
-
-def _is_figure(key: str) -> bool:
-    return key.endswith(("_per_s", "_ms", "_s", "_us", "_bytes"))
-
-
-def _require(holds: Any, key: str, rule: str, value: Any) -> None:
-    if not holds:
-        raise ArgumentError(f"{key} must be {rule}, got {value!r}. Make results with gpuaug.benchkit.results.result.")
 
 
 def _finite(value: Any) -> Any:

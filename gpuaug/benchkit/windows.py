@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpuaug import ArgumentError
+from gpuaug.core.devices import synchronize
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,6 @@ def interleave(
     seconds: float = 2.0,
     repeats: int = 5,
     warmup: int = 3,
-    progress: Callable[[str], None] | None = None,
     settle: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Window]]:
     """Measure ``variants`` in rounds of one window per variant, every other round in reverse order.
@@ -91,7 +91,6 @@ def interleave(
         seconds: Time during which the host starts new steps in a window.
         repeats: Number of rounds.
         warmup: Number of steps of each variant before the first round, in addition to ``discard``.
-        progress: Called with the name of a variant after its warm-up and after each of its windows.
         settle: Called before each window, to wait until workers of the previous variant have filled their queues.
 
     Returns:
@@ -107,7 +106,6 @@ def interleave(
         raise ArgumentError(f"repeats must be at least 1, got {repeats}. Five rounds are the default.")
     if not seconds > 0:
         raise ArgumentError(f"seconds must be positive, got {seconds}. Two seconds are the default length of a window.")
-    report = progress if progress is not None else lambda _name: None
     windows: dict[str, list[Window]] = {name: [] for name in names}
     with ExitStack() as stack:
         open_variants: list[_OpenVariant] = []
@@ -120,13 +118,11 @@ def interleave(
                 for _ in range(warmup + open_variant.variant.discard):
                     open_variant.step()
             synchronize(device)
-            report(open_variant.variant.name)
         for round_index in range(repeats):
             for open_variant in open_variants if round_index % 2 == 0 else reversed(open_variants):
                 settle()
                 with open_variant.variant.within():
                     windows[open_variant.variant.name].append(_window(open_variant, device, seconds))
-                report(open_variant.variant.name)
     return windows
 
 
@@ -160,16 +156,6 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
             )
         )
     return rows
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all queued work. Returns at once on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-    elif device.type == "xpu":
-        torch.xpu.synchronize(device)
 
 
 class _OpenVariant:

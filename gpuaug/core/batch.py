@@ -58,9 +58,11 @@ def member_names(container: Any) -> list[Any]:
     """Return the names of a container's members: keys, fields that have a value, or indices."""
     if isinstance(container, Mapping):
         return list(container)
-    if is_record(container):
-        return [name for name in container.__dataclass_fields__ if hasattr(container, name)]
-    return list(container._fields) if is_namedtuple(container) else list(range(len(container)))
+    if is_namedtuple(container):
+        return list(container._fields)
+    if isinstance(container, tuple | list):
+        return list(range(len(container)))
+    return [field.name for field in dataclasses.fields(container) if hasattr(container, field.name)]
 
 
 def member(container: Any, name: Any) -> Any:
@@ -70,7 +72,7 @@ def member(container: Any, name: Any) -> Any:
 
 def by_key(container: Any) -> bool:
     """Return whether a member is read as ``container[name]``, not as ``container.name``."""
-    return isinstance(container, Mapping) or not (is_record(container) or is_namedtuple(container))
+    return isinstance(container, Mapping | tuple | list) and not is_namedtuple(container)
 
 
 def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
@@ -110,9 +112,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     if cls is dict:
         changed = {key: map_leaves(function, value) for key, value in batch.items()}
         return batch if _all_identical(changed.values(), batch.values()) else changed
-    if isinstance(batch, torch.Tensor) or moves_itself(batch):
-        return function(batch)
-    return _map_uncommon(function, batch)
+    return function(batch) if _is_leaf(batch) else _replace_changed(batch, functools.partial(map_leaves, function))
 
 
 def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], bool], batch: Batch) -> Batch:
@@ -131,15 +131,18 @@ def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], boo
     """
     if is_selected(batch):
         return function(batch)
-    if not is_container(batch):
-        return batch
+    return _replace_changed(batch, functools.partial(map_members, function, is_selected)) if is_container(batch) else batch
+
+
+def _replace_changed(container: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply ``function`` to every member. Return ``container`` itself if no member changes."""
     changed = {}
-    for name in member_names(batch):
-        value = member(batch, name)
-        result = map_members(function, is_selected, value)
+    for name in member_names(container):
+        value = member(container, name)
+        result = function(value)
         if result is not value:
             changed[name] = result
-    return replace(batch, changed) if changed else batch
+    return replace(container, changed) if changed else container
 
 
 def cached_by_id(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -197,23 +200,11 @@ def named_leaves(batch: Batch, path: str = "") -> Iterator[tuple[str, Any]]:
         >>> list(named_leaves({"a": 1, "b": [2, (3,)]}))
         [("['a']", 1), ("['b'][0]", 2), ("['b'][1][0]", 3)]
     """
-    if isinstance(batch, torch.Tensor) or moves_itself(batch):
+    if _is_leaf(batch):
         yield path, batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from named_leaves(value, f"{path}[{key!r}]")
-    elif is_namedtuple(batch):
-        for name, value in zip(batch._fields, batch, strict=True):
-            yield from named_leaves(value, f"{path}.{name}")
-    elif isinstance(batch, tuple | list):
-        for index, value in enumerate(batch):
-            yield from named_leaves(value, f"{path}[{index}]")
-    elif is_record(batch):
-        for field in dataclasses.fields(batch):
-            if hasattr(batch, field.name):
-                yield from named_leaves(getattr(batch, field.name), f"{path}.{field.name}")
-    else:
-        yield path, batch
+        return
+    for name in member_names(batch):
+        yield from named_leaves(member(batch, name), f"{path}[{name!r}]" if by_key(batch) else f"{path}.{name}")
 
 
 def replace(container: Any, values: Mapping[Any, Any]) -> Any:
@@ -242,18 +233,8 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
     return _rebuild_record(container, values)
 
 
-def _map_uncommon(function: Callable[[Any], Any], batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        mapped = {key: map_leaves(function, value) for key, value in batch.items()}
-        return batch if _all_identical(mapped.values(), batch.values()) else _rebuild_mapping(batch, mapped)
-    if isinstance(batch, tuple | list):
-        values = [map_leaves(function, value) for value in batch]
-        return batch if _all_identical(values, batch) else _rebuild_sequence(batch, values)
-    if is_record(batch):
-        old = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if hasattr(batch, f.name)}
-        new = {name: map_leaves(function, value) for name, value in old.items()}
-        return batch if _all_identical(new.values(), old.values()) else _rebuild_record(batch, new)
-    return function(batch)
+def _is_leaf(value: Any) -> bool:
+    return moves_itself(value) or not is_container(value)
 
 
 _LEAVES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)})
@@ -271,8 +252,6 @@ def _rebuild_sequence(container: Any, items: list[Any]) -> Any:
     cls = type(container)
     if cls is tuple or cls is list:
         return cls(items)
-    if is_namedtuple(container):
-        return _with_attributes(cls._make(items), container)
     try:
         if isinstance(container, MutableSequence):
             clone = copy.copy(container)
@@ -285,17 +264,21 @@ def _rebuild_sequence(container: Any, items: list[Any]) -> Any:
 
 def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
     cls = type(container)
+    clone: Any
     try:
-        if isinstance(container, MutableMapping):
-            # Copied, because the constructor may not accept what the mapping holds besides its items, such as attributes or the
-            # factory of a defaultdict.
-            clone = _shallow_copy(container)
-            for key, value in values.items():  # not update(), which ModelOutput of Transformers does not allow
-                _set_item(clone, key, value, container)
-            return clone
-        clone = cls({**container, **values})  # type: ignore[call-arg]
-        names = vars(clone).keys() if hasattr(clone, "__dict__") else ()  # of these, some attribute holds the items
-        return _with_attributes(clone, container, ignored=names)
+        if not isinstance(container, MutableMapping):
+            clone = cls({**container, **values})  # type: ignore[call-arg]
+            names = vars(clone).keys() if hasattr(clone, "__dict__") else ()  # of these, some attribute holds the items
+            return _with_attributes(clone, container, ignored=names)
+        # Copied, because the constructor may not accept what the mapping holds besides its items, such as attributes or the
+        # factory of a defaultdict. Other mappings than dicts may hold their items in any attribute.
+        if isinstance(container, dict | UserDict):
+            clone = copy.copy(container)
+        else:
+            clone = copy.deepcopy(container, {id(part): part for item in container.items() for part in item})
+        for key, value in values.items():  # not update(), which ModelOutput of Transformers does not allow
+            clone[key] = value
+        return clone
     except TypeError as error:
         raise _cannot_rebuild(cls) from error
 
@@ -307,37 +290,6 @@ def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
     for name, value in {**getattr(record, "__dict__", {}), **fields, **values}.items():
         object.__setattr__(clone, name, value)  # plain assignment raises for a frozen dataclass
     return clone
-
-
-def _shallow_copy(container: MutableMapping[Any, Any]) -> Any:
-    clone = copy.copy(container)
-    if isinstance(container, dict | UserDict):
-        return clone
-    # Other mappings store their items in an attribute, which copy.copy shares with the original.
-    for name, value in vars(clone).items() if hasattr(clone, "__dict__") else ():
-        if isinstance(value, MutableMapping):
-            setattr(clone, name, copy.copy(value))
-    return clone
-
-
-def _set_item(clone: MutableMapping[Any, Any], key: Any, value: Any, original: MutableMapping[Any, Any]) -> None:
-    """Set an item of a copy of a mapping.
-
-    Raises:
-        ArgumentTypeError: If the copy shares its items with ``original``, which is left unchanged.
-    """
-    old_value = original.get(key, _MISSING)
-    clone[key] = value
-    if value is old_value or original.get(key, _MISSING) is not value:
-        return
-    if old_value is _MISSING:
-        del original[key]
-    else:
-        original[key] = old_value
-    raise _cannot_rebuild(type(original))
-
-
-_MISSING = object()
 
 
 def _with_attributes(clone: Any, container: Any, ignored: Collection[str] = ()) -> Any:

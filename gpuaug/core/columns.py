@@ -84,24 +84,12 @@ def common_row_shape(shapes: Sequence[torch.Size]) -> torch.Size | None:
     return shapes[0][1:]
 
 
-def dtypes(tensors: Sequence[Tensor]) -> set[torch.dtype]:
-    """Return the set of the tensors' dtypes."""
-    with as_plain_tensors():
-        return set(map(_dtype, tensors))
-
-
-def devices(tensors: Sequence[Tensor]) -> set[torch.device]:
-    """Return the set of the tensors' devices."""
-    with as_plain_tensors():
-        return set(map(_device, tensors))
-
-
 def are_dense(tensors: Sequence[Tensor], device: torch.device) -> bool:
     """Return whether all tensors are contiguous, on ``device``, of one dtype, and fully described by their values."""
     with as_plain_tensors():
         return (
-            len(dtypes(tensors)) == 1
-            and devices(tensors) == {device}
+            len(set(map(_dtype, tensors))) == 1
+            and set(map(_device, tensors)) == {device}
             and set(map(_layout, tensors)) == {torch.strided}
             and not any(any(map(loses_information, tensors)) for loses_information in _LOSSY_COPY_PREDICATES)
             and all(map(Tensor.is_contiguous, tensors))
@@ -167,12 +155,14 @@ class TensorColumn:
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
         """Set of the tensors' dtypes."""
-        return dtypes(self.tensors)
+        with as_plain_tensors():
+            return set(map(_dtype, self.tensors))
 
     @cached_property
     def devices(self) -> set[torch.device]:
         """Set of the tensors' devices."""
-        return devices(self.tensors)
+        with as_plain_tensors():
+            return set(map(_device, self.tensors))
 
     @cached_property
     def entry(self) -> torch.Size | None:

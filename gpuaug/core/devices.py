@@ -58,3 +58,11 @@ def as_device(device: torch.device | str | int | None) -> torch.device:
     if result.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
         raise DeviceError(f"device must be one that this machine has, got {result}. 'cpu' always works.")
     return torch.device("cpu") if result.type == "cpu" else result  # every index of "cpu" is the same device
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all queued work. Returns at once on a CPU."""
+    if device.type == "mps":
+        torch.mps.synchronize()  # its only device
+    elif device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)

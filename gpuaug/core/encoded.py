@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,13 +131,13 @@ class Encoded(Undecoded):
         data: NDArray[np.uint8] = self.data.numpy()
         return data[int(header["start"]) : int(header["start"] + header["length"])]
 
-    def pin_memory(self) -> "Encoded":
+    def pin_memory(self) -> Self:
         """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls this method.
 
         Returns:
             The copy.
         """
-        return Encoded(self.data.pin_memory(), self.headers)
+        return type(self)(self.data.pin_memory(), self.headers)
 
 
 CLIP = np.dtype(
@@ -218,11 +218,3 @@ class EncodedClips(Encoded):
     def __repr__(self) -> str:
         size = int(self.headers.table["length"].sum())
         return f"EncodedClips({len(self)} clips of {self.headers.pts.shape[1]} frames, {size} bytes)"
-
-    def pin_memory(self) -> "EncodedClips":
-        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls this method.
-
-        Returns:
-            The copy.
-        """
-        return EncodedClips(self.data.pin_memory(), self.headers)

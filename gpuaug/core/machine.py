@@ -22,9 +22,14 @@ def allowed_cores() -> int:
     return max(cores, 1)
 
 
+def memory_bytes() -> int:
+    """Return the bytes of memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def allowed_memory_bytes() -> int:
     """Return the bytes of memory that this process may use: the machine's memory, or the container's limit if it is smaller."""
-    allowed_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed_bytes = memory_bytes()
     for folder in _cgroups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _number(folder / name)

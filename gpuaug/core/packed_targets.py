@@ -29,6 +29,9 @@ from gpuaug.core.columns import (
 )
 from gpuaug.core.errors import ArgumentTypeError
 
+TARGET_KEYS = ("boxes", "bbox", "keypoints", "masks")
+"""Keys of target dicts whose plain tensors a fused pipeline transforms along with the images."""
+
 MIN_PACKED_TENSORS = 8
 """Minimum number of tensors in a list of dicts that is packed. A short list may hold one dict per view, not per sample."""
 

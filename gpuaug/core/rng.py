@@ -20,6 +20,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
@@ -28,7 +29,7 @@ import torch
 from torch import distributed
 
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
-from gpuaug.core.generators import NumpyGenerator, PythonGenerator, device_generator
+from gpuaug.core.generators import GlobalGenerator, device_generator, numpy_generator, python_generator
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
@@ -290,6 +291,11 @@ class _HostState:
 
 
 _host_state = _HostState()
+_HOST = GlobalGenerator(
+    lambda: partial(torch.default_generator.set_state, torch.default_generator.get_state()),
+    lambda key: torch.default_generator.set_state(_host_state.of(key)),
+)
+"""Torch's generator of the host."""
 
 
 class Generators:
@@ -310,14 +316,13 @@ class Generators:
     """
 
     def __init__(self, device: torch.device, *, libraries: bool = False) -> None:
-        generator = device_generator(device)
-        self._others = [generator] if generator is not None else []
-        if libraries:
-            self._others += [PythonGenerator(), NumpyGenerator()]
+        libraries_generators = [python_generator(), numpy_generator()] if libraries else []
+        generators = [_HOST, device_generator(device), *libraries_generators]
+        self._generators = [generator for generator in generators if generator is not None]
         self._key = 0
         self._outer: CallSeeds | None = None
-        self._saved: torch.Tensor | None = None
-        """State of torch's CPU generator before the context; ``None`` outside of the context."""
+        self._restores: list[Callable[[], object]] = []
+        """Functions that restore the states from before the context; empty outside of the context."""
 
     def keyed(self, key: int) -> Self:
         """Return a context manager in which draws depend only on ``key``."""
@@ -329,11 +334,10 @@ class Generators:
         generator_lock.contexts.append(self)
         try:
             self._outer = getattr(_local, "calls", None)
-            self._saved = torch.default_generator.get_state()
+            self._restores = [generator.save() for generator in self._generators]
             _local.calls = None
-            torch.default_generator.set_state(_host_state.of(self._key))
-            for other in self._others:
-                other.save_and_seed(self._key)
+            for generator in self._generators:
+                generator.seed(self._key)
         except BaseException:
             self.__exit__()
             raise
@@ -350,12 +354,10 @@ class Generators:
 
     def restore(self) -> None:
         """Restore the states that the generators had before the context. A second call does nothing."""
-        if self._saved is None:
+        if not self._restores:
             return
         _local.calls = self._outer
-        try:
-            torch.default_generator.set_state(self._saved)
-        finally:
-            for other in self._others:
-                other.restore()
-        self._saved = None
+        with ExitStack() as stack:  # calls all functions, also if one of them raises
+            for restore in self._restores:
+                stack.callback(restore)
+        self._restores = []

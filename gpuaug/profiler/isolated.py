@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from gpuaug.core.batch import Batch
+from gpuaug.core.devices import synchronize
 from gpuaug.core.packed_targets import settle_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
@@ -21,7 +22,7 @@ from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
-from gpuaug.profiler.measure import Work, can_trace, synchronize, time_alone, trace_device_work, waits_at
+from gpuaug.profiler.measure import Work, can_trace, time_alone, trace_device_work, waits_at
 from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import COPY, DECODERS, SLOWER_THAN_ENGINES, STEP, Part
 from gpuaug.stages.base import BoundStage, Stage, TransformStage

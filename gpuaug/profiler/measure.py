@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from gpuaug.core.devices import synchronize
 from gpuaug.core.streams import Lanes, ms_between
 
 Work = Callable[[], Any]
@@ -64,12 +65,6 @@ class DeviceWork:
     """Time in which the device is busy, in milliseconds. Gaps between kernels are not counted."""
     launches: int
     """Number of launches by the host: kernels, copies, graphs."""
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all queued work."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize(device)
 
 
 def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Spread]:

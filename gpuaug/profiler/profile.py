@@ -18,7 +18,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.devices import plain_torch_reason
+from gpuaug.core.devices import plain_torch_reason, synchronize
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between, step_first
 from gpuaug.feed.mailbox import QUEUED
@@ -27,7 +27,7 @@ from gpuaug.loader.inspection import Inspection, checked_loader, restored_at_end
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
 from gpuaug.profiler.isolated import measure_parts
-from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
+from gpuaug.profiler.measure import Spread, link_gb_per_s
 from gpuaug.profiler.recorder import THREAD, Recorder
 from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import LOAD, PLAIN_BESIDE_ITERATOR, STEP, Part, Report
@@ -65,7 +65,7 @@ def profile(
         step: One training step, called with a batch of the loader: ``lambda batch: train_step(*batch)``.
         batches: Number of batches per window.
         rounds: Number of windows per measured loop. The report shows the median and the range of the windows.
-        show: Whether to print the report, with rich if it is installed.
+        show: Whether to print the report.
 
     Returns:
         The report. ``print`` it, look at ``report.timeline``, or read its attributes.
@@ -95,7 +95,7 @@ def profile(
     with restored_at_end(loader):
         report = _Profile(loader, _with_note(step), batches, rounds).run()
     if show:
-        _print(report)
+        sys.stdout.write(f"{report}\n")
     return report
 
 
@@ -129,17 +129,17 @@ class _Profile:
         _log.info("gpuaug.profile: warm-up")
         with self._batches:
             self._warm_up(self._ahead, self._queued + 4)
-            repeated = self._repeated_batch()
-            windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "step first", "in line", "cached")}
+            repeated = RepeatedBatch(self._batches.next(self._ahead))
+            self._step(repeated())
+            loops: dict[str, Callable[[], float]] = {"load": self._time_loader, "streamed": self._time_streamed}
+            if not self._lanes.in_line and self._loader.stages:
+                loops["step first"] = step_first(self._device)(self._time_streamed)
+            loops |= {"in line": self._time_in_line, "cached": lambda: self._time_on_device(lambda: self._step(repeated()))}
+            windows: dict[str, list[float]] = {name: [] for name in loops}
             for round_ in range(self._rounds):
                 _log.info("gpuaug.profile: round %d of %d", round_ + 1, self._rounds)
-                windows["load"].append(self._time_loader())
-                windows["streamed"].append(self._time_loop(self._ahead))
-                if not self._lanes.in_line and self._loader.stages:
-                    with step_first(self._device):
-                        windows["step first"].append(self._time_loop(self._ahead))
-                windows["in line"].append(self._time_loop(0))
-                windows["cached"].append(self._time_on_device(lambda: self._step(repeated())))
+                for name, measure in loops.items():
+                    windows[name].append(measure())
             _log.info("gpuaug.profile: parts of the step")
             host_batch, pageable = self._cloned_host_batch()
             spans = self._record_spans()
@@ -157,7 +157,7 @@ class _Profile:
             in_line=Spread.of(windows["in line"]),
             streamed=Spread.of(windows["streamed"]),
             cached=step,
-            step_first=Spread.of(windows["step first"]) if windows["step first"] else None,
+            step_first=Spread.of(windows["step first"]) if "step first" in windows else None,
             epoch_ms=fmean(self._epoch_start_ms),
             thread_ms=_thread_ms_by_part(spans),
             waits_for_loader_ms=tuple(self._waits_ms),
@@ -178,25 +178,23 @@ class _Profile:
         )
         return replace(report, verdict=tuple(verdict(report)))
 
-    def _repeated_batch(self) -> RepeatedBatch:
-        """Return a batch on the device, for repeated steps."""
-        repeated = RepeatedBatch(self._batches.next(self._ahead))
-        self._step(repeated())
-        return repeated
-
     def _warm_up(self, depth: int, count: int = 4) -> None:
         """Train on ``count`` batches, after the batches that the previous window has launched."""
         for _ in range(self._ahead + count):
             self._step(self._batches.next(depth))
 
-    def _time_loop(self, depth: int) -> float:
-        """Return the time of the loop with ``depth``, in milliseconds per batch."""
-        self._warm_up(depth)
+    def _time_streamed(self) -> float:
+        """Return the time of the loop with batches launched ahead, in milliseconds per batch."""
+        self._warm_up(self._ahead)
         before_s = self._batches.epoch_start_s
-        batch_ms = self._time_on_device(self._streamed_step if depth else lambda: self._step(self._batches.next(0)))
-        if depth:
-            self._epoch_start_ms.append((self._batches.epoch_start_s - before_s) * 1e3 / self._window_batches)
+        batch_ms = self._time_on_device(self._streamed_step)
+        self._epoch_start_ms.append((self._batches.epoch_start_s - before_s) * 1e3 / self._window_batches)
         return batch_ms
+
+    def _time_in_line(self) -> float:
+        """Return the time of the loop with ``depth=0``, in milliseconds per batch."""
+        self._warm_up(0)
+        return self._time_on_device(lambda: self._step(self._batches.next(0)))
 
     def _streamed_step(self) -> None:
         """Run a step of the streamed loop. Store the wait for the batch, except for the first batch of an epoch."""
@@ -255,21 +253,17 @@ class _Profile:
         """Return (clone of a host batch, its pageable bytes). Clones of page-locked tensors are page-locked."""
         pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
-        slot = pulled.slot
-        pinned_bytes = 0
+        is_in_slot = pulled.slot is not None
 
         def cloned(leaf: Any) -> Any:
-            nonlocal pinned_bytes
             if not can_be_stored(leaf):
                 return leaf
-            if on_gpu and (slot is not None or leaf.is_pinned()):
-                pinned_bytes += leaf.nbytes
-                return leaf.clone().pin_memory()
-            return leaf.clone()
+            is_pinned = on_gpu and (is_in_slot or leaf.is_pinned())
+            return leaf.clone().pin_memory() if is_pinned else leaf.clone()
 
         clone = batches.map_leaves(batches.cached_by_id(cloned), pulled.batch)
-        num_bytes = sum(tensor.nbytes for tensor in batches.tensors(clone) if can_be_stored(tensor)) if on_gpu else 0
-        pageable = num_bytes - pinned_bytes
+        stored = [tensor for tensor in batches.tensors(clone) if on_gpu and can_be_stored(tensor)]
+        pageable = sum(tensor.nbytes for tensor in stored if not tensor.is_pinned())
         return clone, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
     def _feed_text(self) -> str:
@@ -322,13 +316,3 @@ def _with_note(step: Step) -> Step:
             raise
 
     return run
-
-
-def _print(report: Report) -> None:
-    try:
-        from rich.console import Console
-    except ImportError:
-        sys.stdout.write(f"{report}\n")
-    else:
-        # A pipe or a file has no width, for which rich would use 80 columns.
-        Console(width=None if sys.stdout.isatty() else 140).print(report)

@@ -4,8 +4,8 @@ Spans of the host are times of its clock. Spans of the device are pairs of timed
 """
 
 import time
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gpuaug.core.streams import Event, Lane, Lanes, ms_between
 from gpuaug.loader.hooks import Hooks
@@ -38,9 +38,22 @@ class Recorder(Hooks):
         self._origin.synchronize()
         self._began_s = time.perf_counter()
 
-    def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
+    @contextmanager
+    def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> Iterator[None]:
         """Context manager of ``Hooks.span`` that also records a span."""
-        return _RecordedSpan(self, super().span(name, batch), name, self._running_index(batch), lane, waits)
+        index = self._running_index(batch)
+        short_name = name.removeprefix("gpuaug/")
+        with super().span(name, batch):
+            event = lane.record_event(timed=True) if lane is not None and self._on_device else None
+            began_s = time.perf_counter()
+            try:
+                yield
+            finally:
+                # If a lane is passed, the device waits, not this thread.
+                self._record(THREAD, short_name, index, began_s, time.perf_counter(), waits=waits and lane is None)
+                if lane is not None and event is not None:
+                    row = CONSUMER if waits else lane.name
+                    self._device.append((row, short_name, index, event, lane.record_event(timed=True), waits))
 
     def on_pull(self, batch: int, began_s: float, ended_s: float) -> None:
         """Record the time of the wrapped loader's ``next``."""
@@ -86,32 +99,3 @@ class Recorder(Hooks):
     def _record(self, lane: str, name: str, batch: int, began_s: float, ended_s: float, *, waits: bool = False) -> None:
         start_ms, end_ms = (began_s - self._began_s) * 1e3, (ended_s - self._began_s) * 1e3
         self._host.append(Span(lane, name, batch, start_ms, end_ms, waits))
-
-
-class _RecordedSpan:
-    """Context manager that records a span."""
-
-    def __init__(self, recorder: Recorder, named_range: Any, name: str, batch: int, lane: Lane | None, waits: bool) -> None:
-        self._recorder = recorder
-        self._range = named_range
-        self._batch = batch
-        self._lane = lane
-        self._waits = waits
-        self._name = name.removeprefix("gpuaug/")
-
-    def __enter__(self) -> None:
-        self._range.__enter__()
-        self._event = self._lane.record_event(timed=True) if self._lane is not None and self._recorder._on_device else None
-        self._began_s = time.perf_counter()
-
-    def __exit__(self, *exc: Any) -> None:
-        recorder = self._recorder
-        # If a lane is passed, the device waits, not this thread.
-        on_thread = self._waits and self._lane is None
-        recorder._record(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
-        if self._lane is not None and self._event is not None:
-            lane = CONSUMER if self._waits else self._lane.name
-            recorder._device.append(
-                (lane, self._name, self._batch, self._event, self._lane.record_event(timed=True), self._waits)
-            )
-        self._range.__exit__(*exc)

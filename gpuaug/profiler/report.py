@@ -13,7 +13,7 @@ from gpuaug.profiler.measure import Spread, figure_text
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-DecodeKind = Literal["engines", "hybrid decoder", "cpu decoder", "video engines", "clip decoder"]
+DecodeKind = Literal["engines", "hybrid decoder", "cpu decoder", "video engines", "clip decoder", "beside engines"]
 
 DECODERS: Final[Mapping[str, DecodeKind]] = {
     "engines": "engines",
@@ -56,19 +56,7 @@ class Part:
     """Number of launches. ``None``: not measured."""
     waits_at: str | None = None
     """``file:line`` at which the part makes the training thread wait for the device; ``None`` without such a wait."""
-    kind: Literal[
-        "",
-        "fused",
-        "kornia",
-        "captured",
-        "eager encoder",
-        "engines",
-        "beside engines",
-        "hybrid decoder",
-        "cpu decoder",
-        "video engines",
-        "clip decoder",
-    ] = ""
+    kind: Literal["", "fused", "kornia", "captured", "eager encoder"] | DecodeKind = ""
     """Type of the stage's work, on which the advice in the verdict depends."""
     runs: str = ""
     """Name of the transform if the user has not named the stage; else an empty string."""
@@ -243,14 +231,9 @@ class Report:
         """Yield the lines of the table, heading first: name, time alone with spread, times of thread and device, launches."""
         yield ("ms per batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
-            yield (
-                part.name,
-                str(part.wall),
-                "" if part.host is None else figure_text(part.host.median),
-                "" if part.device_ms is None else figure_text(part.device_ms),
-                "" if part.launches is None else str(part.launches),
-                figure_text(self.thread_ms[part.name]) if part.name in self.thread_ms else "",
-            )
+            times = None if part.host is None else part.host.median, part.device_ms
+            host, device, in_loop = ("" if ms is None else figure_text(ms) for ms in (*times, self.thread_ms.get(part.name)))
+            yield part.name, str(part.wall), host, device, "" if part.launches is None else str(part.launches), in_loop
         for name, loop in self._loops():
             yield (name, str(loop), "", "", "", "")
 
@@ -280,20 +263,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         return html_table(self.lines()) + html_lines((*self.verdict, *self.summary()))
-
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        heading, *lines = self.lines()
-        table = Table(box=None, pad_edge=False)
-        for index, title in enumerate(heading):
-            table.add_column(title, justify="right" if index else "left", no_wrap=index > 0, overflow="fold")
-        for line in lines:
-            table.add_row(*map(Text, line))
-        sentences = (Text(f"- {text}", style="bold" if index == 0 else "") for index, text in enumerate(self.verdict))
-        return Group(table, Text(), *map(Text, self.summary()), Text(), *sentences)
 
 
 def size_of(num_bytes: float) -> str:

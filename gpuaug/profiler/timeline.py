@@ -6,7 +6,6 @@ A *span* is the work of one lane on one batch. A timeline is drawn as a picture,
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from numbers import Real
@@ -99,8 +98,8 @@ class Timeline:
         used = 0
         for lane, spans in self.lanes().items():
             first = used + 1
-            for span, track in _spans_with_tracks(spans):
-                thread = first + track
+            for span, row in zip(spans, _sub_rows(spans), strict=True):
+                thread = first + row
                 if thread > used:
                     used = thread
                     events.append(_metadata("thread_name", thread, name=lane))
@@ -174,22 +173,7 @@ def _metadata(name: str, thread: int, /, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": 1, "tid": thread, "args": args}
 
 
-def _spans_with_tracks(spans: list[Span]) -> Iterator[tuple[Span, int]]:
-    """Yield (span, track) for each span of a lane, sorted by start. Within a track, spans are nested or do not overlap.
-
-    Viewers drop a span that overlaps another span of its thread without being nested in it.
-    """
-    tracks: list[list[float]] = []  # per track, the ends of the spans that enclose the next span
-    for span in spans:
-        for track, ends in enumerate([*tracks, []]):  # noqa: B007 - the last one always fits
-            enclosing = [end for end in ends if end > span.start_ms]
-            if not enclosing or span.end_ms <= enclosing[-1]:
-                break
-        tracks[track : track + 1] = [[*enclosing, span.end_ms]]
-        yield span, track
-
-
-def _sub_rows(spans: list[Span], slack_ms: float) -> list[int]:
+def _sub_rows(spans: list[Span], slack_ms: float = 0.0) -> list[int]:
     """Return the first free sub-row for each span of a lane. An overlap of up to ``slack_ms``, not visible, is ignored."""
     ends: list[float] = []
     levels = []

@@ -1,6 +1,6 @@
 """Sentences about a profile: the *bound* of the loop (the part of the work that limits its speed), and advice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import fmean
 
 from gpuaug.profiler.measure import figure_text
@@ -55,21 +55,23 @@ def _long_waits(report: Report) -> list[float]:
 
 
 def _bound_sentence(report: Report) -> str:
-    longest = _longest_name(report)
-    if longest == "epoch":
-        return f"Bounded by the beginning of epochs: {_epoch_text(report)}"
-    if longest == LOAD:
-        return _bound_by_loader(report)
-    if longest == "decode":
-        return _bound_by_decoder(report)
-    if longest == COPY:
-        if report.copy_gb_per_s is None:
-            copy_text = f"the copy of a batch takes {figure_text(report.copy_ms)} ms"
-        else:
-            size, rate = size_of(report.batch_bytes), figure_text(report.copy_gb_per_s)
-            copy_text = f"{size} per batch take {figure_text(report.copy_ms)} ms at {rate} GB/s"
-        return f"Bounded by the link: {copy_text}. Copy fewer bytes: uint8 images, and no values that the device can compute."
-    return _bound_by_thread(report) if longest == "host" else _bound_by_device(report)
+    bounds: dict[str, Callable[[Report], str]] = {
+        "epoch": lambda report: f"Bounded by the beginning of epochs: {_epoch_text(report)}",
+        LOAD: _bound_by_loader,
+        "decode": _bound_by_decoder,
+        COPY: _bound_by_link,
+        "host": _bound_by_thread,
+        "device": _bound_by_device,
+    }
+    return bounds[_longest_name(report)](report)
+
+
+def _bound_by_link(report: Report) -> str:
+    copy_text = f"the copy of a batch takes {figure_text(report.copy_ms)} ms"
+    if report.copy_gb_per_s is not None:
+        size, rate = size_of(report.batch_bytes), figure_text(report.copy_gb_per_s)
+        copy_text = f"{size} per batch take {figure_text(report.copy_ms)} ms at {rate} GB/s"
+    return f"Bounded by the link: {copy_text}. Copy fewer bytes: uint8 images, and no values that the device can compute."
 
 
 def _bound_by_device(report: Report) -> str:
@@ -110,25 +112,23 @@ def _bound_by_loader(report: Report) -> str:
 
 
 def _bound_by_decoder(report: Report) -> str:
-    part = max(
-        (part for part in report.parts if part.kind in DECODING),
-        key=lambda part: part.wall.median,
-    )
+    part = max((part for part in report.parts if part.kind in DECODING), key=lambda part: part.wall.median)
     other_ms = figure_text(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
     times = f"for {figure_text(part.wall.median)} ms per batch; the rest of the loop needs {other_ms} ms"
-    if part.kind == "engines":
-        return f"Bounded by decoding: the JPEG engines are busy {times}. Store smaller files, or store decoded images."
-    if part.kind == "video engines":
-        return f"Bounded by decoding: the video engines are busy {times}. Store smaller videos, or videos with more key frames."
-    way_out = {
-        SLOWER_THAN_ENGINES: (
-            "The JPEG engines do not decode these files: convert them to baseline JPEG, or give the process more cores."
-        ),
-        "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
-        "clip decoder": "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores.",
-        "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
-    }[part.kind]
-    return f"Bounded by decoding: the host's cores are busy {times}. {way_out}"
+    busy = {"engines": "the JPEG engines", "video engines": "the video engines"}.get(part.kind, "the host's cores")
+    return f"Bounded by decoding: {busy} are busy {times}. {_DECODING_ADVICE[part.kind]}"
+
+
+_DECODING_ADVICE = {
+    "engines": "Store smaller files, or store decoded images.",
+    "video engines": "Store smaller videos, or videos with more key frames.",
+    SLOWER_THAN_ENGINES: (
+        "The JPEG engines do not decode these files: convert them to baseline JPEG, or give the process more cores."
+    ),
+    "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
+    "clip decoder": "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores.",
+    "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
+}
 
 
 def _bound_by_thread(report: Report) -> str:
@@ -142,7 +142,8 @@ def _bound_by_thread(report: Report) -> str:
         way_out = _cpu_advice(longest, report)
         return f"Bounded by the training thread, most of all by {where}. {way_out}".rstrip()
     count = "" if longest.launches is None else f"{longest.launches} of them "
-    return f"Bounded by launches on the training thread: {count}in {where}. {_launch_advice(longest)}"
+    advice = _LAUNCH_ADVICE.get(longest.kind or longest.name, _OTHER_LAUNCH_ADVICE)
+    return f"Bounded by launches on the training thread: {count}in {where}. {advice}"
 
 
 def _epoch_text(report: Report) -> str:
@@ -247,14 +248,12 @@ def _description(part: Part) -> str:
     return f"{kind} {part.name.removeprefix('stage/')!r}{runs}"
 
 
-def _launch_advice(part: Part) -> str:
-    if part.kind == "kornia":
-        return "gpuaug.fuse runs a Kornia pipeline in a few launches."
-    if part.kind == "eager encoder":
-        return "Run the encoder from a CUDA graph: pass capture='auto'; a warning names what prevents the capture."
-    if part.name == STEP:
-        return "torch.compile with mode='reduce-overhead', larger batches and fused optimizers need fewer launches."
-    return "Use fewer and larger operations in the transform, or compile it with torch.compile."
+_LAUNCH_ADVICE = {
+    "kornia": "gpuaug.fuse runs a Kornia pipeline in a few launches.",
+    "eager encoder": "Run the encoder from a CUDA graph: pass capture='auto'; a warning names what prevents the capture.",
+    STEP: "torch.compile with mode='reduce-overhead', larger batches and fused optimizers need fewer launches.",
+}
+_OTHER_LAUNCH_ADVICE = "Use fewer and larger operations in the transform, or compile it with torch.compile."
 
 
 def _cpu_advice(part: Part, report: Report) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gpuaug.core import batch as batches
+from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import (
     all_parts,
@@ -58,9 +59,6 @@ _SEVERAL_SIZES = re.compile(r"torchvision\..*\.(RandomIoUCrop|RandomResize|Rando
 
 _POLICY = re.compile(r"torchvision\..*\.(AutoAugment|RandAugment|TrivialAugmentWide)")
 """Qualified names of classes that ``gpuaug.fuse`` transforms targets with if the images are integers."""
-
-TARGET_KEYS = ("boxes", "bbox", "keypoints", "masks")
-"""Keys of target dicts whose plain tensors a fused pipeline transforms under the data key ``targets``."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
+from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
-from gpuaug.stages.first_call import TARGET_KEYS, FirstCall
+from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
@@ -320,9 +321,11 @@ class TargetSearch:
 
 
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
-    """Add a note to the error of a transform that needs floating-point images and got integers."""
+    """Add a note to an error of torch, torchvision or Kornia in a transform that got images of integers."""
+    if isinstance(error, GpuAugError | torch.OutOfMemoryError) or not isinstance(error, RuntimeError | TypeError):
+        return
     for tensor in batches.tensors(values):
-        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
+        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3:
             dtype = str(tensor.dtype).removeprefix("torch.")
             way_out = "divide them by the largest value that they may have"
             if tensor.dtype is torch.uint8:
@@ -336,24 +339,3 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
                 f"{way_out}.",
             )
             return
-
-
-_DTYPE_NAMES = {
-    torch.uint8: ("Byte", "unsigned char"),
-    torch.int8: ("Char", "signed char"),
-    torch.int16: ("Short", "short"),
-    torch.int32: ("Int", "int"),
-    torch.int64: ("Long", "long"),
-}
-"""Names of integer dtypes in torch's error messages: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
-
-
-def _is_about(error: Exception, dtype: torch.dtype) -> bool:
-    """Whether the message of an error of torch, torchvision or Kornia is about an integer dtype."""
-    if isinstance(error, GpuAugError) or dtype not in _DTYPE_NAMES:
-        return False
-    if isinstance(error, TypeError):  # only after "got", because messages list all signatures of a function with other dtypes
-        return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
-    name, in_cpp = _DTYPE_NAMES[dtype]
-    pattern = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
-    return isinstance(error, RuntimeError) and bool(re.search(pattern, str(error)))

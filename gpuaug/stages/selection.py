@@ -10,7 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Encoded, EncodedClips
+from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, SelectionError, shown
 from gpuaug.core.ragged import Ragged
 
@@ -172,7 +172,7 @@ class Selection:
             raise SelectionError(
                 f"on must name a member of the {type(batch).__name__}, got {selector!r}. It has {_listed(_members(batch))}."
             )
-        return batch[selector] if form == "mapping" else getattr(batch, selector)
+        return batches.member(batch, selector)
 
     def _put(self, batch: Batch, values: Mapping[Any, Any]) -> Batch:
         form = _form(batch)
@@ -211,16 +211,13 @@ class Selection:
 
 def _form(batch: Batch) -> str:
     """Return how members are read: ``sequence`` by index, ``mapping`` by key, ``record`` by attribute; ``leaf``: none exist."""
-    cls = type(batch)
-    if cls is tuple or cls is list:
-        return "sequence"
-    if cls in (torch.Tensor, Ragged, Encoded, EncodedClips):
-        return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"
-    if batches.is_namedtuple(batch) or batches.is_record(batch):
-        return "leaf" if batches.moves_itself(batch) else "record"
-    return "sequence" if isinstance(batch, tuple | list) else "leaf"
+    if isinstance(batch, Ragged | Encoded) or not batches.is_container(batch):
+        return "leaf"
+    if batches.by_key(batch):
+        return "sequence"
+    return "leaf" if batches.moves_itself(batch) else "record"
 
 
 def _from_start(batch: Batch, selectors: Iterable[Any]) -> list[Any]:
@@ -231,15 +228,7 @@ def _from_start(batch: Batch, selectors: Iterable[Any]) -> list[Any]:
 
 
 def _members(batch: Batch) -> list[Any]:
-    match _form(batch):
-        case "mapping":
-            return list(batch)
-        case "record":
-            return [name for name in _fields(batch) if hasattr(batch, name)]
-        case "sequence":
-            return list(range(len(batch)))
-        case _:
-            return []
+    return [] if _form(batch) == "leaf" else batches.member_names(batch)
 
 
 def _fields(record: Any) -> list[str]:

@@ -147,7 +147,8 @@ class _LineMaker:
         if not isinstance(stage.transform, Fused) or stage.transform.clip_layout.draws_per_frame:
             return []
         if id(stage) not in self._draws:
-            self._draws[id(stage)] = _draws(stage.transform, inputs, stage.seed)
+            shape: Any = inputs if isinstance(inputs, Ragged) else getattr(inputs, "shape", None)
+            self._draws[id(stage)] = stage.transform.draw(shape, stage.seed)
         draws = self._draws[id(stage)]
         # A stage before the stage that creates views has one draw per sample, for all its views.
         return captions.draw_lines(draws.of(index % len(draws)))
@@ -173,12 +174,6 @@ class _LineMaker:
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3
         name_of = captions.class_namer(self._classes, "class {}")
         return captions.label(value[index % len(value)], name_of, mixed=mixed, lam_is_sample=lam_weighs_sample(mixers))
-
-
-def _draws(fused: Fused, images: Images, seed: int) -> Draws:
-    """Return the draws of a fused pipeline in a call with ``seed``."""
-    shape: Any = images if isinstance(images, Ragged) else getattr(images, "shape", None)
-    return fused.draw(shape, seed)
 
 
 def _count_views(images: Images, batch_size: int) -> int:

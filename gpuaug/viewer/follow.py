@@ -3,7 +3,6 @@
 A *data key* is Kornia's name for a type of input, such as ``mask``.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
 from gpuaug.stages.selection import Selection
 from gpuaug.viewer.trace import StageTrace, Trace
@@ -23,9 +23,6 @@ MemberPath = tuple[Any, ...]
 
 Images = Tensor | Ragged | Sequence[Tensor]
 """A tensor (B, C, H, W), clips (B, T, C, H, W), or B images (C, h, w) of different sizes."""
-
-_TARGET_KEYS = ("boxes", "bbox", "masks", "keypoints")
-"""Keys by which target dicts are recognised."""
 
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
 """Usual names of members that hold images."""
@@ -156,7 +153,7 @@ def get(batch: Batch, path: MemberPath) -> Any:
     """Return the member of a batch at ``path``, or ``None`` if the batch has no such member."""
     for name in path:
         try:
-            batch = batch[name] if isinstance(batch, Mapping) or not isinstance(name, str) else getattr(batch, name)
+            batch = batches.member(batch, name)
         except (AttributeError, LookupError, TypeError):
             return None
     return batch
@@ -165,18 +162,9 @@ def get(batch: Batch, path: MemberPath) -> Any:
 def walk(value: Any, path: MemberPath = ()) -> Iterator[tuple[MemberPath, Any]]:
     """Yield (path, member) of every member of a batch, a container before its members."""
     yield path, value
-    if isinstance(value, Tensor | Ragged):
-        return
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif batches.is_namedtuple(value):
-        items = list(zip(value._fields, value, strict=True))
-    elif batches.is_record(value):
-        items = [(record_field.name, getattr(value, record_field.name, None)) for record_field in dataclasses.fields(value)]
-    else:
-        items = list(enumerate(value)) if isinstance(value, tuple | list) else []
-    for name, member in items:
-        yield from walk(member, (*path, name))
+    if batches.is_container(value) and not isinstance(value, Ragged):
+        for name in batches.member_names(value):
+            yield from walk(batches.member(value, name), (*path, name))
 
 
 def images_of(value: Any) -> list[Images]:
@@ -208,7 +196,7 @@ def _is_targets(value: Any) -> bool:
     if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, list | tuple) for item in value):
         return all(map(_is_targets, value))  # one list per clip
     is_list_of_dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Mapping) for item in value)
-    return is_list_of_dicts and any(key in item for item in value for key in _TARGET_KEYS)
+    return is_list_of_dicts and any(key in item for item in value for key in TARGET_KEYS)
 
 
 def _search(batch: Batch) -> MemberPath | None:
@@ -226,25 +214,16 @@ def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tupl
         inputs: Batch before the stage.
         outputs: Batch after the stage.
     """
-    on, into = selection.on, selection.into
-    if on is None:
+    if selection.on is None:
         source = _search(inputs)
         if source is not None:
             same_path = bool(images_of(get(outputs, source)))
             yield source, source if same_path else _search(outputs) or source, None
         return
-    keys = selection.normalized_keys or ()
-    selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
-    if into is ...:
-        targets = [_path(inputs, selector) for selector in selectors]
-    else:
-        targets = [_path(outputs, selector) for selector in (into if isinstance(into, tuple) else (into,) * len(selectors))]
-    for index, (selector, target) in enumerate(zip(selectors, targets, strict=False)):
-        yield _path(inputs, selector), target, keys[index] if keys else None
-
-
-def _path(batch: Batch, selector: Any) -> MemberPath:
-    is_sequence = isinstance(batch, tuple | list) and not batches.is_namedtuple(batch)
-    if selector is ...:
-        return (0,) if is_sequence else ()
-    return (selector % len(batch),) if is_sequence else (selector,)
+    sources: list[MemberPath] = [(name,) for name in selection.names(inputs)] or [()]
+    targets = sources
+    if selection.into is not ...:
+        targets = [(name,) for name in selection.image_names(outputs)]
+        targets *= 1 if isinstance(selection.into, tuple) else len(sources)
+    keys: Sequence[str | None] = selection.normalized_keys or [None] * len(sources)
+    yield from zip(sources, targets, keys, strict=False)

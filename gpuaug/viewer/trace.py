@@ -9,13 +9,13 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.devices import synchronize
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.packed_targets import settle_targets, unpack_targets
 from gpuaug.core.rng import CallSeeds, Position
 from gpuaug.core.streams import Event
 from gpuaug.loader.inspection import Inspection, restored_at_end
 from gpuaug.loader.streamed_loader import StreamedLoader
-from gpuaug.profiler.measure import synchronize
 from gpuaug.stages.base import BoundStage
 from gpuaug.stages.feature import FeatureStage
 from gpuaug.stages.selection import Selection

@@ -14,8 +14,9 @@ import pytest
 import torch
 from support.bench.small_models import use_small_model
 
+from bench.harness.result_check import check_result
 from gpuaug import cli
-from gpuaug.benchkit import loops, results, windows
+from gpuaug.benchkit import loops, windows
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     command = [*TINY, "--seconds", "0.01", "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
     result = json.loads(path.read_text())
-    results.check(result)
+    check_result(result)
     assert result["settings"]["workers"] == workers
     assert result["settings"]["data"] == "the user's"
     assert str(class_folder) not in path.read_text()
@@ -154,6 +155,6 @@ def test_bench_runs_on_a_gpu(class_folder, tmp_path):
     command = [*TINY, "--device", "cuda", "--workers", "1", "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
     result = json.loads(path.read_text())
-    results.check(result)
+    check_result(result)
     assert result["environment"]["gpu"]["name"]
     assert (result["settings"]["half"], result["settings"]["pin_memory"]) == (True, True)

@@ -50,23 +50,39 @@ def test_read_of_unwritten_buffer_is_unready(history):
     assert history.violations[0].text == "lane reads x, which nothing has written"
 
 
-def test_wait_for_event_before_last_write_is_unready(written):
-    written.record("early", "lane")
-    written.write("lane", "x")
-    written.wait("consumer", "early")
+def wait_then_write(history):
+    history.record("early", "lane")
+    history.write("lane", "x")
+    history.wait("consumer", "early")
+
+
+def wait_then_record_again(history):
+    history.record("event", "idle")
+    history.wait("consumer", "event")
+    history.record("event", "lane")
+
+
+def record_on_another_stream(history):
+    history.record("event", "lane")
+    history.record("event", "idle")
+    history.wait("consumer", "event")
+
+
+NO_ORDER = {
+    "an event before the last write": wait_then_write,
+    "a wait of another stream": lambda history: order(history, "lane", "other"),
+    "an event that is not recorded": lambda history: history.wait("consumer", "never"),
+    "an event that is recorded again after the wait": wait_then_record_again,
+    "an event that another stream has recorded again": record_on_another_stream,
+    "an event for which nobody waits": lambda history: history.record("event", "lane"),
+}
+
+
+@pytest.mark.parametrize("steps", NO_ORDER.values(), ids=NO_ORDER)
+def test_read_that_nothing_orders_is_unready(written, steps):
+    steps(written)
     written.read("consumer", "x")
-    assert written.rules() == [UNREADY]
-
-
-def test_wait_on_other_stream_is_unready(written):
-    order(written, "lane", "other")
-    written.read("consumer", "x")
-    assert written.rules() == [UNREADY]
-
-
-def test_wait_behind_read_is_unready(written):
-    written.read("consumer", "x")
-    order(written, "lane", "consumer")
+    order(written, "lane", "consumer", "too late")
     assert written.rules() == [UNREADY]
 
 
@@ -110,12 +126,6 @@ def test_order_is_transitive_over_streams_and_events(written):
     assert not written.rules()
 
 
-def test_wait_for_unrecorded_event_orders_nothing(written):
-    written.wait("consumer", "never")
-    written.read("consumer", "x")
-    assert written.rules() == [UNREADY]
-
-
 def test_each_buffer_of_a_batch_needs_its_own_order(written):
     written.alloc("labels", block=2)
     written.write("other lane", "labels")
@@ -137,22 +147,6 @@ def test_wait_uses_last_recording_of_event(written):
     assert not written.rules()
 
 
-def test_recording_event_again_keeps_earlier_waits(written):
-    written.record("event", "idle")
-    written.wait("consumer", "event")
-    written.record("event", "lane")
-    written.read("consumer", "x")
-    assert written.rules() == [UNREADY]
-
-
-def test_recording_event_on_another_stream_replaces_it(written):
-    written.record("event", "lane")
-    written.record("event", "idle")
-    written.wait("consumer", "event")
-    written.read("consumer", "x")
-    assert written.rules() == [UNREADY]
-
-
 # The host orders what it launches after it has waited.
 
 
@@ -164,13 +158,6 @@ def test_launch_after_host_synchronize_is_ordered(written):
     written.read("consumer", "x")
     assert not written.rules()
     assert written.syncs == 1
-
-
-def test_launch_order_alone_is_unready(written):
-    written.record("event", "lane")
-    written.read("consumer", "x")
-    written.synchronize("event")
-    assert written.rules() == [UNREADY]
 
 
 # A write comes after every reader and writer before it.
@@ -233,16 +220,10 @@ def test_reuse_without_reverse_wait_is_reused(written):
     )
 
 
-def test_reverse_wait_on_wrong_stream_is_reused(written):
+@pytest.mark.parametrize(("earlier", "later"), [("consumer", "other lane"), ("other consumer", "lane")])
+def test_reverse_wait_of_another_stream_is_reused(written, earlier, later):
     reuse(written)
-    order(written, "consumer", "other lane")
-    written.write("lane", "y")
-    assert written.rules() == [REUSED]
-
-
-def test_reverse_wait_for_wrong_stream_is_reused(written):
-    reuse(written)
-    order(written, "other consumer", "lane")
+    order(written, earlier, later)
     written.write("lane", "y")
     assert written.rules() == [REUSED]
 

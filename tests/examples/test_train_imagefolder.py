@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.process.examples import EXAMPLES, differences, finished, free_port, run_example, started, torchrun
 
+from bench.harness.result_check import check_result
 from gpuaug.benchkit import results
 
 SCRIPT = EXAMPLES / "train_imagefolder.py"
@@ -45,7 +46,7 @@ def test_evaluation_and_rate_are_printed_and_written(class_folder, tmp_path, cap
     run_example("train_imagefolder", *small(class_folder, steps=2, json=file))
     assert "accuracy" not in capsys.readouterr().out
     found = json.loads(file.read_text())
-    results.check(found)
+    check_result(found)
     (row,) = found["rows"]
     assert (row["name"], row["images_per_s_of_ranks"]) == ("1 rank", [row["images_per_s"]])
     results.write(file, found | {"rows": [row | {"name": "2 ranks", "images_per_s_of_ranks": [1.0, 1.0]}]})

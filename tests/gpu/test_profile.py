@@ -17,6 +17,7 @@ from support.profiler.profiler_sources import Numbers
 from torch.utils.data import DataLoader
 
 import gpuaug
+from bench.harness.result_check import check_result
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.benchkit import results
 from gpuaug.profiler.verdict import verdict
@@ -78,7 +79,7 @@ def sleeping(sleep, name, ms):
 
 
 def check_rows(report):
-    results.check(results.result("profile", rows=report.rows(), settings=report.settings, device=torch.device("cuda")))
+    check_result(results.result("profile", rows=report.rows(), settings=report.settings, device=torch.device("cuda")))
 
 
 @pytest.mark.usefixtures("clock")

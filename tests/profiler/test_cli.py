@@ -8,8 +8,8 @@ import pytest
 from support.process import processes
 from support.profiler import virtual_clock
 
+from bench.harness.result_check import check_result
 from gpuaug import cli
-from gpuaug.benchkit import results
 
 MODULE = """
 import time
@@ -82,7 +82,7 @@ def test_command_prints_the_report_and_writes_json(project, tmp_path, capsys):
     bound = "Bounded by the training thread, most of all by transform 'transform' (slow) (2 of 3 ms)."
     assert bound in " ".join(printed.split())
     result = json.loads(path.read_text())
-    results.check(result)
+    check_result(result)
     assert result["suite"] == "profile"
     assert [row["name"] for row in result["rows"]][:4] == ["load", "copy", "stage/transform", "step"]
     assert result["settings"]["batches"] == 8
@@ -120,57 +120,34 @@ def test_target_may_be_a_file(project, tmp_path, capsys, monkeypatch):
     del sys.modules["helper"]
 
 
-def test_missing_file_is_refused(project, capsys):
-    assert refused(capsys, "inner/train.py:make") == (
-        "target must name an existing file, got 'inner/train.py'. Pass its path from the working directory."
-    )
-
-
-@pytest.mark.parametrize("target", ["package.module", "package.module:", ":make", "", "./train:make", "train.py"])
-def test_target_without_module_or_function_is_refused(target, project, capsys):
-    assert refused(capsys, target) == (
-        f"target must be train.py:make or package.module:make, got {target!r}. "
+MISSING = "target must be in a module that can be imported, got {!r}. Run the command in the module's folder."
+REFUSED = {
+    "inner/train.py:make": "target must name an existing file, got 'inner/train.py'. Pass its path from the working directory.",
+    **{
+        target: f"target must be train.py:make or package.module:make, got {target!r}. "
         "Name a function that returns a loader and a step."
-    )
+        for target in ("package.module", "package.module:", ":make", "", "./train:make", "train.py")
+    },
+    **{f"{module}:make": MISSING.format(module) for module in ("no_such_module", "no_such.module")},
+    "project.inner:make": MISSING.format("project.inner"),
+    "project:mak": "target must name a function of project, got 'mak'. "
+    "project has: alone, fails, make, slow, step, three, turned.",
+    "project:alone": "project:alone must return a loader and a step, got StreamedLoader. Write: return loader, step.",
+    "project:three": "project:three must return a loader and a step, got 3 values. Write: return loader, step.",
+    "project:turned": "loader must be a StreamedLoader, got function. The loader is the first argument, the step the second.",
+}
 
 
-@pytest.mark.parametrize("module", ["no_such_module", "{project}.inner", "no_such.module"])
-def test_missing_module_is_refused(module, project, capsys):
-    module = module.format(project=project)
-    assert refused(capsys, f"{module}:make") == (
-        f"target must be in a module that can be imported, got {module!r}. Run the command in the module's folder."
-    )
+@pytest.mark.parametrize("target", REFUSED)
+def test_target_that_cannot_be_profiled_is_refused(target, project, capsys):
+    text = REFUSED[target].replace("project", project) if target.startswith("project") else REFUSED[target]
+    assert refused(capsys, target.replace("project", project)) == text
 
 
 def test_import_error_of_the_module_is_raised(project, tmp_path):
     (tmp_path / f"{project}.py").write_text("import surely_not_installed\n")
     with pytest.raises(ModuleNotFoundError, match="No module named 'surely_not_installed'"):
         run(f"{project}:make")
-
-
-def test_missing_function_is_refused(project, capsys):
-    assert refused(capsys, f"{project}:mak") == (
-        f"target must name a function of {project}, got 'mak'. {project} has: alone, fails, make, slow, step, three, turned."
-    )
-
-
-def test_target_that_is_no_function_is_refused(project, capsys):
-    assert refused(capsys, f"{project}:number").startswith(
-        f"target must name a function of {project}, got 'number'. {project} has: "
-    )
-
-
-@pytest.mark.parametrize(("name", "kind"), [("alone", "StreamedLoader"), ("three", "3 values")])
-def test_target_that_returns_no_pair_is_refused(name, kind, project, capsys):
-    assert refused(capsys, f"{project}:{name}") == (
-        f"{project}:{name} must return a loader and a step, got {kind}. Write: return loader, step."
-    )
-
-
-def test_step_before_loader_is_refused(project, capsys):
-    assert refused(capsys, f"{project}:turned") == (
-        "loader must be a StreamedLoader, got function. The loader is the first argument, the step the second."
-    )
 
 
 def test_error_of_the_target_is_raised(project):

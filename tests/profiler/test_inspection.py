@@ -259,16 +259,6 @@ def test_open_iterator_on_a_source_with_its_own_state_is_ended():
             next(iterator)
 
 
-def test_generators_are_put_back():
-    generator, sampler = drawing(), RandomSampler(few(), generator=drawing())
-    wrapped = DataLoader(few(), 2, sampler=sampler, generator=generator)
-    list(wrapped)
-    before = [each.get_state() for each in (generator, sampler.generator, torch.default_generator)]
-    gpuaug.profile(StreamedLoader(wrapped, device="cpu"), lambda batch: torch.rand(1), **SHORT)
-    after = [each.get_state() for each in (generator, sampler.generator, torch.default_generator)]
-    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-
-
 class Private(Sampler):
     """Draws an order from a generator that is an attribute of any name."""
 

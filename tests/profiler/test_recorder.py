@@ -1,7 +1,6 @@
 """What a recorder notes of each batch: who did what when, on the training thread, in the loader and on each lane."""
 
 from contextlib import contextmanager
-from itertools import pairwise
 
 import pytest
 import torch
@@ -120,17 +119,6 @@ def test_waits_for_decoding_are_counted_and_noted(clock):
     stats = loader.stats()
     assert (stats.decode_waits, stats.decode_wait_ms) == (2, pytest.approx(4 * LOAD_MS))
     assert stats.starved == 0, "the loader had them all"
-
-
-def test_spans_of_a_loader_that_is_ahead(clock):
-    loader = StreamedLoader(loading(clock, 3), device="cpu")
-    with recording(loader) as recorder:
-        for batch in loader:
-            clock.working(3 * LOAD_MS)(batch)
-    assert [span.batch for span in recorder.spans() if span.waits] == [0], "the others are there when they are asked for"
-    pulls = [span for span in recorder.spans() if span.lane == LOADER]
-    assert all(before.end_ms <= after.start_ms for before, after in pairwise(pulls))
-    assert [span.end_ms for span in pulls] == pytest.approx([LOAD_MS, 2 * LOAD_MS, 3 * LOAD_MS])
 
 
 def test_batches_before_and_after_a_recording_are_not_noted():

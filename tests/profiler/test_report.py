@@ -1,15 +1,14 @@
 """The figures of a report, and how it reads."""
 
-import io
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
-from rich.console import Console
 from support.profiler import tables
 from support.profiler.profiler_reports import CPU, copy, load, part, report, spread, step
 
+from bench.harness.result_check import check_result
 from gpuaug import ArgumentError
 from gpuaug.benchkit import results
 from gpuaug.decode.decoders.registry import Backend
@@ -138,12 +137,6 @@ def test_report_as_text():
     assert table[4][table[0].index("device")] == "3"
 
 
-def shown(found, width=80):
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(found)
-    return file.getvalue()
-
-
 def test_notebook_shows_the_table_the_verdict_and_the_figures():
     found = report(load(1), copy(device=2.5, host=0.25), part("stage/<a>", host=1, device=2), step(host=1.5, device=4))
     found = replace(found, verdict=("Bounded by <a> & more.",))
@@ -152,38 +145,10 @@ def test_notebook_shows_the_table_the_verdict_and_the_figures():
     assert paragraphs == [*found.verdict, *found.summary()]
 
 
-def test_report_fits_80_columns():
-    lines = shown(WHOLE).splitlines()
-    assert max(map(len, lines)) <= 80
-    rows = [line.split() for line in lines[:8]]
-    assert rows == words(TEXT)[:8], "a row of the table is one line, and nothing is left out"
-    assert " ".join(" ".join(lines[8:]).split()) == " ".join(TEXT.split("\n\n", 1)[1].split())
-
-
-@pytest.mark.parametrize("name", ["stage/augment_two_views", "stage/" + "a_name_of_many_words_" * 4])
-def test_long_names_and_times_fit_80_columns(name):
-    found = report(load(1234), copy(), part(name, host=234.5, device=1234, launches=12345), step(), streamed=1234)
-    found = replace(found, thread_ms={name: 234.5})
-    table = shown(found).split("\n \n")[0].split("\n\n")[0].splitlines()
-    at = next(index for index, line in enumerate(table) if line.startswith("stage"))
-    assert table[at].split()[1:] == ["1,234", "(1,111-1,357)", "234", "1,234", "12345", "234"]
-    assert max(map(len, table)) <= 80
-    width = table[at].index(" ")
-    last = next(index for index, line in enumerate(table) if line.startswith("step"))
-    assert "".join(line[:width].strip() for line in table[at:last]) == name, "a name that is too long is folded"
-    assert (last == at + 1) == (len(name) < 30)
-
-
-def test_report_is_no_markup():
-    found = replace(report(load(), copy(), part("stage/[bold]x[/bold]"), step()), verdict=("see [red]a.py[/red]:3",))
-    assert "stage/[bold]x[/bold]" in shown(found)
-    assert "- see [red]a.py[/red]:3" in shown(found)
-
-
 @pytest.mark.parametrize("found", [WHOLE, report(load(0), part("copy", 0.01), part("step", 6), device=CPU)], ids=["gpu", "cpu"])
 def test_rows_are_those_of_a_result(found):
     result = results.result("profile", rows=found.rows(), settings=found.settings, device=torch.device("cpu"))
-    results.check(result)
+    check_result(result)
     names = [row["name"] for row in found.rows()]
     loops = ["loop, in line", "loop, streamed", "bounds"]
     assert names == [each.name for each in found.parts] + loops

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torchvision.transforms import v2
 
-import gpuaug
 from gpuaug import ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader, TransformStage
 from gpuaug.core.streams import Lanes
 from gpuaug.stages.base import as_stages, bind_all
@@ -139,38 +138,17 @@ def test_code_in_integer_image_note_works():
     assert streamed(images, TransformStage(lambda images: transform(images.float() / 255))).eq(1).all()
 
 
-WANTS_FLOATS = {
-    "conv2d": nn.Conv2d(3, 4, 3),
-    "conv_transpose2d": nn.ConvTranspose2d(3, 4, 3),
-    "linear": nn.Linear(8, 2),
-    "batch_norm": nn.BatchNorm2d(3),
-    "matmul": lambda images: images @ torch.ones(8, 2),
-    "bmm": lambda images: images.flatten(0, 1) @ torch.ones(6, 8, 8),
-    "mean": torch.mean,
-    "std": torch.std,
-    "norm": torch.linalg.vector_norm,
-    "in-place product": lambda images: images.mul_(0.5),
-    "in-place difference": lambda images: images.sub_(torch.ones(3, 1, 1)),
-    "noise": lambda images: images + torch.randn_like(images),
-    "grid_sample": lambda images: nn.functional.grid_sample(images, torch.zeros(2, 4, 4, 2), align_corners=False),
-    "quantile": lambda images: torch.quantile(images, 0.5),
-    "Kornia, eager": K.Normalize(0.5, 0.5),
-    "torchvision": v2.Normalize([0.5], [0.5]),
-}
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int64"])
-@pytest.mark.parametrize("name", WANTS_FLOATS)
-def test_integer_image_note_for_dtype_errors(name, dtype):
-    images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
-    note = notes_of(WANTS_FLOATS[name], images)[1][0]
+@pytest.mark.parametrize("transform", [nn.Conv2d(3, 4, 3), torch.mean, v2.Normalize([0.5], [0.5])])
+def test_integer_image_note_for_dtype_errors(transform, dtype):
+    note = notes_of(transform, torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype)))[1][0]
     assert note.startswith(INTEGERS.format(dtype))
     assert ("images.float() / 255" in note) == (dtype == "uint8")
 
 
 def test_the_note_stands_where_any_value_is_an_integer_image():
     def second(number, images):
-        return WANTS_FLOATS["conv2d"](images[0])
+        return torch.mean(images[0])
 
     (note, *_) = notes_of(second, torch.zeros(1), [torch.zeros(3, 2, 2, dtype=torch.uint8)], on=(0, 1))[1]
     assert note.startswith(INTEGERS.format("uint8"))
@@ -186,26 +164,16 @@ def fail(kind, *text):
 OTHER_ERRORS = {
     "the transform's own": fail(ValueError, "expected images of 224 pixels"),
     "an assertion": fail(AssertionError),
-    "a missing key": fail(KeyError, "Byte"),
-    "a type error of another value": fail(TypeError, "labels must be ints, got tensor([1], dtype=torch.uint8)"),
     "gpuaug's own type error": fail(ArgumentTypeError, "images must be float, got torch.uint8. Scale them."),
     "gpuaug's own device error": fail(DeviceError, "images must be on the CPU, got 'Byte'. Move them."),
     "out of memory": fail(torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"),
-    "memory that no host has": lambda images: torch.empty(2**62, dtype=torch.uint8),
-    "number of channels": lambda images: nn.Conv2d(4, 4, 3)(images.float()),
-    "shapes": lambda images: images + torch.zeros(5, dtype=torch.uint8),
-    "dtypes after scaling": lambda images: nn.Conv2d(3, 4, 3).half()(images.float() / 255),
-    "a wrong call": lambda images: torch.mean(images, dim="channels", keepdims=2, wrong=1),
     "an index": lambda images: images[9],
-    "fuse": lambda images: gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip()))(images[None, None]),
 }
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
 @pytest.mark.parametrize("name", OTHER_ERRORS)
-def test_no_integer_image_note_for_other_errors(name, dtype):
-    images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
-    raised, *more = notes_of(OTHER_ERRORS[name], images)[1]
+def test_no_integer_image_note_for_other_errors(name):
+    raised, *more = notes_of(OTHER_ERRORS[name], torch.zeros(2, 3, 8, 8, dtype=torch.uint8))[1]
     assert raised == "gpuaug: raised in stage 'transform', at batch 0 of epoch 0."
     assert bool(more) == (name == "out of memory")  # which has a note of what to lower
 

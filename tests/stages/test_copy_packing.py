@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from gpuaug.stages.copy import ALIGN_BYTES, SMALL_BYTES, BufferLayout, _can_be_packed
+from gpuaug.stages.copy import SMALL_BYTES, _can_be_packed, copy_together
 
 DTYPES = [
     torch.bool,
@@ -38,49 +38,24 @@ def bits(tensor):
 
 
 def round_trip(*leaves):
-    layout = BufferLayout(leaves)
-    parts = layout.unpack(layout.pack(pin=False))
-    return [parts[id(leaf)] for leaf in leaves]
+    copies = copy_together(leaves, torch.device("cpu"))
+    return [copies[id(leaf)] for leaf in leaves]
 
 
 @given(st.lists(small_tensors(), min_size=1, max_size=6))
-def test_unpacked_tensors_equal_packed_ones(leaves):
-    for leaf, part in zip(leaves, round_trip(*leaves), strict=True):
+def test_unpacked_tensors_equal_packed_ones_and_do_not_overlap(leaves):
+    parts = round_trip(*leaves)
+    for leaf, part in zip(leaves, parts, strict=True):
         assert part.dtype is leaf.dtype
         assert part.shape == leaf.shape
         assert part.stride() == leaf.stride()
         assert bits(part) == bits(leaf)
-
-
-@given(st.lists(small_tensors(), min_size=1, max_size=6))
-def test_unpacked_tensors_do_not_overlap(leaves):
-    parts = round_trip(*leaves)
+        assert part.data_ptr() % part.element_size() == 0
+        assert part._base is None, "not a view"
     for number, part in enumerate(parts):
         part.fill_(number % 2)
     for number, part in enumerate(parts):
         assert part.float().eq(number % 2).all()
-
-
-@given(st.lists(small_tensors(), min_size=1, max_size=6))
-def test_unpacked_tensors_are_aligned(leaves):
-    layout = BufferLayout(leaves)
-    buffer = layout.pack(pin=False)
-    first = {}
-    for part in layout.unpack(buffer).values():
-        offset = part.data_ptr() - buffer.data_ptr()
-        assert 0 <= offset <= buffer.nbytes - part.nbytes
-        assert offset % part.element_size() == 0
-        first[part.dtype] = min(offset, first.get(part.dtype, offset))
-    assert all(offset % ALIGN_BYTES == 0 for offset in first.values())
-
-
-def test_unpacked_tensors_share_copied_buffer():
-    leaves = [torch.arange(3), torch.ones(2)]
-    layout = BufferLayout(leaves)
-    packed = layout.pack(pin=False)
-    parts = layout.unpack(packed.clone())
-    packed.zero_()
-    assert [parts[id(leaf)].tolist() for leaf in leaves] == [[0, 1, 2], [1, 1]]
 
 
 def test_packing_copies_leaves():
@@ -107,11 +82,6 @@ def test_in_place_change_of_saved_unpacked_tensor_is_noticed():
         loss.backward()
 
 
-def test_unpacked_tensors_are_not_views():
-    parts = round_trip(torch.arange(3), torch.ones(3))
-    assert all(part._base is None for part in parts)
-
-
 def test_packing_in_inference_mode():
     with torch.inference_mode():
         (part,) = round_trip(torch.arange(3))
@@ -119,9 +89,10 @@ def test_packing_in_inference_mode():
 
 
 def test_packing_ignores_default_device():
+    leaf = torch.ones(2)
     with torch.device("meta"):
-        buffer = BufferLayout([torch.ones(2, device="cpu")]).pack(pin=False)
-    assert buffer.device.type == "cpu"
+        (part,) = round_trip(leaf)
+    assert part.device.type == "cpu"
 
 
 def test_packing_records_no_autograd_graph():

@@ -13,8 +13,8 @@ from support.profiler.viewer import above, beneath, beside, extents, loader, not
 
 import gpuaug
 from gpuaug import FeatureStage, TransformStage
-from gpuaug.core.plotting import shortened, text_width_in
-from gpuaug.viewer.figure import shortened_to, wrapped
+from gpuaug.core.plotting import text_width_in
+from gpuaug.viewer.figure import wrapped
 
 MANY = [RandAugment(n=4, m=10), K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2), 5.0, p=1.0)]
 LONG = "a_stage_with_a_name_that_is_longer_than_any_stage_needs_it_to_be"
@@ -117,11 +117,3 @@ def test_wrapped_lines_fit_and_keep_words_that_fit(words, room_in):
     for word, shown in zip(words, got, strict=True):
         assert shown == word or "…" in shown or shown == word[:1]
         assert shown == word or text_width_in(word, size) > room_in - 0.2
-
-
-def test_shortened_and_fitted():
-    assert [shortened("abcdefgh", length) for length in (8, 7, 6, 3, 2)] == ["abcdefgh", "abc…fgh", "abc…gh", "a…h", "a…"]
-    assert shortened_to("abcdefgh", 7.0, 10.0) == "abcdefgh"
-    assert shortened_to("abcdefgh", 7.0, 0.01) == "a"
-    room_in = text_width_in("abc…fgh", 7.0)
-    assert shortened_to("abcdefgh", 7.0, room_in) == "abc…fgh"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.columns import are_plain, are_tensors, as_plain_tensors, devices, dtypes, joined, shapes, split
+from gpuaug.core.columns import TensorColumn, are_plain, are_tensors, as_plain_tensors, joined, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
@@ -235,10 +235,10 @@ def _checked_masks(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Sequence[Tensor], list[int]]:
     """Check masks, and return (stacks, n of each stack). The stacks are ``masks`` itself if all masks are (n, H, W)."""
-    if are_tensors(masks) and len(dtypes(masks)) < 2 and devices(masks) <= {device}:
-        mask_shapes = shapes(masks)
-        if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(mask_shapes, samples, strict=True)):
-            return masks, [shape[0] for shape in mask_shapes]
+    if are_tensors(masks) and len((column := TensorColumn(masks)).dtypes) < 2 and column.devices <= {device}:
+        shapes = column.shapes
+        if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(shapes, samples, strict=True)):
+            return masks, [shape[0] for shape in shapes]
     stacks: list[Tensor] = []
     counts: list[int] = []
     first = next((index for index, mask in enumerate(masks) if isinstance(mask, Tensor) and mask.numel()), 0)

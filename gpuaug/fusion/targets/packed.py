@@ -5,10 +5,10 @@ A *target dict* holds the annotations of one image. A loader packs the target di
 
 import torch
 
-from gpuaug.core.packed_targets import PackedTargets
+from gpuaug.core.packed_targets import TARGET_KEYS, PackedTargets
 from gpuaug.core.torchvision_types import TARGET_TYPES, holds_targets, type_name_of
 
-_TARGET_KEYS = frozenset({"boxes", "bbox", "keypoints", "masks", "valid"})
+_TARGET_KEYS = frozenset({*TARGET_KEYS, "valid"})
 """Keys of target dicts whose values are transformed together with the images."""
 
 

@@ -8,7 +8,8 @@ import torch
 
 from bench.figures import tables
 from bench.harness import call_rows, flags, measurement, optional_rows
-from gpuaug.benchkit import results, windows
+from bench.harness.result_check import check_result
+from gpuaug.benchkit import windows
 from gpuaug.benchkit.windows import Variant
 
 CPU = torch.device("cpu")
@@ -41,7 +42,7 @@ def measure(tmp_path):
         result = measurement.measure(
             "made", options, [({"batch_size": 8}, lambda stack: rows)], baseline=baseline, ours=("part",), figures=figures
         )
-        results.check(json.loads((tmp_path / "made.json").read_text()))
+        check_result(json.loads((tmp_path / "made.json").read_text()))
         return {row["name"]: row for row in result["rows"]}
 
     return measured

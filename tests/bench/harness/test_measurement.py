@@ -7,7 +7,7 @@ import torch
 from support.bench.clock import Clock
 
 from bench.harness import flags, measurement, optional_rows
-from gpuaug.benchkit import results
+from bench.harness.result_check import check_result
 from gpuaug.benchkit.windows import Variant
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -28,7 +28,7 @@ def measure(tmp_path):
         options = flags.parse(flags.parser("matrix", "", batch="8", sweeps=True), [*common, "--json", str(path), *arguments])
         cases = [({"batch_size": size}, lambda stack, size=size: rows(size)) for size in options.batch]
         result = measurement.measure("matrix", options, cases, baseline="serial", ours=("ours",))
-        results.check(json.loads(path.read_text()))
+        check_result(json.loads(path.read_text()))
         assert json.loads(path.read_text())["settings"]["skipped"] == result["settings"]["skipped"]
         return result
 

@@ -3,7 +3,7 @@
 import json
 
 from bench import __main__
-from gpuaug.benchkit import results
+from bench.harness.result_check import check_result
 
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--seconds", "0.02", "--repeats", "1", "--workers", "0"]
 
@@ -17,7 +17,7 @@ def measure_suite(name, folder, *flags):
     """The result of one suite on a CPU, as ``python -m bench run`` writes it into ``folder``."""
     assert run_suites([name], *TINY, *flags, "--results", str(folder)) == 0
     result = json.loads((folder / f"{name}.json").read_text())
-    results.check(result)
+    check_result(result)
     assert name.startswith(result["suite"])
     assert all(row["images_per_s"] > 0 for row in result["rows"] if "images_per_s" in row)
     return result
@@ -27,7 +27,7 @@ def assert_runs_on_a_gpu(main, *flags, name="gpuaug"):
     """A suite of calls gives the time of the rows called ``name``, on the host and on the GPU."""
     common_flags = ["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.02", "--repeats", "1", "--workers", "2"]
     result = main([*common_flags, *flags])
-    results.check(result)
+    check_result(result)
     ours = [row for row in result["rows"] if row["name"] == name]
     assert all(row["host_ms"] > 0 for row in ours)
     assert any(row["gpu_ms"] > 0 for row in ours)

@@ -5,9 +5,9 @@ from support.bench.commands import TINY, run_suites
 from support.bench.file_corpora import file_corpora
 
 from bench.harness.loops import FIRST
+from bench.harness.result_check import check_result
 from bench.peers import file_cases
 from bench.suites.training import priorities
-from gpuaug.benchkit import results
 
 __all__ = ["file_corpora"]
 
@@ -32,7 +32,7 @@ def test_each_row_is_measured_on_both_streams_and_compared(small_cases, tmp_path
     names = [*SMALL, "small/squeezenet1_1"]
     assert run_suites(["priorities"], *TINY, "--cases", ",".join(names), "--results", str(tmp_path)) == 0
     result = json.loads((tmp_path / "priorities.json").read_text())
-    results.check(result)
+    check_result(result)
     rows = {(row["case"], row["name"]): row for row in result["rows"]}
     measured = {name: rows_of for name, (_, rows_of) in SMALL.items()}
     measured |= {names[-1]: (*priorities.CONVERSIONS, file_cases.STEP_ALONE)}

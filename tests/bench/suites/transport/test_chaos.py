@@ -2,14 +2,14 @@ import itertools
 
 import pytest
 
+from bench.harness.result_check import check_result
 from bench.suites.transport import chaos
 from gpuaug import StreamedLoader
-from gpuaug.benchkit import results
 
 
 def assert_passes(device, trials, seed=0, processes=1):
     result = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed), "--processes", str(processes)])
-    results.check(result)
+    check_result(result)
     assert result["settings"]["failed"] == []
     assert sum(row["trials"] for row in result["rows"]) == trials
     return {row["name"] for row in result["rows"]}

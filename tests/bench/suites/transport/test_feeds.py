@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.harness.result_check import check_result
 from bench.suites.transport import feeds as suite
-from gpuaug.benchkit import results
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the ring needs Linux")
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "1", "--seconds", "0.02", "--repeats", "2"]
@@ -36,7 +36,7 @@ def no_pause(monkeypatch):
 def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_path):
     path = tmp_path / "feeds.json"
     result = feeds.main([*TINY, "--json", str(path)])
-    results.check(json.loads(path.read_text()))
+    check_result(json.loads(path.read_text()))
     assert [row["name"] for row in result["rows"]] == ON_CPU
     slots = {row["name"]: row["slot_share"] for row in result["rows"] if "slot_share" in row}
     assert slots["StreamedLoader"] > 0 == slots["StreamedLoader, plain"]
@@ -60,7 +60,7 @@ def test_ratios_are_taken_within_a_repeat(feeds):
 def test_measures_the_gpu(feeds, tmp_path):
     flags = ["--size", "64", "--batch", "8", "--workers", "2", "--seconds", "0.1", "--repeats", "1"]
     result = feeds.main(["--device", "cuda", *flags, "--json", str(tmp_path / "feeds.json")])
-    results.check(result)
+    check_result(result)
     assert {*ON_CPU, "DataLoader, pinned", "pinned, copy stream"} <= {row["name"] for row in result["rows"]}
     assert result["settings"]["link_gb_per_s"] > 0
     assert next(row for row in result["rows"] if row["name"] == "StreamedLoader")["slot_share"] > 0

@@ -7,8 +7,8 @@ from support.bench.commands import rows_by_case
 from support.bench.file_corpora import file_corpora
 
 from bench import __main__
+from bench.harness.result_check import check_result
 from bench.suites.transport import files as suite
-from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import allowed_cores
 
 __all__ = ["file_corpora"]
@@ -33,7 +33,7 @@ def files(monkeypatch, file_corpora):
 def test_measures_the_rows_that_there_are_on_a_cpu_and_leaves_no_worker(files, tmp_path, cases):
     assert __main__.main(["run", "files", *ONCE, "--cases", cases, "--results", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "files.json").read_text())
-    results.check(result)
+    check_result(result)
     expected = {
         f"small, {CORES}": ON_CPU,
         f"camera, {CORES}": [*ON_CPU, "gpuaug, min_side"],
@@ -56,6 +56,6 @@ def test_measures_the_gpu(tmp_path):
     flags = ["--device", "cuda", "--size", "32", "--batch", "8", "--workers", "2", "--seconds", "0.05", "--repeats", "1"]
     cases = ["--cores", str(allowed_cores()), "--cases", "small,decode,resnet18", "--rows", ";".join(rows)]
     result = suite.main([*flags, *cases, "--json", str(tmp_path / "files.json")])
-    results.check(result)
+    check_result(result)
     assert not multiprocessing.active_children()
     assert {row["name"] for row in result["rows"]} == rows

@@ -3,8 +3,8 @@ import os
 
 import pytest
 
+from bench.harness.result_check import check_result
 from bench.suites.transport import soak
-from gpuaug.benchkit import results
 
 CPU = ["--device", "cpu"]
 
@@ -17,7 +17,7 @@ def _frozen(monkeypatch):
 
 def assert_flat(*flags):
     result = soak.main([*CPU, *flags])
-    results.check(result)
+    check_result(result)
     kinds = result["settings"]["kinds"]
     assert all(kind["batches"] > 0 for kind in kinds.values())
     assert {"list", "ring", "features", "ragged", "decoded", "left early"} <= set(kinds)
