@@ -182,7 +182,7 @@ class Index(NamedTuple):
             if (np.diff(self.packets.stamp) < 0).any():
                 raise VideoError("its time stamps begin again: pass start, at or a list of frames to read_clip")
             stamps = np.sort(stamps)
-        return stamps * float(self.time_base)
+        return (stamps * float(self.time_base)).astype(np.float64)
 
     @property
     def end_s(self) -> float:
@@ -236,7 +236,7 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
     first = next(packets, None)
     if first is None:
         raise VideoError("it has no frame")
-    frame = None
+    frame: Any = None
     if container.format.name in CONTAINERS_WITH_PTS and codec in CODECS_WITH_A_FRAME_PER_PACKET:
         # A packet of a transport stream may hold one of the two fields of an interlaced frame.
         may_hold_fields = codec == "h264" and context.field_order > 1 and container.format.name == "mpegts"
@@ -442,7 +442,7 @@ def _orientation(frame: Any) -> int:
     if max(map(abs, skew)) > _MOST_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
         raise VideoError(f"its display matrix rotates by other than a multiple of 90 degrees, or skews: {CONVERT}")
     reversals = [(False, False), (True, False), (True, True), (False, True)]  # of x and y, after rows have become columns
-    return 1 + 4 * is_transposed + reversals.index((x_scale < 0, y_scale < 0))
+    return reversals.index((x_scale < 0, y_scale < 0)) + (5 if is_transposed else 1)
 
 
 def _tag(context: Any) -> str:

@@ -126,6 +126,6 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 all_visible &= is_visible
                 if len(data) > limits.MAX_CLIP_BYTES:
                     raise VideoError(f"its packets from a key frame to the end have more than {limits.MAX_CLIP_BYTES} bytes")
-        first_content = data[packets[0][0] :][: packets[0][1]]
+        first_content = bytes(data[packets[0][0] :][: packets[0][1]])
     instant = (codec != "h264" or nal.is_instant(codec, first_content)) and (all_visible or not index.frames.are_decoded)
     return _ClipPackets(index, ranks[clip_frames], data, packets, instant)

@@ -191,8 +191,8 @@ def read_clip(
                 f"at must be from 0 to 1, got {at}. Pass 0 for the first clip of the video, and 1 for the last."
             )
     short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
-    is_path = isinstance(source, str | os.PathLike)
-    return Clip(os.fsdecode(source) if is_path else _bytes(source), offsets, at, times_s, short)
+    source = os.fsdecode(source) if isinstance(source, str | os.PathLike) else _bytes(source)
+    return Clip(source, offsets, at, times_s, short)
 
 
 def _checked_list(name: str, values: Any, check: Callable[[Any], T]) -> tuple[T, ...]:

@@ -90,8 +90,10 @@ def _errors_as_video_errors() -> Iterator[None]:
         yield
     except av.error.FFmpegError as error:
         raise VideoError(f"FFmpeg says: {error.strerror or error}") from None
-    except (OSError, ValueError, EOFError, OverflowError, MemoryError, LimitError) as error:
-        raise VideoError(file_problem(error) or type(error).__name__) from None
+    except (OSError, ValueError, LimitError) as error:
+        raise VideoError(file_problem(error)) from None
+    except (OverflowError, MemoryError) as error:
+        raise VideoError(str(error) or type(error).__name__) from None
 
 
 class Video:
