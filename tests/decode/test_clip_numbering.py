@@ -13,6 +13,7 @@ import av
 import numpy as np
 import pytest
 from support.video import nvdec_double
+from support.video.headers import edited
 from support.video.videos import FOLDER, frames, video
 
 from gpuaug import DecodeError, DecodeStage, collate_encoded, read_clip
@@ -322,6 +323,26 @@ WITH_DECODING = [
 def test_ordinary_videos_are_numbered_without_decoding(codec, container):
     with VIDEOS.opened(Path(encoded(codec, container)).read_bytes()) as opened:
         assert opened.index.frames.are_decoded == ((codec, container) in WITH_DECODING)
+
+
+def test_a_range_ends_with_the_packets_without_a_frame_that_follow():
+    """They may hold second fields."""
+    with VIDEOS.opened(Path(encoded("h264", "mp4")).read_bytes()) as opened:
+        packets, last = opened.index.packets, len(opened.index.packets.stamp) - 1
+        halves = opened.index._replace(packets=packets._replace(has_visible_frame=np.arange(last + 1) % 2 == 0))
+    assert halves.ranges(np.array([0, 4])) == [(0, 5)]
+    assert halves.ranges(np.array([last - 1]))[0][1] == last
+
+
+@pytest.mark.parametrize("codec", ["h264", "h264 with gradual refresh", "hevc with short groups", "vp9", "av1", "mpeg4"])
+def test_an_mp4_file_without_a_table_of_key_frames(codec):
+    """Its packets are all marked as key frames."""
+    path = encoded(codec, "mp4")
+    data = edited(Path(path).read_bytes(), lambda name, content: b"" if name == b"stss" else content)
+    clips = [(read_clip(data, [start, start + 1]), 0) for start in range(0, 34, 3)]
+    decoded = DecodeStage()(collate_encoded(clips)[0], "cpu").permute(0, 1, 3, 4, 2).numpy()
+    for start, clip in zip(range(0, 34, 3), decoded, strict=True):
+        assert np.array_equal(clip, frames(path)[[start, start + 1]]), start
 
 
 def timed_video(name, codec, times_ms, last_ms, **options):
