@@ -22,7 +22,7 @@ CONTAINERS_WITH_PTS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts")
 """FFmpeg's names of containers that store the presentation time stamp of each frame."""
 
 CODECS_WITH_A_FRAME_PER_PACKET = ("h264", "hevc", "vp9", "av1")
-"""FFmpeg's names of codecs whose packets hold one visible frame each. Their key frames are recognized by their content."""
+"""FFmpeg's names of codecs whose packets hold one visible frame each."""
 
 CODECS_WITH_KEY_FRAMES = (
     *CODECS_WITH_A_FRAME_PER_PACKET,

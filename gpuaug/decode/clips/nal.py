@@ -1,4 +1,4 @@
-"""Content of packets: key frames, and the NAL units of H.264 and HEVC.
+"""NAL units, the parts of packets of H.264 and HEVC: conversion of their format, key frames, and frames that others refer to.
 
 MP4 and Matroska store the length of each NAL unit before the unit. The alternative is a start code before each unit (Annex B of
 the standards). The video engines of a card support start codes only, and libavcodec supports both, so clips are packed with
@@ -77,28 +77,20 @@ def with_start_codes(packet: memoryview, length_size: int) -> bytes | memoryview
 def is_key_frame(codec: str, packet: bytes | memoryview) -> bool:
     """Return whether decoding from a frame on gives correct pictures of the frames that are displayed after it.
 
-    An MP4 file without a table of key frames marks all packets as key frames.
+    An MP4 file without a table of key frames marks all packets as key frames. FFmpeg corrects the marks of VP9 and AV1.
 
     Args:
-        codec: FFmpeg's name of the codec. ``True`` for other codecs than H.264, HEVC, VP9 and AV1.
+        codec: FFmpeg's name of the codec. ``True`` for other codecs than H.264 and HEVC.
         packet: (bytes,) packet that its container marks as a key frame, with start codes.
     """
-    first = packet[0]
-    match codec:
-        case "h264":
-            # An SEI unit whose first message is a recovery point. Its number of frames until pictures are correct begins with
-            # bit 1 if it is 0. Other numbers (gradual refresh) are not used: x264 states too small ones.
-            units = _units(codec, packet)
-            return any(kind == 5 or (kind == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for kind, unit in units)
-        case "hevc":
-            return any(16 <= kind <= 23 for kind, _ in _units(codec, packet))
-        case "vp9":
-            return not first & (0b0110 if first >> 4 & 3 == 3 else 0b1100)  # profile 3 has one bit more before the frame type
-        case "av1":
-            sequence_header, temporal_delimiter = 1, b"\x12\0"
-            unit = packet[2] if bytes(packet[:2]) == temporal_delimiter and len(packet) > 2 else first
-            return unit >> 3 & 15 == sequence_header
-    return True
+    units = _units(codec, packet)
+    if codec == _HEVC:
+        return any(16 <= kind <= 23 for kind, _ in units)
+    # An SEI unit whose first message is a recovery point. Its number of frames until pictures are correct begins with bit 1 if
+    # it is 0. Other numbers (gradual refresh) are not used: x264 states too small ones.
+    return codec != _H264 or any(
+        kind == 5 or (kind == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for kind, unit in units
+    )
 
 
 def is_instant(codec: str, packet: bytes | memoryview) -> bool:
