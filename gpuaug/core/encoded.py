@@ -147,19 +147,20 @@ CLIP = np.dtype(
         ("extradata", np.int32),  # number of bytes of the parameter sets
         ("packets", np.int64),  # index of the first packet in ClipHeaders.packets
         ("packet_count", np.int32),  # number of packets
-        ("codec", "S16"),  # FFmpeg's name of the codec, such as h264
-        ("library", "S24"),  # FFmpeg's name of the decoder, such as libdav1d
-        ("tag", "S4"),  # codec tag of the container, such as XVID; empty if the container has none
-        ("bits", np.int32),  # number of bits per pixel in the container; 0 if the container has none
-        ("pixels", "S16"),  # FFmpeg's name of the pixel format, such as yuv420p
-        ("height", np.int32),  # height of a frame in pixels, before rotation by the orientation
-        ("width", np.int32),  # width of a frame in pixels, before rotation
-        ("matrix", np.uint8),  # MatrixCoefficients of H.273, a code of the colour matrix; 2 if the file has none
-        ("full_range", np.bool_),  # whether black is 0, not 16
-        ("interlaced", np.bool_),
-        ("orientation", np.uint8),  # EXIF orientation of the frames: 1, 3, 6 or 8
-        ("reorder", np.int16),  # number of frames by which the decoding order runs ahead of the display order
         ("instant", np.bool_),  # whether each packet gives a frame, and for H.264 no frame depends on earlier packets
+        # The fields of decode.clips.index.Stream, in their order:
+        ("codec", "U16"),
+        ("library", "U24"),
+        ("tag", "U4"),
+        ("bits", np.int32),
+        ("pixels", "U16"),
+        ("height", np.int32),
+        ("width", np.int32),
+        ("matrix", np.uint8),
+        ("full_range", np.bool_),
+        ("interlaced", np.bool_),
+        ("orientation", np.uint8),
+        ("reorder", np.int16),
     ]
 )
 """Structured NumPy dtype: the header fields of one clip."""

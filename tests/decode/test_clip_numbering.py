@@ -1,12 +1,11 @@
 """Clips equal PyAV's frames for every codec, container and beginning of a file."""
 
 import copy
-import dataclasses
 import itertools
 import pickle
 import random
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,10 +13,11 @@ import av
 import numpy as np
 import pytest
 from support.video import nvdec_double
+from support.video.headers import edited
 from support.video.videos import FOLDER, frames, video
 
 from gpuaug import DecodeError, DecodeStage, collate_encoded, read_clip
-from gpuaug.decode.clips import index
+from gpuaug.decode.clips import limits
 from gpuaug.decode.clips.video_file import VIDEOS
 
 X265 = "log-level=none:keyint="
@@ -38,12 +38,7 @@ CODECS = {
     "hevc with leading frames that are shown": ("libx265", {"x265-params": X265 + "6:bframes=3:open-gop=0:radl=2"}),
     "mpeg1": ("mpeg1video", {"g": "12", "bf": "2"}),
     "mpeg2": ("mpeg2video", {"g": "12", "bf": "2"}),
-    "mpeg2 with closed groups": ("mpeg2video", {"g": "12", "bf": "2", "flags": "+cgop", "sc_threshold": "1000000000"}),
-    "mpeg2 without B-frames": ("mpeg2video", {"g": "12", "bf": "0"}),
     "mpeg4": ("mpeg4", {"g": "12", "bf": "2"}),
-    "mpeg4 without B-frames": ("mpeg4", {"g": "12", "bf": "0"}),
-    "mpeg4 with one key frame": ("mpeg4", {"g": "99", "bf": "0"}),
-    "mpeg2 with one key frame": ("mpeg2video", {"g": "99", "bf": "0"}),
     "hevc with one key frame": ("libx265", {"x265-params": X265 + "99:bframes=0"}),
     "vp8 with hidden frames": ("libvpx", {"g": "30", "cpu-used": "5", "auto-alt-ref": "1", "lag-in-frames": "16"}),
     "vp9": ("libvpx-vp9", {"g": "12", "cpu-used": "8", "deadline": "realtime"}),
@@ -65,21 +60,22 @@ CONTAINERS = (
 )
 
 DEFAULT = {
-    "h264": ("avi", "wmv", "mkv"),
+    "h264": ("avi", "wmv", "mkv", "flv"),
     "h264 with open groups": ("ts",),
+    "h264 interlaced": ("ts",),
     "hevc with open groups": ("ts",),
     "hevc with short groups": ("mkv",),
     "mpeg2": ("mp4", "mkv", "mpg"),
-    "mpeg2 without B-frames": ("mkv",),
-    "mpeg4": ("avi",),
-    **dict.fromkeys(("mpeg4 with one key frame", "hevc with one key frame"), ("mp4",)),
+    "mpeg4": ("avi", "mkv"),
+    **dict.fromkeys(("hevc with one key frame", "av1"), ("mp4",)),
+    **dict.fromkeys(("vp8 with hidden frames", "vp9"), ("webm",)),
     "h263": ("avi",),
     **dict.fromkeys(("rawvideo", "utvideo"), ("avi",)),
     "qtrle": ("mov",),
 }
 """Containers that are tested per default, by the name of the codec."""
 
-REFUSED = rf": {index.CONVERT}\b"
+REFUSED = rf": {limits.CONVERT}\b"
 
 
 def encoded(codec, container):
@@ -145,20 +141,6 @@ def frame_count(path):
         return 0
 
 
-@pytest.mark.parametrize("codec", DEFAULT)
-def test_clips_are_pyavs_frames(codec):
-    rng = random.Random(0)
-    for container in DEFAULT[codec]:
-        for position, path in enumerate(beginnings(encoded(codec, container))):
-            if position and frame_count(path) < 6:
-                continue
-            if (codec, position) == ("mpeg4", 2):  # FFmpeg returns a grey frame in addition to the frames
-                with pytest.raises(DecodeError, match=f"FFmpeg decodes several frames from one of its packets{REFUSED}"):
-                    is_equal(path, rng)
-            else:
-                assert is_equal(path, rng), path
-
-
 @contextmanager
 def allowed_to_refuse():
     """Ignore errors that name a way out."""
@@ -169,15 +151,16 @@ def allowed_to_refuse():
             raise
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", CODECS)
-def test_clips_are_pyavs_frames_in_all_containers_or_are_refused(codec):
-    rng = random.Random(0)
-    paths = [path for container in CONTAINERS if (path := encoded(codec, container)) and frame_count(path) >= 6]
+@pytest.mark.parametrize("codec", [*DEFAULT, *(pytest.param(codec, marks=pytest.mark.slow) for codec in CODECS)])
+def test_clips_are_pyavs_frames_or_are_refused(codec, request):
+    is_slow = request.node.get_closest_marker("slow")
+    containers = CONTAINERS if is_slow else DEFAULT[codec]
+    paths = [path for container in containers if (path := encoded(codec, container)) and frame_count(path) >= 6]
     assert paths
+    rng = random.Random(0)
     for path in itertools.chain.from_iterable(map(beginnings, paths)):
         if frame_count(path) >= 6:
-            with allowed_to_refuse():
+            with allowed_to_refuse() if is_slow or codec == "mpeg4" else nullcontext():
                 assert is_equal(path, rng), path
 
 
@@ -190,44 +173,24 @@ def test_colours_that_only_the_container_stores(codec, container, colorspace, co
     assert is_equal(path, random.Random(0))
 
 
-def written(name, parts):
-    """Path of a file with the packets of several videos, each changed by a function of (number, packet)."""
+def with_packets(name, path, contents):
+    """Path of a copy of a video with other packets, at one time stamp after the other."""
     target = Path(FOLDER.name) / name
-    with av.open(str(target), "w") as file:
-        stream, count = None, 0
-        for path, change in parts:
-            with av.open(path) as source:
-                stream = stream or file.add_stream_from_template(source.streams.video[0])
-                packets = [packet for packet in source.demux(video=0) if packet.size]
-            for number, packet in enumerate(packets):
-                copy_packet = av.Packet(change(number, bytes(packet)))
-                copy_packet.pts = copy_packet.dts = count
-                copy_packet.time_base = 1 / stream.average_rate if stream.average_rate else packet.time_base
-                copy_packet.is_keyframe = packet.is_keyframe
-                copy_packet.stream = stream
-                file.mux(copy_packet)
-                count += 1
+    with av.open(path) as source, av.open(str(target), "w") as file:
+        stream = file.add_stream_from_template(source.streams.video[0])
+        packets = (packet for packet in source.demux(video=0) if packet.size)
+        for number, (packet, content) in enumerate(zip(packets, contents, strict=True)):
+            copy_packet = av.Packet(content)
+            copy_packet.pts = copy_packet.dts = number
+            copy_packet.time_base = 1 / stream.average_rate if stream.average_rate else packet.time_base
+            copy_packet.is_keyframe = packet.is_keyframe
+            copy_packet.stream = stream
+            file.mux(copy_packet)
     return str(target)
 
 
 EMPTY = bytes((0, 0, 1, 0xB6, 0b01010000, 0b00100000))
 """Packet of MPEG-4 without a frame: the header of a P-frame that is not coded."""
-
-
-def unchanged(_, data):
-    return data
-
-
-def test_a_video_whose_b_frames_begin_late():
-    plain, reordered = encoded("h264 without B-frames", "ts"), encoded("h264", "ts")
-    assert is_equal(written("late.avi", [(plain, unchanged), (plain, unchanged), (reordered, unchanged)]), random.Random(0))
-
-
-def test_packets_of_mpeg4_without_a_frame_are_not_counted():
-    path = encoded("mpeg4 without B-frames", "avi")
-    part = written("empty.avi", [(path, lambda number, data: EMPTY if number in (5, 17) else data)])
-    assert len(frames(part)) == 34
-    assert is_equal(part, random.Random(0))
 
 
 def test_packets_that_are_changed_by_data_beside_them_are_refused_with_a_way_out():
@@ -287,7 +250,7 @@ def test_packets_of_mpeg4_with_two_frames():
     contents = [
         data.replace(b"\0\0\1\xb6", marked + b"\0\0\1\xb6", 1) if data[:4] != b"\0\0\1\xb6" else data for data in packed
     ]
-    part = written("packed.avi", [(path, lambda number, data: contents[number])])
+    part = with_packets("packed.avi", path, contents)
     assert len(frames(part)) == 36
     assert is_equal(part, random.Random(0))
 
@@ -298,6 +261,10 @@ def test_a_video_without_time_stamps_is_refused_with_a_way_out():
 
 def test_a_video_with_several_frames_of_one_packet_is_refused_with_a_way_out():
     refused_and_converted(copied(encoded("mpeg4", "mkv"), 13), "FFmpeg decodes several frames from one of its packets")
+
+
+def test_a_video_in_another_container_is_refused_with_a_way_out():
+    refused_and_converted(encoded("apng", "apng"), "its container is none of mov, .*")
 
 
 def refused_and_converted(path, reason):
@@ -338,35 +305,44 @@ def test_clips_of_the_engines(monkeypatch, codec, container):
         assert np.abs(decoded - expected).max() <= (3 if on_card.any() else 0), path
 
 
-def index_of(codec, container):
-    video_file = VIDEOS.take(memoryview(Path(encoded(codec, container)).read_bytes()))
-    try:
-        return video_file.read_index()
-    finally:
-        video_file.close()
+WITHOUT_DECODING = [
+    *(("h264", container) for container in ("mp4", "mov", "mkv", "ts")),
+    *(("hevc with open groups", "mp4"), ("h264 interlaced", "mp4"), ("vp9", "webm"), ("vp9", "mp4"), ("av1", "mp4")),
+]
+WITH_DECODING = [
+    ("h264", "avi"),
+    ("h264", "flv"),
+    ("h264 interlaced", "ts"),
+    ("mpeg4", "mp4"),
+    ("mjpeg", "mov"),
+    ("vp9", "avi"),
+]
 
 
-def test_ranges_of_packets():
-    closed, open_groups = index_of("h264", "mp4"), index_of("h264 with open groups", "mp4")
-    far = np.array([0, closed.keys[-1]])
-    assert closed.ranges(far) == [(0, 0), (closed.keys[-1], closed.keys[-1])]
-    assert open_groups.ranges(np.array([0, open_groups.keys[-1]])) == [(0, open_groups.keys[-1])]
-    # The second field of a frame is a packet without a frame.
-    second_fields = dataclasses.replace(closed, shown=np.arange(len(closed.pts)) % 2 == 0)
-    assert second_fields.ranges(np.array([0, 4])) == [(0, 5)]
-    assert second_fields.ranges(np.array([len(closed.pts) - 2]))[0][1] == len(closed.pts) - 1
+@pytest.mark.parametrize(("codec", "container"), WITHOUT_DECODING + WITH_DECODING)
+def test_ordinary_videos_are_numbered_without_decoding(codec, container):
+    with VIDEOS.opened(Path(encoded(codec, container)).read_bytes()) as opened:
+        assert opened.index.frames.are_decoded == ((codec, container) in WITH_DECODING)
 
 
-def test_ordinary_videos_are_numbered_without_decoding(monkeypatch):
-    def decode(*_):
-        raise AssertionError
+def test_a_range_ends_with_the_packets_without_a_frame_that_follow():
+    """They may hold second fields."""
+    with VIDEOS.opened(Path(encoded("h264", "mp4")).read_bytes()) as opened:
+        packets, last = opened.index.packets, len(opened.index.packets.stamp) - 1
+        halves = opened.index._replace(packets=packets._replace(has_visible_frame=np.arange(last + 1) % 2 == 0))
+    assert halves.ranges(np.array([0, 4])) == [(0, 5)]
+    assert halves.ranges(np.array([last - 1]))[0][1] == last
 
-    monkeypatch.setattr(index.Scan, "_decode", decode)
-    in_mp4 = ("h264", "hevc with open groups", "mpeg2", "mpeg4", "vp9", "av1")
-    in_avi = ("mpeg4 without B-frames", "vp8 with hidden frames", "ffv1", "mjpeg", "rawvideo")
-    videos = [*((codec, "mp4") for codec in in_mp4), *((codec, "avi") for codec in in_avi), ("h264", "mkv"), ("h264", "ts")]
-    for codec, container in videos:
-        assert not index_of(codec, container).numbered_by_decoder
+
+@pytest.mark.parametrize("codec", ["h264", "h264 with gradual refresh", "hevc with short groups", "vp9", "av1", "mpeg4"])
+def test_an_mp4_file_without_a_table_of_key_frames(codec):
+    """Its packets are all marked as key frames."""
+    path = encoded(codec, "mp4")
+    data = edited(Path(path).read_bytes(), lambda name, content: b"" if name == b"stss" else content)
+    clips = [(read_clip(data, [start, start + 1]), 0) for start in range(0, 34, 3)]
+    decoded = DecodeStage()(collate_encoded(clips)[0], "cpu").permute(0, 1, 3, 4, 2).numpy()
+    for start, clip in zip(range(0, 34, 3), decoded, strict=True):
+        assert np.array_equal(clip, frames(path)[[start, start + 1]]), start
 
 
 def timed_video(name, codec, times_ms, last_ms, **options):

@@ -1,7 +1,5 @@
 """Clips that NVDEC decodes: its sessions and their errors by a double on the CPU, pixels on a card."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
@@ -11,47 +9,18 @@ from torch.utils.data import DataLoader
 
 from gpuaug import DecodeError, DecodeStage, DeviceError, GpuAugWarning, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.streams import InLineLane
-from gpuaug.decode.clips import layout, libav
+from gpuaug.decode.clips import layout
 from gpuaug.decode.clips.layout import convert
 from gpuaug.decode.decoders import nvdec_sessions, registry
 from gpuaug.decode.decoders.nvdec import NvDec
 from gpuaug.decode.decoders.nvdec_sessions import SessionKey, SessionPool
 
-from .test_clips import CASES, path_of
-
-MOST_APART = 3
-"""FFmpeg's conversion to RGB is off by up to three levels from the exact one, which clips of NVDEC have but for rounding."""
-
-BY_CPU = {
-    *("vp8 with hidden frames", "mpeg4 in AVI, without presentation time stamps", "mpeg4 with B-frames", "mpeg2", "lossless"),
-    *("interlaced", "10 bits", "4:4:4 and odd sides"),
-}
+from .test_clips import BY_CPU, CASES, MOST_APART, apart, clips_of, path_of
 
 
 def decoded(*clips, device="cpu", **options):
     made = DecodeStage(**options)(collate_encoded([(clip, 0) for clip in clips])[0], device)
     return made.permute(0, 1, 3, 4, 2).cpu().numpy()
-
-
-def apart(got, wanted):
-    return int(np.abs(got.astype(int) - wanted.astype(int)).max())
-
-
-def clips_of(path):
-    count, rng = len(frames(path)), random.Random(1)
-    starts = [0, 1, count - 9, *(rng.randrange(count - 8) for _ in range(3))]
-    return starts, [read_clip(path, 3, 4, start=start) for start in starts]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_frames_are_those_of_pyav(monkeypatch, case):
-    decoder = nvdec_double.use(monkeypatch)
-    path = path_of(case)
-    starts, clips = clips_of(path)
-    got = decoded(*clips)
-    for start, clip in zip(starts, got, strict=True):
-        assert apart(clip, frames(path)[start : start + 9 : 4]) <= (0 if case in BY_CPU else MOST_APART), start
-    assert (len(decoder.sessions) == 0) == (case in BY_CPU)
 
 
 def test_frames_beside_one_another_are_fed_together_and_come_in_their_order(monkeypatch):
@@ -134,18 +103,6 @@ def test_what_is_wrong_with_a_clip_is_an_error_at_its_batch_and_ends_the_session
     assert apart(decoded(read_clip(path, 5))[0], frames(path)[:5]) <= MOST_APART
 
 
-def test_a_clip_that_fails_is_replaced(monkeypatch):
-    failing = iter([True] + [False] * 99)
-    nvdec_double.use(monkeypatch, change=lambda frames, ended: raising(frames, ended) if next(failing) else frames)
-    clips = [(read_clip(video(), 3, start=start), start) for start in range(2)]
-    data = DataLoader(clips, batch_size=2, collate_fn=collate_encoded)
-    streamed = StreamedLoader(data, [DecodeStage(on_error="replace")], device="cpu")
-    ((made, labels),) = streamed
-    assert streamed.stats().replaced == 1
-    assert labels[0] == labels[1]
-    assert torch.equal(made[0], made[1])
-
-
 @pytest.mark.parametrize("full_range", [False, True])
 @pytest.mark.parametrize(
     ("matrix", "weights"), [(1, (0.2126, 0.0722)), (2, (0.299, 0.114)), (6, (0.299, 0.114)), (9, (0.2627, 0.0593))]
@@ -182,14 +139,6 @@ def test_a_library_that_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(nvdec_sessions, "library", failing)
     with pytest.warns(GpuAugWarning, match=r"cannot be set up \(libnvcuvid.so.1: cannot open\). In a container, add video"):
         registry.find_clips("auto", cuda)
-
-
-def test_videos_without_pyav_are_told(monkeypatch):
-    monkeypatch.setattr(libav, "find_module", lambda: None)
-    words = "Videos cannot be read, because PyAV is not installed. Run pip install 'gpuaug\\[video\\]'."
-    with pytest.raises(DeviceError, match=words):
-        collate_encoded([(read_clip(video(), 2), 0)])
-    assert "PyAV is not installed" in DecodeStage(backend="cpu").decoders["pyav"].words
 
 
 ON_CARD = ["h264", "hevc", "vp9", "an open group of pictures", "BT.709", "BT.601 in full range", "turned left", "10 bits"]

@@ -1,35 +1,35 @@
 """Index of a video: the number of each frame, and the packets from which selected frames are decoded.
 
 **Frame numbers.** Frames are numbered in the order in which a decoder that reads the whole file returns them, starting at 0. In
-most files each packet holds one frame, and presentation time stamps give this order. Then all packets are read once, without
-decoding. Other files are also decoded once: files whose container stores no presentation time stamps (AVI), files whose first
-frames refer to frames before the beginning of the file, and codecs whose packets may hold no frame or several frames.
+H.264, HEVC, VP9 and AV1, each packet holds one frame, and in some containers presentation time stamps give this order. Then all
+packets are read once, without decoding. All other files are also decoded once, and so are files whose first frames refer to
+frames before the beginning of the file.
 """
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.decode.clips import frame_headers, libav, limits, nal
+from gpuaug.decode.clips import libav, limits, nal
+from gpuaug.decode.clips.limits import CONVERT, VideoError
 
-_STORE_PRESENTATION = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts", "flv")
-"""FFmpeg's names of the containers that store the presentation time stamp of each frame."""
+CONTAINERS_WITH_PTS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts")
+"""FFmpeg's names of containers that store the presentation time stamp of each frame."""
 
-_STORE_FRAMES = _STORE_PRESENTATION[:2]
-"""Containers whose packets hold both fields of an interlaced H.264 frame."""
+CODECS_WITH_A_FRAME_PER_PACKET = ("h264", "hevc", "vp9", "av1")
+"""FFmpeg's names of codecs whose packets hold one visible frame each."""
 
-_ONE_FRAME_PER_PACKET = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg1video", "mpeg2video", "mpeg4", "ffv1")
-"""FFmpeg's names of the codecs with one frame per packet, in addition to codecs without prediction. ``frame_headers`` detects
-packets with no frame or several frames, and packets that the container marks as key frames by mistake."""
-
-_START_AT_KEYS = (*_ONE_FRAME_PER_PACKET, "h263", "flv1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2")
-"""FFmpeg's names of the codecs that can be decoded from any key frame. Clips of other codecs with prediction are decoded from
-packet 0."""
+CODECS_WITH_KEY_FRAMES = (
+    *CODECS_WITH_A_FRAME_PER_PACKET,
+    *("vp8", "mpeg1video", "mpeg2video", "mpeg4", "ffv1", "h263", "flv1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2"),
+)
+"""FFmpeg's names of the codecs that can be decoded from any key frame, in addition to codecs without prediction. Clips of other
+codecs are decoded from packet 0."""
 
 _MOST_REORDERED = 16
 """Maximum number of frames by which the display order of a codec differs from the decoding order."""
@@ -40,17 +40,20 @@ _SIDE_DATA = ("palette", "new_extradata", "param_change")
 _CHECKED_BYTES = 1024
 """Number of bytes at the beginning of a packet from which its checksum is computed."""
 
-_ORIENTATIONS = {
-    (False, False, False): 1,
-    (False, True, False): 2,
-    (False, True, True): 3,
-    (False, False, True): 4,
-    (True, False, False): 5,
-    (True, True, False): 6,
-    (True, True, True): 7,
-    (True, False, True): 8,
-}
-"""(Whether rows become columns, whether x is reversed after that, and y) → EXIF orientation."""
+_NO_STAMP = np.iinfo(np.int64).min
+"""Time stamp of a packet without a time stamp, as in FFmpeg."""
+
+_SCANNED = np.dtype(
+    {
+        "names": ["stamp", "dts", "duration", "checksum", "is_hidden", "is_key", "is_instant"],
+        "formats": [np.int64, np.int64, np.int64, np.uint32, np.bool_, np.bool_, np.bool_],
+    }
+)
+"""Structured NumPy dtype: one packet, as its container returns it.
+
+``stamp``: see ``Packets``. ``dts``: decoding time stamp. ``duration``: duration of the frame; 0 if it is not stored.
+``is_hidden``: whether the container hides the frame. ``is_key`` and ``is_instant``: see ``nal``.
+"""
 
 _MOST_SKEW = 0.0175
 """Maximum ratio of the elements beside a rotation by a multiple of 90 degrees in a display matrix: one degree, as in FFmpeg."""
@@ -58,17 +61,9 @@ _MOST_SKEW = 0.0175
 UNSPECIFIED = 2
 """Number of the colour matrix in H.273 for a video that does not specify one."""
 
-CONVERT = "convert it to H.264 in an MP4 file"
-"""Way out for a video that cannot be read frame by frame."""
 
-
-class VideoError(Exception):
-    """Reason why a video cannot be read, as a clause about "it"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """Header fields of a video, and its packets in decoding order."""
+class Stream(NamedTuple):
+    """Codec, size and colours of a video: the last fields of ``CLIP``."""
 
     codec: str
     """FFmpeg's name of the codec, such as h264."""
@@ -89,71 +84,90 @@ class Index:
     full_range: bool
     """Whether black is 0, not 16."""
     interlaced: bool
+    """Whether a frame consists of two fields."""
     orientation: int
     """EXIF orientation of the frames, 1 to 8."""
     reorder: int
     """Number of frames by which decoding runs ahead of display."""
-    extradata: bytes
-    """Parameter sets, with start codes for H.264 and HEVC."""
-    length_size: int
-    """Number of bytes of the length before each NAL unit; 0 for start codes."""
-    stamps: NDArray[np.int64]
-    """(P,) presentation time stamp of each packet in the file; its decoding time stamp if it has none."""
-    checksums: NDArray[np.uint32]
-    """(P,) ``checksum`` of each packet."""
-    pts: NDArray[np.int64]
-    """(P,) distinct numbers that ascend in display order: ``stamps``, or numbers found by decoding."""
-    shown: NDArray[np.bool_]
+
+
+class Packets(NamedTuple):
+    """Packets of a video in decoding order, and the K of them at which decoding can start: packet 0, and key frames."""
+
+    stamp: NDArray[np.int64]
+    """(P,) presentation time stamp in the file; the decoding time stamp if there is none."""
+    checksum: NDArray[np.uint32]
+    """(P,) ``_checksum``."""
+    display_rank: NDArray[np.int64]
+    """(P,) sort key of display order."""
+    has_visible_frame: NDArray[np.bool_]
     """(P,) whether the packet holds a frame that is displayed."""
     keys: NDArray[np.int64]
-    """(K,) indices of the packets at which decoding can start: 0, and key frames."""
+    """(K,) packet index."""
     key_dts: NDArray[np.int64]
-    """(K,) decoding time stamp of each of these packets."""
-    instant: NDArray[np.bool_]
+    """(K,) decoding time stamp; the presentation time stamp if there is none."""
+    key_is_instant: NDArray[np.bool_]
     """(K,) whether no frame after the key frame, in decoding order, is predicted from frames before the key frame."""
-    displayed: NDArray[np.int64]
-    """(N,) packet index of each visible frame, in display order."""
-    time_base: Fraction
-    """Seconds per unit of ``stamps``."""
+
+
+class Frames(NamedTuple):
+    """Visible frames of a video in display order."""
+
+    packet_of_frame: NDArray[np.int64]
+    """(N,) packet index."""
     last_duration: int
-    """Duration of the frame with the last time stamp, in units of ``stamps``; 0 if the file does not store it."""
-    numbered_by_decoder: bool
-    """Whether ``pts`` and ``displayed`` were found by decoding."""
+    """Duration of the frame with the last time stamp, in units of time stamps; 0 if the file does not store it."""
+    are_decoded: bool
+    """Whether the frames were found by decoding the file."""
     missing: int
     """Number of packets that the container declares but does not contain."""
+
+
+class Index(NamedTuple):
+    """Index of a video."""
+
+    stream: Stream
+    extradata: bytes
+    """Parameter sets of the codec, with start codes for H.264 and HEVC."""
+    length_size: int
+    """Number of bytes of the length before each NAL unit; 0 for start codes."""
+    time_base: Fraction
+    """Seconds per unit of time stamps."""
+    packets: Packets
+    frames: Frames
+
+    def is_packet(self, number: int, packet: Any) -> bool:
+        """Return whether a packet is the undamaged packet ``number``."""
+        is_equal = stamp_of(packet) in (None, self.packets.stamp[number]) and _checksum(packet) == self.packets.checksum[number]
+        return is_equal and not packet.is_corrupt
 
     def ranges(self, frame_packets: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Return the ranges of packets, (first, last), from which frames are decoded. Each range starts at a key frame.
 
         A frame after a key frame in decoding order may be displayed before the key frame. Its range starts at an earlier key
-        frame. A range that would refer to frames before it is joined with the range before it.
+        frame. If decoding cannot start at the key frame of a range, the range is merged with the preceding one.
 
         Args:
             frame_packets: (T,) packet indices of the frames.
         """
-        needs: list[tuple[int, int]] = []
+        keys, rank = self.packets.keys, self.packets.display_rank
+        needs: list[tuple[int, int]] = []  # (index of the key frame, packet index of the frame)
         for packet in np.unique(frame_packets).tolist():
-            usable = np.flatnonzero((self.keys <= packet) & (self.pts[self.keys] <= self.pts[packet]))
-            needs.append((int(usable[-1]) if len(usable) else 0, packet))
-        shown = np.flatnonzero(self.shown)
+            usable = np.flatnonzero((keys <= packet) & (rank[keys] <= rank[packet]))
+            needs.append((int(usable.max(initial=0)), packet))
+        # Packets without a frame that follow may hold the rest of the frame, such as its second field.
+        ends = np.append(np.flatnonzero(self.packets.has_visible_frame), len(rank))
         ranges: list[tuple[int, int]] = []
         for key, packet in sorted(needs):
-            first = int(self.keys[key])
-            # Packets without a frame that follow may hold the rest of the frame, such as its second field.
-            after = int(np.searchsorted(shown, packet, side="right"))
-            last = int(shown[after]) - 1 if after < len(shown) else len(self.pts) - 1
-            if self.numbered_by_decoder:  # H.264: after a start at no IDR frame, a later frame decides whether a frame is shown
-                last = min(last + self.reorder, len(self.pts) - 1)
-            if ranges and (first <= ranges[-1][1] or not self.instant[key]):
-                ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
-            else:
-                ranges.append((first, last))
+            first, last = int(keys[key]), int(ends[np.searchsorted(ends, packet, side="right")]) - 1
+            if self.frames.are_decoded:
+                # H.264 from a non-IDR key frame: the decoder outputs a frame only after up to ``reorder`` more packets.
+                last = min(last + self.stream.reorder, len(rank) - 1)
+            if ranges and (first <= ranges[-1][1] or not self.packets.key_is_instant[key]):
+                first, last_before = ranges.pop()
+                last = max(last, last_before)
+            ranges.append((first, last))
         return ranges
-
-    @property
-    def may_be_packed(self) -> bool:
-        """Whether a packet may hold a frame and the next packet's frame (DivX)."""
-        return self.codec == "mpeg4" and self.numbered_by_decoder
 
     @property
     def times_s(self) -> NDArray[np.float64]:
@@ -162,10 +176,10 @@ class Index:
         Raises:
             VideoError: If the time stamps begin again, as in files that were joined end to end.
         """
-        stamps = self.stamps[self.displayed]
+        stamps = self.packets.stamp[self.frames.packet_of_frame]
         if (np.diff(stamps) < 0).any():
             # Decoding time stamps, in containers without presentation time stamps, ascend in the order of the packets.
-            if (np.diff(self.stamps) < 0).any():
+            if (np.diff(self.packets.stamp) < 0).any():
                 raise VideoError("its time stamps begin again: pass start, at or a list of frames to read_clip")
             stamps = np.sort(stamps)
         return (stamps * float(self.time_base)).astype(np.float64)
@@ -173,7 +187,8 @@ class Index:
     @property
     def end_s(self) -> float:
         """End of the last visible frame in seconds; its time stamp if its duration is not known."""
-        return float((self.stamps[self.displayed].max() + self.last_duration) * float(self.time_base))
+        last = self.packets.stamp[self.frames.packet_of_frame].max()
+        return float((last + self.frames.last_duration) * float(self.time_base))
 
 
 def stamp_of(packet: Any) -> int | None:
@@ -198,233 +213,200 @@ def packets_of(container: Any) -> Iterator[Any]:
             yield packet
 
 
-def checksum(packet: Any) -> int:
-    """Return a checksum of the size and the first bytes of a packet."""
-    return zlib.crc32(memoryview(packet)[:_CHECKED_BYTES], packet.size)
-
-
-class _Key(NamedTuple):
-    """Key frame. See ``Index``."""
-
-    packet: int
-    dts: int
-    instant: bool
-
-
-class Scan:
-    """Packets of a video in decoding order. The constructor reads all of them.
+def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
+    """Read all packets of a video, and decode the first frame, or all frames.
 
     Args:
         container: PyAV's container, at its beginning.
+        open_again: Function that returns the container at its beginning. It is called if all frames must be decoded.
 
     Raises:
-        VideoError, DamagedPacketError: If the video cannot be decoded.
+        VideoError: If the video cannot be decoded.
     """
-
-    def __init__(self, container: Any) -> None:
-        self._stream = stream = container.streams.video[0]
-        self._stores_presentation = container.format.name in _STORE_PRESENTATION
+    stream = container.streams.video[0]
+    context = stream.codec_context
+    if context is None or not context.codec.canonical_name or not context.is_decoder:
+        raise VideoError("FFmpeg has no decoder for its codec")
+    if context.width * context.height > limits.MAX_FRAME_PIXELS:
+        raise VideoError(f"its {context.width}x{context.height} pixels are more than {limits.MAX_FRAME_PIXELS}")
+    libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
+    codec, reorder = context.codec.canonical_name, context.reorder_depth
+    extradata, length_size = nal.parameter_sets(codec, bytes(context.extradata or b""))
+    packets = packets_of(container)
+    first = next(packets, None)
+    if first is None:
+        raise VideoError("it has no frame")
+    frame: Any = None
+    if container.format.name in CONTAINERS_WITH_PTS and codec in CODECS_WITH_A_FRAME_PER_PACKET:
+        # A packet of a transport stream may hold one of the two fields of an interlaced frame.
+        may_hold_fields = codec == "h264" and context.field_order > 1 and container.format.name == "mpegts"
+        frame = None if may_hold_fields else _decode_alone(first, context)
+    scanned = np.fromiter(_scan(itertools.chain([first], packets), context, length_size), _SCANNED)
+    stamps = _filled(scanned["stamp"])
+    numbers = np.arange(len(scanned))
+    is_key = scanned["is_key"]
+    are_decoded = frame is None or not _gives_display_order(scanned, codec, reorder)
+    if are_decoded:
+        stream = open_again().streams.video[0]
         context = stream.codec_context
-        if context is None or not context.codec.canonical_name or not context.is_decoder:
-            raise VideoError("FFmpeg has no decoder for its codec")
-        if context.width * context.height > limits.MAX_FRAME_PIXELS:
-            raise VideoError(f"its {context.width}x{context.height} pixels are more than {limits.MAX_FRAME_PIXELS}")
-        libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
-        self._codec = context.codec.canonical_name
-        self._reorder = context.reorder_depth
-        self._extradata, self._length_size = nal.parameter_sets(self._codec, bytes(context.extradata or b""))
-        self._stamps: list[int | None] = []
-        self._durations: list[int] = []
-        self._checksums: list[int] = []
-        self._discarded: list[bool] = []
-        self._keys: list[_Key] = []
-        self._last_dts: int | None = None
-        self._first_frame: Any = None
-        # Whether each packet certainly holds one frame, and no displayed frame refers to frames before the file.
-        self._is_plain = context.codec.intra_only or self._codec in _ONE_FRAME_PER_PACKET
-        if self._codec in ("h264", "hevc"):  # the depth of the reordering may grow after the beginning
-            self._is_plain = self._stores_presentation
-        if self._codec == "h264" and context.field_order > 1:
-            self._is_plain = container.format.name in _STORE_FRAMES
-        for packet in packets_of(container):
-            self._append(packet, context)
-        if not self._stamps:
-            raise VideoError("it has no frame")
+        frame, packet_of_frame, decoded_keys = _decode(stream, len(scanned))
+        reorder = max(reorder, context.reorder_depth)
+        display_rank = _ranks(packet_of_frame, len(scanned))
+        is_key = (is_key & np.isin(numbers, decoded_keys)) | (numbers == 0)
+    else:
+        order = stamps.argsort()
+        packet_of_frame = order[~scanned["is_hidden"][order]]
+        display_rank = stamps
+    last = packet_of_frame[stamps[packet_of_frame].argmax()] if len(packet_of_frame) else 0
+    keys = np.flatnonzero(is_key)
+    return Index(
+        stream=Stream(
+            codec=codec,
+            library=context.name,
+            tag=_tag(context),
+            bits=context.bits_per_coded_sample,
+            pixels=frame.format.name,
+            height=frame.height,
+            width=frame.width,
+            matrix=UNSPECIFIED if frame.colorspace is None else int(frame.colorspace),
+            full_range=int(frame.color_range) == 2 or frame.format.name.startswith("yuvj"),
+            interlaced=bool(frame.interlaced_frame) or context.field_order > 1,
+            orientation=_orientation(frame),
+            reorder=reorder,
+        ),
+        extradata=extradata,
+        length_size=length_size,
+        time_base=stream.time_base,
+        packets=Packets(
+            stamp=stamps,
+            checksum=scanned["checksum"].copy(),
+            display_rank=display_rank,
+            has_visible_frame=np.isin(numbers, packet_of_frame),
+            keys=keys,
+            key_dts=np.where(scanned["dts"] == _NO_STAMP, stamps, scanned["dts"])[keys],
+            key_is_instant=scanned["is_instant"][keys],
+        ),
+        frames=Frames(
+            packet_of_frame=packet_of_frame,
+            last_duration=int(scanned["duration"][last]),
+            are_decoded=are_decoded,
+            missing=max(stream.frames - len(scanned), 0),
+        ),
+    )
 
-    def _append(self, packet: Any, context: Any) -> None:
-        """Append one packet. See ``Index`` for the meaning of the lists."""
-        number = len(self._stamps)
+
+def _scan(packets: Iterator[Any], context: Any, length_size: int) -> Iterator[tuple[Any, ...]]:
+    """Yield a record of ``_SCANNED`` per packet.
+
+    Raises:
+        VideoError: If there are too many packets, or a packet changes parameters of the codec, or is damaged.
+    """
+    codec = context.codec.canonical_name
+    for number, packet in enumerate(packets):
         if number == limits.MAX_PACKETS:
             raise VideoError(f"it has more than {limits.MAX_PACKETS} frames")
         for side_data in _SIDE_DATA:
             if packet.has_sidedata(side_data) and bytes(packet.get_sidedata(side_data)) != context.extradata:
                 raise VideoError(f"its packet {number} changes parameters of the codec ({side_data}): {CONVERT}")
-        stamp = stamp_of(packet)
-        self._stamps.append(stamp)
-        self._durations.append(max(packet.duration or 0, 0))
-        self._checksums.append(checksum(packet))
-        self._discarded.append(packet.is_discard)
-        content = memoryview(packet)
-        if packet.is_keyframe or context.codec.intra_only:
-            content = nal.with_start_codes(content, self._length_size)  # type: ignore[assignment]
-            if frame_headers.is_key_frame(self._codec, content):
-                dts = (stamp or 0) if packet.dts is None else packet.dts
-                self._keys.append(_Key(number, dts, nal.is_instant(self._codec, content)))
-        if number == 0:
-            self._first_frame = _decode_alone(packet, context) if self._keys else None
-            # Other decoders than H.264's show the first frame if it is a key frame.
-            self._is_plain &= self._first_frame is not None and (self._codec != "h264" or self._keys[0].instant)
-        elif self._is_plain:
-            # Decoding time stamps that descend begin again. Frames before and after this packet have similar time stamps.
-            descends = packet.dts is not None and self._last_dts is not None and packet.dts < self._last_dts
-            self._is_plain = not descends and self._holds_a_frame(packet, stamp)
-        self._last_dts = packet.dts
-
-    def _holds_a_frame(self, packet: Any, stamp: int | None) -> bool:
-        """Return whether a packet after the first certainly holds a frame that is displayed, or that ``index`` omits."""
-        content = memoryview(packet)
-        if not frame_headers.holds_one_frame(self._codec, content, allow_b_frames=self._stores_presentation):
-            return False
-        first = self._stamps[0]
-        if stamp is None or first is None:
-            return False
-        # Frames that are displayed before the first key frame may refer to frames before the file.
-        return stamp > first or (
-            self._codec == "hevc" and nal.is_skipped_leading(nal.with_start_codes(content, self._length_size))
-        )
-
-    def index(self, open_again: Callable[[], Any]) -> Index:
-        """Return the index.
-
-        Args:
-            open_again: Function that returns the container at its beginning. It is called if the video must be decoded.
-
-        Raises:
-            VideoError: If the video cannot be decoded.
-        """
-        stream = self._stream
-        keys = self._keys
-        reorder = self._reorder
-        count = len(self._stamps)
-        stamps = self._filled_stamps()
-        order = np.argsort(stamps, kind="stable")
-        numbered_by_decoder = not self._is_display_order(stamps, order)
-        if numbered_by_decoder:
-            stream = open_again().streams.video[0]
-            displayed, key_frames = self._decode(stream)
-            reorder = max(reorder, stream.codec_context.reorder_depth)
-            shown = np.isin(np.arange(count), displayed)
-            pts = _ascending_numbers(displayed, count)
-            keys = [_Key(0, int(stamps[0]), True), *(key for key in keys if key.packet in key_frames)]
-        else:
-            shown = ~np.array(self._discarded, np.bool_) & (stamps >= stamps[0])
-            displayed = order[shown[order]]
-            pts = stamps
-        frame, context = self._first_frame, stream.codec_context
-        return Index(
-            self._codec,
-            context.name,
-            _tag(context),
-            context.bits_per_coded_sample,
-            frame.format.name,
-            frame.height,
-            frame.width,
-            UNSPECIFIED if frame.colorspace is None else int(frame.colorspace),
-            int(frame.color_range) == 2 or frame.format.name.startswith("yuvj"),
-            bool(frame.interlaced_frame) or context.field_order > 1,
-            _orientation(frame),
-            reorder,
-            self._extradata,
-            self._length_size,
-            stamps,
-            np.array(self._checksums, np.uint32),
-            pts,
-            shown,
-            np.array([key.packet for key in keys], np.int64),
-            np.array([key.dts for key in keys], np.int64),
-            np.array([key.instant for key in keys], np.bool_),
-            displayed,
-            stream.time_base,
-            self._durations[displayed[stamps[displayed].argmax()]] if len(displayed) else 0,
-            numbered_by_decoder,
-            max(stream.frames - count, 0),
-        )
-
-    def _filled_stamps(self) -> NDArray[np.int64]:
-        """Return the (P,) time stamps. Missing ones are interpolated in decoding order.
-
-        Raises:
-            VideoError: If no packet has a time stamp.
-        """
-        known = np.array([stamp is not None for stamp in self._stamps])
-        if not known.any():
-            raise VideoError(f"its frames have no time stamps: {CONVERT}")
-        values = np.array([stamp or 0 for stamp in self._stamps], np.int64)
-        if not known.all():
-            missing = np.flatnonzero(~known)
-            values[missing] = np.interp(missing, np.flatnonzero(known), values[known])
-        return values
-
-    def _is_display_order(self, stamps: NDArray[np.int64], order: NDArray[np.int64]) -> bool:
-        """Return whether the order of the time stamps is certainly the order of the frames.
-
-        Args:
-            stamps: (P,) time stamps.
-            order: (P,) packet indices, sorted by time stamp.
-        """
-        if not self._is_plain or not np.diff(stamps[order]).all():
-            return False
-        distance = np.abs(order - np.arange(len(order))).max()
-        # Frames are not in decoding order if the decoder reorders them. Then the container has copied decoding time stamps.
-        return distance <= _MOST_REORDERED and self._stores_presentation if distance else not self._reorder
-
-    def _decode(self, stream: Any) -> tuple[NDArray[np.int64], set[int]]:
-        """Decode the video. Set ``_first_frame``.
-
-        Returns:
-            (N,) packet index of each frame, in the order of the decoder, and the indices of packets with key frames, except the
-            first packet, at which decoding can start.
-
-        Raises:
-            VideoError: If the frames cannot be matched with the packets.
-        """
-        context = stream.codec_context
-        libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
-        context.thread_count = 1
-        displayed, key_frames = list[int](), set[int]()
-        self._first_frame = None
-
-        def append(frames: list[Any]) -> None:
-            for frame in frames:
-                self._first_frame = self._first_frame or frame
-                displayed.append(-1 if frame.pts is None else frame.pts)
-                if frame.key_frame and frame.pts:
-                    key_frames.add(frame.pts)
-
-        for number, packet in enumerate(packets_of(stream.container)):
-            packet.pts = packet.dts = number
-            append(context.decode(packet))
-        append(context.decode(None))
-        if not displayed:
-            raise VideoError("FFmpeg decodes no frame of it")
-        if len(set(displayed)) < len(displayed) or min(displayed) < 0 or max(displayed) >= len(self._stamps):
-            raise VideoError(f"FFmpeg decodes several frames from one of its packets: {CONVERT}")
-        can_start = context.codec.intra_only or self._codec in _START_AT_KEYS
-        return np.array(displayed, np.int64), key_frames if can_start else set()
+        is_key = is_instant = False
+        if packet.is_keyframe:
+            content = nal.with_start_codes(memoryview(packet), length_size)
+            is_key, is_instant = nal.is_key_frame(codec, content), nal.is_instant(codec, content)
+        stamp, dts = (_NO_STAMP if value is None else value for value in (stamp_of(packet), packet.dts))
+        duration = max(packet.duration or 0, 0)
+        yield stamp, dts, duration, _checksum(packet), packet.is_discard, is_key, is_instant
 
 
-def _ascending_numbers(displayed: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return a (P,) number per packet. Numbers of displayed frames ascend in display order.
+def _checksum(packet: Any) -> int:
+    """Return a checksum of the size and the first bytes of a packet."""
+    return zlib.crc32(memoryview(packet)[:_CHECKED_BYTES], packet.size)
 
-    A packet without a displayed frame gets a number immediately after the number of the packet before it.
+
+def _filled(stamps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (P,) time stamps in which missing ones are interpolated in decoding order.
+
+    Raises:
+        VideoError: If no packet has a time stamp.
+    """
+    missing = stamps == _NO_STAMP
+    if missing.all():
+        raise VideoError(f"its frames have no time stamps: {CONVERT}")
+    filled = stamps.copy()
+    filled[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), stamps[~missing])
+    return filled
+
+
+def _gives_display_order(scanned: NDArray[np.void], codec: str, reorder: int) -> bool:
+    """Return whether the order of the packets' time stamps is certainly the order of the frames.
 
     Args:
-        displayed: (N,) packet index of each frame, in display order.
+        scanned: (P,) records of ``_SCANNED``. Each packet holds one frame.
+        codec: FFmpeg's name of the codec.
+        reorder: Number of frames by which decoding runs ahead of display.
+    """
+    stamps = scanned["stamp"]
+    # H.264's decoder hides the first frames of a file that does not begin with an IDR frame.
+    if not scanned["is_key"][0] or (codec == "h264" and not scanned["is_instant"][0]):
+        return False
+    # Frames that are displayed before the first key frame may refer to frames before the file.
+    if (stamps == _NO_STAMP).any() or (stamps[1:] <= stamps[0]).any():
+        return False
+    # Decoding time stamps that descend begin again. Frames before and after this packet have similar time stamps.
+    order, dts = stamps.argsort(), scanned["dts"][scanned["dts"] != _NO_STAMP]
+    if (np.diff(dts) < 0).any() or not np.diff(stamps[order]).all():
+        return False
+    distance = np.abs(order - np.arange(len(order))).max()
+    if distance == 0:  # If the decoder reorders frames, the container has copied decoding time stamps.
+        return not reorder
+    return bool(distance <= _MOST_REORDERED)
+
+
+def _decode(stream: Any, count: int) -> tuple[Any, NDArray[np.int64], list[int]]:
+    """Decode a video.
+
+    Args:
+        stream: PyAV's stream, whose container is at its beginning.
+        count: Number of packets.
+
+    Returns:
+        The first frame, (N,) packet index of each frame, in the order of the decoder, and the indices of packets with key
+        frames at which decoding can start.
+
+    Raises:
+        VideoError: If the frames cannot be matched with the packets.
+    """
+    context = stream.codec_context
+    libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
+    context.thread_count = 1
+    first_frame, packet_of_frame, keys = None, list[int](), list[int]()
+    for number, packet in enumerate(itertools.chain(packets_of(stream.container), [None])):
+        if packet is not None:
+            packet.pts = packet.dts = number
+        for frame in context.decode(packet):
+            first_frame = first_frame or frame
+            packet_of_frame.append(-1 if frame.pts is None else frame.pts)
+            if frame.key_frame:
+                keys.append(packet_of_frame[-1])
+    if not packet_of_frame:
+        raise VideoError("FFmpeg decodes no frame of it")
+    if len(set(packet_of_frame)) < len(packet_of_frame) or min(packet_of_frame) < 0 or max(packet_of_frame) >= count:
+        raise VideoError(f"FFmpeg decodes several frames from one of its packets: {CONVERT}")
+    can_start_at_keys = context.codec.intra_only or context.codec.canonical_name in CODECS_WITH_KEY_FRAMES
+    return first_frame, np.array(packet_of_frame, np.int64), keys if can_start_at_keys else []
+
+
+def _ranks(packet_of_frame: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the (P,) sort key of display order.
+
+    A packet without a visible frame gets a number immediately after the number of the packet before it.
+
+    Args:
+        packet_of_frame: (N,) packet index of each visible frame, in display order.
         count: Number of packets, P.
     """
     packets = np.arange(count)
     ranks = np.full(count, -1)
-    ranks[displayed] = np.arange(len(displayed))
+    ranks[packet_of_frame] = np.arange(len(packet_of_frame))
     owners = np.maximum.accumulate(np.where(ranks >= 0, packets, -1))
     return np.where(owners >= 0, ranks[owners], -1) * (count + 1) + packets - owners
 
@@ -436,11 +418,11 @@ def _decode_alone(packet: Any, context: Any) -> Any:
     copy.is_keyframe = True
     context.thread_count = 1
     try:
-        frames = [*context.decode(copy), *context.decode(None)]
+        return next(iter([*context.decode(copy), *context.decode(None)]), None)
     except av.error.FFmpegError:
-        frames = []
-    context.flush_buffers()
-    return frames[0] if frames else None
+        return None
+    finally:
+        context.flush_buffers()
 
 
 def _orientation(frame: Any) -> int:
@@ -459,7 +441,8 @@ def _orientation(frame: Any) -> int:
     x_scale, y_scale, *skew = (c, b, a, d) if is_transposed else (a, d, b, c)
     if max(map(abs, skew)) > _MOST_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
         raise VideoError(f"its display matrix rotates by other than a multiple of 90 degrees, or skews: {CONVERT}")
-    return _ORIENTATIONS[is_transposed, x_scale < 0, y_scale < 0]
+    reversals = [(False, False), (True, False), (True, True), (False, True)]  # of x and y, after rows have become columns
+    return reversals.index((x_scale < 0, y_scale < 0)) + (5 if is_transposed else 1)
 
 
 def _tag(context: Any) -> str:

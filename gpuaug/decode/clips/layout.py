@@ -3,17 +3,20 @@
 The video engines of a card write frames in the format NV12: H lines of luma, then H/2 lines with blue and red chroma in turn.
 """
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import ClipHeaders, EncodedClips
 from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.decode.clips.index import Stream
 from gpuaug.decode.layout import DecoderInterface, Options, rotated_upright, source_indices
 
 _LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
@@ -33,28 +36,8 @@ class ClipInfo(NamedTuple):
     """Offset of the clip in the data of the batch, in bytes."""
     extradata: int
     """Number of bytes of the codec's parameter sets, which precede the packets."""
-    codec: str
-    """FFmpeg's name of the codec, such as h264."""
-    library: str
-    """FFmpeg's name of the decoder, such as libdav1d."""
-    tag: str
-    """Codec tag of the container, at most four characters."""
-    bits: int
-    """Number of bits per pixel in the container; 0 if it is not stored."""
-    pixels: str
-    """FFmpeg's name of the pixel format."""
-    height: int
-    """Height of the stored frames, before they are rotated upright."""
-    width: int
-    """Width of the stored frames."""
-    matrix: int
-    """Number of the colour matrix in H.273."""
-    full_range: bool
-    """Whether black is 0, not 16."""
-    orientation: int
-    """EXIF orientation to correct; 1 if ``exif=False``."""
-    reorder: int
-    """Number of frames by which decoding runs ahead of display."""
+    stream: Stream
+    """Codec, size and colours. ``orientation`` is 1 if ``exif=False``."""
     packets: list[tuple[int, int, int, bool]]
     """(start, size, time stamp, whether it is a key frame) per packet: records of ``PACKET``."""
     positions: dict[int, list[int]]
@@ -85,18 +68,18 @@ class ClipLayout:
         """(B,) index of the clip that is decoded for each clip."""
         self._clip_headers = headers
         self.headers = table = headers.table[self.sources]
-        """(B,) records of ``CLIP``, of the clips that are decoded."""
+        """(B,) records of ``CLIP``, of the clips that are decoded. The field ``orientation`` is 1 if ``exif=False``."""
         self.frames = headers.pts.shape[1]
         """Number of frames per clip."""
         self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         """(B, 2) heights and widths in the files."""
-        self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
-        """(B,) EXIF orientations to correct."""
+        if not options.exif:
+            table["orientation"] = 1
         self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
         """(B,) index of the decoder of each clip."""
         self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         """(B,) mask of the clips that the card decodes, as NV12 frames into ``ClipWork.raw``."""
-        self.sizes = np.where((self.orientations > 4)[:, None], self.stored[:, ::-1], self.stored)
+        self.sizes = np.where((table["orientation"] > 4)[:, None], self.stored[:, ::-1], self.stored)
         """(B, 2) heights and widths of upright frames."""
         self.lengths = lengths = self.stored.prod(1) * 3 * self.frames
         """(B,) number of bytes of each clip's RGB frames."""
@@ -120,32 +103,19 @@ class ClipLayout:
         """Header fields per clip."""
         packets = self._clip_headers.packets.tolist()
         infos = []
-        for row, source, orientation in zip(self.headers, self.sources.tolist(), self.orientations.tolist(), strict=True):
+        for row, pts in zip(self.headers.tolist(), self._clip_headers.pts[self.sources].tolist(), strict=True):
+            start, _, extradata, first, count, _, *stream = row
             positions: dict[int, list[int]] = {}
-            for position, time_stamp in enumerate(self._clip_headers.pts[source].tolist()):
+            for position, time_stamp in enumerate(pts):
                 positions.setdefault(time_stamp, []).append(position)
-            first = int(row["packets"])
-            codec, library = row["codec"].decode(), row["library"].decode()
-            infos.append(
-                ClipInfo(
-                    start=int(row["start"]),
-                    extradata=int(row["extradata"]),
-                    codec=codec,
-                    library=library,
-                    tag=row["tag"].decode(),
-                    bits=int(row["bits"]),
-                    pixels=row["pixels"].decode(),
-                    height=int(row["height"]),
-                    width=int(row["width"]),
-                    matrix=int(row["matrix"]),
-                    full_range=bool(row["full_range"]),
-                    orientation=orientation,
-                    reorder=int(row["reorder"]),
-                    packets=packets[first : first + int(row["packet_count"])],
-                    positions=positions,
-                )
-            )
+            infos.append(ClipInfo(start, extradata, Stream(*stream), packets[first : first + count], positions))
         return infos
+
+    def slowest_first(self, indices: NDArray[Any]) -> Iterator[tuple[int, ClipInfo]]:
+        """Return an iterator, which threads may share, over (index, header fields) in descending order of packets · pixels."""
+        cost = self.stored.prod(1) * self.headers["packet_count"]
+        ordered = indices[np.argsort(-cost[indices], kind="stable")].tolist()
+        return iter([(index, self.infos[index]) for index in ordered])
 
     def raw_clip(self, raw: Tensor, index: int) -> Tensor:
         """Return a view of the NV12 frames of one clip in ``raw``, (T, 3/2 H, W)."""
@@ -174,27 +144,18 @@ class ClipLayout:
         """
         if raw is None:
             return
-        for first, end in self._runs():
-            info = self.infos[first]
-            count = (end - first) * self.frames
-            area = info.height * info.width
-            source = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, info.width)
+        conversions = self.headers[["height", "width", "matrix", "full_range", "orientation"]].tolist()
+        on_card = enumerate(np.flatnonzero(self.on_card).tolist())
+        # Adjacent clips have equal differences of index and position.
+        for _, run in itertools.groupby(on_card, lambda pair: (pair[1] - pair[0], conversions[pair[1]])):
+            (_, first), *others = run
+            height, width, matrix, full_range, orientation = conversions[first]
+            count, area = (len(others) + 1) * self.frames, height * width
+            source = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, width)
             target = data[int(self.starts[first]) :][: count * area * 3].view(count, *self.sizes[first].tolist(), 3)
             chunk = max(MOST_CONVERTED // area, 1)
-            for start in range(0, count, chunk):
-                part = slice(start, start + chunk)
-                convert(source[part], target[part], info.matrix, info.orientation, full_range=info.full_range)
-
-    def _runs(self) -> list[tuple[int, int]]:
-        """Return (first index, last index + 1) per run of adjacent clips from the card that are converted in the same way."""
-        runs: list[tuple[int, int]] = []
-        conversions = self.headers[["height", "width", "matrix", "full_range", "orientation"]]
-        for index in np.flatnonzero(self.on_card).tolist():
-            if runs and runs[-1][1] == index and conversions[index] == conversions[index - 1]:
-                runs[-1] = (runs[-1][0], index + 1)
-            else:
-                runs.append((index, index + 1))
-        return runs
+            for nv12, rgb in zip(source.split(chunk), target.split(chunk), strict=True):
+                convert(nv12, rgb, matrix, orientation, full_range=full_range)
 
     def batch(self, data: Tensor) -> Tensor | Ragged:
         """Return the decoded batch: (B, T, 3, H, W), or a ``Ragged`` of B · T frames if clips differ in size."""

@@ -44,6 +44,9 @@ def open_container(file: BinaryIO) -> Any:
 
     Args:
         file: The video, at its beginning. It must stay open as long as the container.
+
+    Raises:
+        VideoError: If the video has no stream of pictures, or FFmpeg opens it with none of ``DEMUXERS``, or not at all.
     """
     av = required_module()
     # PyAV 19 has no such option, and never raises for metadata.
@@ -57,7 +60,15 @@ def open_container(file: BinaryIO) -> Any:
     if file.read(3) == b"FLV":
         options["fflags"] = "+ignidx"  # the demuxer allocates as many key frames as the index declares
     file.seek(0)
-    return av.open(file, options=options, **metadata)
+    try:
+        container = av.open(file, options=options, **metadata)
+    except av.error.ArgumentError:  # FFmpeg reports a demuxer that is not allowed in no other way
+        raise limits.VideoError(f"its container is none of {', '.join(DEMUXERS)}: {limits.CONVERT}") from None
+    except MemoryError:
+        raise limits.VideoError(f"it has more than {limits.MAX_TRACKS} tracks, or too little memory is free") from None
+    if not container.streams.video:
+        raise limits.VideoError("it has no video stream")
+    return container
 
 
 def limit_pixels(context: Any, pixels: int) -> None:

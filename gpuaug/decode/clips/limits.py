@@ -1,4 +1,4 @@
-"""Limits of videos. ``docs/clips_from_files.md`` states them. A video beyond a limit is a ``DecodeError``."""
+"""Limits of videos, and the error for a video that cannot be read. ``docs/clips_from_files.md`` states the limits."""
 
 MAX_PACKETS = 2**24
 """Maximum number of packets of a video, and of all tracks that an MP4 file declares: six days with 30 frames per second."""
@@ -18,3 +18,10 @@ MAX_READINGS = 16
 
 MAX_CLIP_BYTES = 2**30
 """Maximum size of the packets of a clip in bytes."""
+
+CONVERT = "convert it to H.264 in an MP4 file"
+"""Way out for a video that cannot be read frame by frame."""
+
+
+class VideoError(Exception):
+    """A video cannot be read. The message is a clause about "it", for ``ClipHeaders.problems``."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from gpuaug.decode.clips import limits
-from gpuaug.decode.clips.index import CONVERT, VideoError
+from gpuaug.decode.clips.limits import CONVERT, VideoError
 
 _HEADERS = re.compile(
     b"moov|moof|hoov|free|mfra|meta|udta|sidx|trak|traf|mdia|minf|stbl|edts|elst|mvex|trun|stsd|sts[zc]|stz2|stts|stco|co64|cmov|tfra|"

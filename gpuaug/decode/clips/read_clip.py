@@ -2,8 +2,9 @@
 
 import math
 import os
-from collections.abc import Sequence
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
 from gpuaug.decode.clips.limits import MAX_PACKETS
 
+T = TypeVar("T")
+
 Short = Literal["error", "loop", "pad"]
 """Treatment of a video that ends before the clip. See ``read_clip``."""
 
@@ -25,45 +28,32 @@ A time that is a number of float32 may also precede it by the distance to the ne
 """
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class Clip(Undecoded):
-    """Selection of frames of a video that is not read yet. ``read_clip`` returns it, and has the same arguments."""
+    """Selection of frames of a video that is not read yet. Returned by ``read_clip``."""
 
-    __slots__ = ("at", "frames", "numbers", "short", "source", "start", "start_s", "stride", "times_s")
+    source: str | bytes | memoryview
+    """Path of the video, or its bytes."""
+    offsets: Sequence[int]
+    """(T,) frame numbers, relative to the frame that ``at`` or ``times_s`` selects; else to frame 0."""
+    at: float | None
+    """Position of the clip in the video, from 0 to 1."""
+    times_s: Sequence[float] | None
+    """(1,) or (T,) times in seconds."""
+    short: Short
 
-    def __init__(
-        self,
-        source: str | memoryview,
-        frames: int,
-        stride: int,
-        *,
-        numbers: tuple[int, ...] | None,
-        start: int | None,
-        start_s: float | None,
-        at: float | None,
-        times_s: tuple[float, ...] | None,
-        short: Short,
-    ) -> None:
-        self.source, self.frames, self.stride, self.numbers = source, frames, stride, numbers
-        self.start, self.start_s, self.at, self.times_s, self.short = start, start_s, at, times_s, short
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {name: getattr(self, name) for name in self.__slots__}
-        if not isinstance(self.source, str):
-            state["source"] = bytes(self.source)  # a memoryview cannot be pickled
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, memoryview(value) if isinstance(value, bytes) else value)
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self.source if isinstance(self.source, str) else bytes(self.source)  # a memoryview cannot be pickled
+        return Clip, (source, self.offsets, self.at, self.times_s, self.short)
 
     def __repr__(self) -> str:
         source = repr(self.source) if isinstance(self.source, str) else f"<{len(self.source)} bytes>"
         return f"Clip({source}, {self.frames} frames)"
 
     @property
-    def is_timed(self) -> bool:
-        """Whether the clip is chosen by times."""
-        return self.start_s is not None or self.times_s is not None
+    def frames(self) -> int:
+        """Number of frames, T."""
+        return len(self.offsets)
 
     def numbers_in(self, count: int, times: tuple[NDArray[np.float64], float] | None) -> NDArray[np.int64] | str:
         """Return the (T,) frame numbers of the clip in its video, or the reason why the video does not contain the clip.
@@ -73,23 +63,19 @@ class Clip(Undecoded):
             times: (N,) time of each frame in seconds, ascending, and the end of the last frame in seconds; its time if its
                 duration is not known. ``None`` if the clip is not chosen by times.
         """
-        if self.numbers is not None:
-            numbers = np.array(self.numbers, np.int64)
-        else:
-            start = self.start or 0
-            if times is not None:
-                requested_s = np.array([self.start_s] if self.times_s is None else self.times_s)
-                displayed = _displayed_at(*times, requested_s)
-                if displayed.min() < 0 and self.short == "error":
-                    return (
-                        f"its first frame is displayed at {times[0][0]:.6g} s, and the clip needs the frame at "
-                        f"{requested_s.min():.6g} s: pass later times, or short='pad' to read_clip"
-                    )
-                start = int(displayed[0])
-            elif self.at is not None:
-                start_count = max(count - (self.frames - 1) * self.stride, 1)
-                start = min(int(self.at * start_count), start_count - 1)
-            numbers = start + self.stride * np.arange(self.frames) if self.times_s is None else displayed
+        numbers = np.array(self.offsets, np.int64)
+        if times is not None:
+            requested_s = np.array(self.times_s)
+            displayed = _displayed_at(*times, requested_s)
+            if displayed.min() < 0 and self.short == "error":
+                return (
+                    f"its first frame is displayed at {times[0][0]:.6g} s, and the clip needs the frame at "
+                    f"{requested_s.min():.6g} s: pass later times, or short='pad' to read_clip"
+                )
+            numbers += displayed
+        elif self.at is not None:
+            start_count = max(count - int(numbers[-1]), 1)
+            numbers += min(int(self.at * start_count), start_count - 1)
         if numbers.min() >= 0 and numbers.max() < count:
             return numbers
         if self.short == "error":
@@ -175,48 +161,41 @@ def read_clip(
         >>> read_clip("videos/juggling.mp4", frames=16, stride=4, start_s=2.5)
         Clip('videos/juggling.mp4', 16 frames)
     """
-    if isinstance(source, str | os.PathLike):
-        path_or_bytes: str | memoryview = os.fsdecode(source)
-    else:
-        path_or_bytes = _bytes(source)
-    options = {"start": start, "start_s": start_s, "at": at, "times_s": times_s}
-    passed_options = [name for name, value in options.items() if value is not None]
-    numbers = None
-    if hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ():
-        numbers = tuple(
-            _checked_list(
-                "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=MAX_PACKETS)
-            )
-        )
-        passed_options.insert(0, "a list of frames")
-        frames = len(numbers)
-    if len(passed_options) > 1:
+    is_list = hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ()
+    choices = {"start": start, "start_s": start_s, "at": at, "times_s": times_s}
+    passed = ["a list of frames"] * is_list + [name for name, value in choices.items() if value is not None]
+    if len(passed) > 1:
         raise ArgumentError(
             "A clip must be chosen by one of start, start_s, at, times_s and a list of frames, got "
-            f"{' and '.join(passed_options)}. Pass only one."
+            f"{' and '.join(passed)}. Pass only one."
         )
-    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=MAX_PACKETS)
     stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=MAX_PACKETS)
-    if start is not None:
-        start = whole_number("start", start, "Count frames from 0.", most=MAX_PACKETS)
+    offsets: Sequence[int]
+    if is_list:
+        offsets = _checked_list(
+            "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=MAX_PACKETS)
+        )
+    elif times_s is not None:
+        times_s = _checked_list("times_s", times_s, lambda time_s: _seconds("A time of times_s", time_s))
+        offsets = (0,) * len(times_s)
+    else:
+        count = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=MAX_PACKETS)
+        first = 0 if start is None else whole_number("start", start, "Count frames from 0.", most=MAX_PACKETS)
+        offsets = range(first, first + count * stride, stride)
     if start_s is not None:
-        start_s = _seconds("start_s", start_s)
+        times_s = (_seconds("start_s", start_s),)
     if at is not None:
         at = _seconds("at", at)
         if not 0 <= at <= 1:
             raise ArgumentError(
                 f"at must be from 0 to 1, got {at}. Pass 0 for the first clip of the video, and 1 for the last."
             )
-    time_tuple = None
-    if times_s is not None:
-        time_tuple = tuple(_checked_list("times_s", times_s, lambda time_s: _seconds("A time of times_s", time_s)))
-        frames = len(time_tuple)
     short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
-    choice: dict[str, Any] = {"numbers": numbers, "start": start, "start_s": start_s, "at": at, "times_s": time_tuple}
-    return Clip(path_or_bytes, frames, stride, **choice, short=short)
+    source = os.fsdecode(source) if isinstance(source, str | os.PathLike) else _bytes(source)
+    return Clip(source, offsets, at, times_s, short)
 
 
-def _checked_list(name: str, values: Any, check: Any) -> list[Any]:
+def _checked_list(name: str, values: Any, check: Callable[[Any], T]) -> tuple[T, ...]:
     """Return the results of ``check`` for the elements of an argument.
 
     Raises:
@@ -226,7 +205,7 @@ def _checked_list(name: str, values: Any, check: Any) -> list[Any]:
         values = values.tolist()
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise ArgumentTypeError(f"{name} must be a number or a list of numbers, got {shown(values)}. Pass [0, 4, 8] or 16.")
-    result = [check(value) for value in values]
+    result = tuple(check(value) for value in values)
     if not result:
         raise ArgumentError(f"{name} must name at least one frame, got an empty list. Leave the sample out of the dataset.")
     return result

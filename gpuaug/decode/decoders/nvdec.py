@@ -14,7 +14,7 @@ from gpuaug.decode.clips.layout import ClipInfo, ClipWork
 from gpuaug.decode.decoders import nvdec_sessions
 from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources
 from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
-from gpuaug.decode.decoders.pyav import ConcurrentCalls
+from gpuaug.decode.decoders.pyav import call_concurrently
 
 PACKETS_PER_CALL = 32
 """Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
@@ -26,7 +26,7 @@ PACKETS_PER_CALL = 32
 _START_CODES = ("h264", "hevc")
 """Codecs whose packets the engines separate by start codes. Packets of other codecs are fed one per call."""
 
-_PIXEL_FORMATS = (b"yuv420p", b"yuvj420p")
+_PIXEL_FORMATS = ("yuv420p", "yuvj420p")
 """FFmpeg's names of the pixel formats that the engines decode: 4:2:0 of 8 bits."""
 
 
@@ -45,15 +45,14 @@ class NvDec(FileDecoder):
     def __init__(self, device: torch.device) -> None:
         gpu = int(device.index or 0)
         caps_of = {codec: nvdec_sessions.caps(gpu, codec) for codec in nvdec_sessions.CODECS}
-        self.caps = {codec.encode(): caps for codec, caps in caps_of.items() if caps is not None}
-        """FFmpeg's name of each codec that the engines decode → limits of the engines."""
+        self.caps = {codec: caps for codec, caps in caps_of.items() if caps}
+        """FFmpeg's name of each codec that the engines decode → limits of the engines, by PyNvVideoCodec's names."""
         self.sessions = SessionPool(lambda key, stream: Session(key, gpu, stream))
 
     @property
     def files(self) -> str:  # type: ignore[override]
         """Short description of the clips that the decoder decodes, for ``DecoderTable``."""
-        codecs = ", ".join(sorted(codec.decode() for codec in self.caps))
-        return f"clips of {codecs}: 4:2:0 of 8 bits, progressive, with even sides"
+        return f"clips of {', '.join(sorted(self.caps))}: 4:2:0 of 8 bits, progressive, with even sides"
 
     @property
     def version(self) -> str:
@@ -68,26 +67,23 @@ class NvDec(FileDecoder):
         blocks = -(-height // 16) * -(-width // 16)
         codec_fits = np.zeros(len(table), np.bool_)
         for codec, caps in self.caps.items():
-            size_fits = (height >= caps.min_size[0]) & (width >= caps.min_size[1])
-            size_fits &= (height <= caps.max_size[0]) & (width <= caps.max_size[1])
-            codec_fits |= (table["codec"] == codec) & size_fits & (blocks <= caps.max_blocks)
+            size_fits = (height >= caps["height_min"]) & (width >= caps["width_min"]) & (blocks <= caps["mb_num_max"])
+            size_fits &= (height <= caps["height_max"]) & (width <= caps["width_max"])
+            codec_fits |= (table["codec"] == codec) & size_fits
         return format_fits & codec_fits
 
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
-        layout = work.layout
-        infos = layout.infos  # computed before threads start, because each of them might compute the cached property
-        cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
-        pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
+        pending = work.layout.slowest_first(indices)
         events: list[Event] = []
-        calls = ConcurrentCalls(
+        wait_for_calls = call_concurrently(
             resources.pools.clips.submit,
             min(len(indices), MOST_SESSIONS),
-            partial(self._decode_pending, work, infos, pending, resources, events),
+            partial(self._decode_pending, work, pending, resources, events),
         )
 
         def finish() -> Event:
-            calls.wait()
+            wait_for_calls()
             lane = resources.lane
             for event in events:
                 lane.wait(event)
@@ -96,14 +92,13 @@ class NvDec(FileDecoder):
         return finish
 
     def _decode_pending(
-        self, work: ClipWork, infos: list[ClipInfo], indices: Iterator[int], resources: Resources, events: list[Event]
+        self, work: ClipWork, pending: Iterator[tuple[int, ClipInfo]], resources: Resources, events: list[Event]
     ) -> None:
         """Decode clips on one lane (a CUDA stream), until none is left.
 
         Args:
             work: Decoding task of the batch.
-            infos: ``ClipLayout.infos`` of the batch.
-            indices: Indices of the clips that no thread has started, shared by all threads.
+            pending: Clips that no thread has started, shared by all threads: index, and header fields.
             resources: Lanes and threads.
             events: List to which an event after the frames of these clips is appended.
         """
@@ -113,8 +108,8 @@ class NvDec(FileDecoder):
         try:
             with resources.lanes.launching(resources.lanes.consumer()):
                 lane.make_current()
-                for index in indices:
-                    if problem := self._decode(work, index, infos[index], lane):
+                for index, info in pending:
+                    if problem := self._decode(work, index, info, lane):
                         work.problems[index] = problem
                 events.append(lane.record_event())
         finally:
@@ -123,7 +118,7 @@ class NvDec(FileDecoder):
     def _decode(self, work: ClipWork, index: int, info: ClipInfo, lane: Lane) -> str:
         """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
         assert work.raw is not None
-        key = SessionKey(info.codec, info.height, info.width)
+        key = SessionKey(info.stream.codec, info.stream.height, info.stream.width)
         try:
             session = self.sessions.take(key, lane)
             problem = _decode(session, work.encoded.data.data_ptr(), info, work.layout.raw_clip(work.raw, index))
@@ -170,11 +165,11 @@ def _packet_ranges(info: ClipInfo) -> Iterator[tuple[int, int]]:
     A call takes many packets with start codes, together with the padding between them. The first of these calls begins with the
     parameter sets.
     """
-    count = PACKETS_PER_CALL if info.codec in _START_CODES else 1
+    count = PACKETS_PER_CALL if info.stream.codec in _START_CODES else 1
     for first in range(0, len(info.packets), count):
         start, _, _, _ = info.packets[first]
         end_start, end_size, _, _ = info.packets[min(first + count, len(info.packets)) - 1]
-        if first == 0 and info.codec in _START_CODES:
+        if first == 0 and info.stream.codec in _START_CODES:
             start = info.start
         yield start, end_start + end_size - start
     yield 0, 0

@@ -36,17 +36,6 @@ class SessionKey(NamedTuple):
     width: int
 
 
-class Caps(NamedTuple):
-    """Limits of the engines for one codec at 8 bits and 4:2:0."""
-
-    min_size: tuple[int, int]
-    """Minimum height and width in pixels."""
-    max_size: tuple[int, int]
-    """Maximum height and width in pixels."""
-    max_blocks: int
-    """Maximum number of blocks of 16x16 pixels."""
-
-
 @cache
 def library() -> Any:
     """Return the module ``PyNvVideoCodec``, or ``None`` if it is not installed. No other file of gpuaug calls the module.
@@ -62,19 +51,17 @@ def library() -> Any:
     return module
 
 
-def caps(gpu: int, codec: str) -> Caps | None:
-    """Return the limits of a card's engines for a codec, or ``None`` if the engines do not decode it."""
+def caps(gpu: int, codec: str) -> dict[str, int]:
+    """Return the limits of a card's engines for a codec at 8 bits and 4:2:0; an empty dict if they do not decode it."""
     nvc = library()
     chroma = getattr(nvc.cudaVideoChromaFormat, "420")
     try:
-        limits = nvc.GetDecoderCaps(
+        limits: dict[str, int] = nvc.GetDecoderCaps(
             gpuid=gpu, codec=getattr(nvc.cudaVideoCodec, CODECS[codec]), chromaformat=chroma, bitdepth=8
         )
     except Exception:  # raised for codecs that the driver does not know
-        return None
-    if not limits["supported"] or not limits["num_decoder_engines"]:
-        return None
-    return Caps((limits["height_min"], limits["width_min"]), (limits["height_max"], limits["width_max"]), limits["mb_num_max"])
+        return {}
+    return limits if limits["supported"] and limits["num_decoder_engines"] else {}
 
 
 class Session:

@@ -42,17 +42,14 @@ class PyAv(FileDecoder):
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads, in descending order of packets · pixels."""
         layout = work.layout
-        infos = layout.infos  # computed before threads start, because each of them might compute the cached property
-        cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
-        pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
-        calls = ConcurrentCalls(
-            resources.pools.images.submit,
-            min(len(indices), resources.pools.threads),
-            partial(_decode_pending, work, infos, pending),
+        pending = layout.slowest_first(indices)
+        pools = resources.pools
+        wait_for_calls = call_concurrently(
+            pools.images.submit, min(len(indices), pools.threads), partial(_decode_pending, work, pending)
         )
 
         def finish() -> Event:
-            calls.wait()
+            wait_for_calls()
             if work.staging is not None:
                 parts = [
                     (int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index]))
@@ -64,56 +61,47 @@ class PyAv(FileDecoder):
         return finish
 
 
-class ConcurrentCalls:
-    """Concurrent calls of one function on several threads.
+def call_concurrently(submit: Callable[..., Future[None]], count: int, function: Callable[[], None]) -> Callable[[], None]:
+    """Start concurrent calls of one function on several threads.
 
     Args:
         submit: Method ``submit`` of an executor.
         count: Number of calls.
         function: Function to call.
+
+    Returns:
+        Function that waits until all calls have ended, even after an error, because no call may write to memory that is reused.
+        It then raises the first error.
     """
+    futures: list[Future[None]] = []
+    try:
+        for _ in range(count):
+            futures.append(submit(function))  # noqa: PERF401 - the list also holds the calls before an error
+    except RuntimeError as error:  # a thread could not be started; earlier ones are running
+        futures.append(Future())
+        futures[-1].set_exception(error)
 
-    def __init__(self, submit: Callable[..., Any], count: int, function: Callable[[], None]) -> None:
-        self._errors: list[BaseException] = []
-        self._futures: list[Future[None]] = []
-        self._function = function
-        try:
-            for _ in range(count):
-                self._futures.append(submit(self._run))
-        except RuntimeError as error:  # a thread could not be started; earlier ones are running
-            self._errors.append(error)
+    def finish() -> None:
+        wait(futures)
+        for future in futures:
+            future.result()
 
-    def _run(self) -> None:
-        try:
-            self._function()
-        except BaseException as error:
-            self._errors.append(error)
-
-    def wait(self) -> None:
-        """Wait until all calls have ended, even after an error: no call may write to memory that is reused.
-
-        Raises:
-            BaseException: First error of a call.
-        """
-        wait(self._futures)
-        if self._errors:
-            raise self._errors[0]
+    return finish
 
 
-def _decode_pending(work: ClipWork, infos: list[ClipInfo], indices: Iterator[int]) -> None:
+def _decode_pending(work: ClipWork, pending: Iterator[tuple[int, ClipInfo]]) -> None:
     """Decode clips into host memory, until none is left.
 
     Args:
         work: Decoding task of the batch.
-        infos: ``ClipLayout.infos`` of the batch.
-        indices: Indices of the clips that no thread has started, shared by all threads.
+        pending: Clips that no thread has started, shared by all threads: index, and header fields.
     """
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     packets = work.encoded.data.numpy().data
-    for index in indices:
+    for index, info in pending:
         frames = layout.clip(data, index, int(starts[index])).numpy()
-        if problem := decode(packets, infos[index], frames):
+        if problem := decode(packets, info, frames):
             work.problems[index] = problem
 
 
@@ -128,7 +116,7 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
     Returns:
         Reason why the clip cannot be decoded; an empty string on success.
     """
-    av = libav.required_module()
+    av, stream = libav.required_module(), info.stream
     try:
         context = _context(av, data, info)
         missing = set(info.positions)  # time stamps of the selected frames that were not decoded yet
@@ -137,14 +125,12 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
                 return f"its frame at time stamp {frame.pts} is damaged"
             if frame.pts not in missing:
                 continue
-            if (frame.height, frame.width) != (info.height, info.width):
-                return f"it has frames of {frame.width}x{frame.height} and of {info.width}x{info.height} pixels"
+            if (frame.height, frame.width) != (stream.height, stream.width):
+                return f"it has frames of {frame.width}x{frame.height} and of {stream.width}x{stream.height} pixels"
             missing.discard(frame.pts)
-            position, *repetitions = info.positions[frame.pts]
             pixels = torch.from_numpy(frame.to_ndarray(format=RGB))
-            out[position] = rotated_upright(pixels, info.orientation).numpy()
-            for repetition in repetitions:
-                out[repetition] = out[position]
+            for position in info.positions[frame.pts]:
+                out[position] = rotated_upright(pixels, stream.orientation).numpy()
         return f"its frame at time stamp {min(missing)} is missing" if missing else ""
     except Exception as error:  # damaged data may raise anything
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
@@ -152,23 +138,24 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
 
 def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
     """Return a codec context for one clip."""
-    context = av.CodecContext.create(info.library, "r")
+    stream = info.stream
+    context = av.CodecContext.create(stream.library, "r")
     if info.extradata:
         context.extradata = bytes(data[info.start : info.start + info.extradata])
     context.thread_count = 1
-    libav.limit_pixels(context, 2 * info.width * info.height + 2**20)  # coded frames are larger than displayed frames
+    libav.limit_pixels(context, 2 * stream.width * stream.height + 2**20)  # coded frames are larger than displayed frames
     # Some codecs store these properties only in the container.
-    context.width, context.height = info.width, info.height
-    context.pix_fmt = info.pixels
-    context.bits_per_coded_sample = info.bits
-    if info.tag:
-        context.codec_tag = info.tag.ljust(4, "\0")
-    if info.matrix != UNSPECIFIED:
-        context.colorspace = info.matrix
-    if info.full_range:
+    context.width, context.height = stream.width, stream.height
+    context.pix_fmt = stream.pixels
+    context.bits_per_coded_sample = stream.bits
+    if stream.tag:
+        context.codec_tag = stream.tag.ljust(4, "\0")
+    if stream.matrix != UNSPECIFIED:
+        context.colorspace = stream.matrix
+    if stream.full_range:
         context.color_range = FULL_RANGE
-    if info.reorder:  # the value in the file: with a smaller one, a decoder may drop frames as too late
-        context.reorder_depth = info.reorder
+    if stream.reorder:  # the value in the file: with a smaller one, a decoder may drop frames as too late
+        context.reorder_depth = stream.reorder
     return context
 
 
