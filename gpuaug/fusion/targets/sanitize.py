@@ -311,9 +311,7 @@ class _ValidIndices:
         return to_device([np.concatenate(indices)], device)[0]
 
 
-def _store_valid(
-    records: Sequence[dict[Any, Any]], columns_by_key: Mapping[Any, Column], valid_indices: _ValidIndices
-) -> None:
+def _store_valid(records: Sequence[dict[Any, Any]], columns_by_key: Mapping[Any, Column], valid_indices: _ValidIndices) -> None:
     """Store the entries of the valid boxes in ``records``, for all columns."""
     for name, (samples, values) in columns_by_key.items():
         groups: dict[Any, list[int]] = {}  # positions of the tensors that can be concatenated
