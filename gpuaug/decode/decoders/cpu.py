@@ -77,8 +77,8 @@ class Cpu(FileDecoder):
         """
         selected = np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3)) & (table["sampling"] > 0)
         if turbojpeg.library() is not None:
-            fields = (table[name][selected] for name in ("channels", "sampling", "width"))
-            windows[selected] = turbojpeg.regions(windows[selected], *fields, scales[selected])
+            channels, sampling, widths = (table[name][selected] for name in ("channels", "sampling", "width"))
+            windows[selected] = turbojpeg.regions(windows[selected], channels, sampling, widths, scales[selected])
         return windows
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:

@@ -47,7 +47,7 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
     values: dict[int, tuple[int, ...]] = {}
     if len(data):
         try:
-            values, _ = next(pages(data, {ORIENTATION: 1}), ({ORIENTATION: (1,)}, 0))
+            values, _ = next(pages(data, {ORIENTATION: 1}), (values, 0))
         except LimitError:
             return 1
     if ORIENTATION not in values and (match := _XMP_ORIENTATION.search(xmp)):
