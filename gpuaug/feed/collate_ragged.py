@@ -14,7 +14,6 @@ from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 from gpuaug.feed.image_input import (
     Channels,
-    as_array,
     as_stored,
     copy_pixels,
     frames_of,
@@ -131,7 +130,7 @@ def _pack(values: Sequence[Any], path: str, *, channels: Channels | None, conver
     for image, (height, width), end in zip(checked_images, sizes.tolist(), ends.tolist(), strict=True):
         part = flat[start:end]
         target = part.reshape(count, height, width).transpose(1, 2, 0) if is_planar else part.reshape(height, width, count)
-        copy_pixels(as_array(image), target)
+        copy_pixels(image, target)
         start = end
     offsets_and_sizes = allocate_tensor((len(checked_images), 3), torch.int64)
     offsets_and_sizes.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])

@@ -189,8 +189,9 @@ def as_array(image: Any) -> NDArray[np.uint8]:
     return array if array.ndim == 3 else array[..., None]
 
 
-def copy_pixels(pixels: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy an image (H, W, C) of any strides to ``target``."""
+def copy_pixels(image: Any, target: NDArray[Any]) -> None:
+    """Copy a PIL image, or an array (H, W[, C]) of any strides, to ``target``, (H, W, C)."""
+    pixels = as_array(image)
     if pixels.strides[1:] == target.strides[1:]:  # whole rows
         target[:] = pixels
     else:  # by channel, because NumPy's inner loop would run over 3 channels: 674x450 pixels take 0.3 ms, and would take 1.3
