@@ -12,17 +12,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, flag, one_of
 from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
-from gpuaug.feed.image_input import (
-    Channels,
-    as_stored,
-    copy_pixels,
-    frames_of,
-    is_clip,
-    is_image,
-    refuse,
-    sizes_of,
-    with_channels,
-)
+from gpuaug.feed.image_input import as_stored, copy_pixels, frames_of, is_clip, is_image, refuse, sizes_of, with_channels
 
 
 def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: Literal[1, 3] | None = 3) -> Batch:
@@ -82,7 +72,7 @@ def _are_images(values: Sequence[Any], _path: str, *, allow_16_bits: bool) -> bo
     return is_image(values[0], allow_16_bits=allow_16_bits) or is_clip(values[0], allow_16_bits=allow_16_bits)
 
 
-def _pack(values: Sequence[Any], path: str, *, channels: Channels | None, convert: bool) -> Ragged:
+def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, convert: bool) -> Ragged:
     """Pack the images or clips of a member.
 
     Args:
