@@ -1,11 +1,12 @@
-"""Calls of C functions in loops that Numba compiles: the loops do not hold the interpreter's lock."""
+"""Calls of C functions by their addresses, in loops that Numba compiles: the loops do not hold the interpreter's lock."""
 
 import ctypes
 import logging
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache, wraps
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -40,6 +41,11 @@ def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments
     return locked
 
 
+def _is_supported() -> bool:
+    """Return whether C functions take structures in integer registers."""
+    return sys.platform != "win32" and platform.machine() in _MACHINES
+
+
 def compiled_or_none(purpose: str, compile_loop: Callable[[], Loop]) -> Loop | None:
     """Return the result of ``compile_loop``, or ``None`` if Numba is not installed or cannot be used on this machine.
 
@@ -47,7 +53,7 @@ def compiled_or_none(purpose: str, compile_loop: Callable[[], Loop]) -> Loop | N
         purpose: What the loop does, for the message if Numba is installed and fails.
         compile_loop: Function that imports Numba and returns compiled functions.
     """
-    if sys.platform == "win32" or platform.machine() not in _MACHINES:
+    if not _is_supported():
         return None
     try:
         return compile_loop()
@@ -56,6 +62,69 @@ def compiled_or_none(purpose: str, compile_loop: Callable[[], Loop]) -> Loop | N
     except Exception as error:  # Numba raises errors of other types for versions of NumPy or SciPy that it does not support
         _log.warning("Numba is not used to %s, because it failed: %r", purpose, error)
         return None
+
+
+def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) -> Loop | None:
+    """Return a loop over images, compiled by Numba if it is installed. ``None`` if the machine is not supported.
+
+    Args:
+        purpose: As for ``compiled_or_none``.
+        define: Function of (call, call_unlocked, compile) that returns the loop. ``call(address, arguments)`` calls a C
+            function with a tuple of 64-bit integers. If the loop is not compiled, ``call`` holds the interpreter's lock, for
+            functions that take less time than acquiring the lock again, and ``call_unlocked`` releases it. ``compile`` is the
+            decorator of the functions of the loop.
+    """
+    if not _is_supported():
+        return None
+    loop = compiled_or_none(purpose, lambda: _defined_with_numba(define))
+    if loop is None:
+        loop = define(_python_call(ctypes.PYFUNCTYPE), _python_call(ctypes.CFUNCTYPE), lambda function: function)
+    return loop
+
+
+def _defined_with_numba(define: Callable[[Any, Any, Any], Loop]) -> Loop:
+    """Return the compiled loop of ``compiled_or_python``.
+
+    Raises:
+        ImportError: If Numba is not installed.
+    """
+    from numba import njit
+
+    call = c_call()
+    return define(call, call, njit(nogil=True))
+
+
+def _python_call(function_type: Any) -> Callable[[int, Sequence[int]], int]:
+    """Return the function ``call`` of ``compiled_or_python`` for Python. ``function_type``: of ctypes."""
+
+    @cache
+    def prototype(count: int) -> Any:
+        return function_type(ctypes.c_int64, *[ctypes.c_int64] * count)
+
+    return lambda address, arguments: prototype(len(arguments))(int(address))(*arguments)
+
+
+def load_library(paths: Iterable[str], names: Sequence[str]) -> ctypes.CDLL | None:
+    """Return the first library that can be loaded and has all functions ``names``; ``None`` without one.
+
+    ``None`` also on a machine that ``compiled_or_python`` does not support.
+    """
+    for path in paths if _is_supported() else ():
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(path)
+            for name in names:
+                getattr(library, name)
+            return library
+    return None
+
+
+def addresses(library: ctypes.CDLL | None, names: Sequence[str]) -> list[int]:
+    """Return the addresses of functions of a library; zeros if ``library`` is ``None``."""
+    return [0 if library is None else _address(getattr(library, name)) for name in names]
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def c_call() -> Any:
@@ -90,7 +159,7 @@ def call_each(function: Any, arguments: NDArray[np.int64]) -> NDArray[np.int64]:
     loop = _loop_over_calls(arguments.shape[1])
     if loop is None:
         return np.array([function(*row) & LOW for row in arguments.tolist()], np.int64)
-    return loop(ctypes.cast(function, ctypes.c_void_p).value or 0, arguments)
+    return loop(_address(function), arguments)
 
 
 @compile_once

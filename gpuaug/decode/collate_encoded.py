@@ -21,7 +21,8 @@ from gpuaug.decode.encoded_input import (
     refuse,
     too_large,
 )
-from gpuaug.decode.headers import Header, parse
+from gpuaug.decode.formats.header import Header
+from gpuaug.decode.headers import parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 

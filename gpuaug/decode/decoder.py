@@ -111,28 +111,26 @@ class Decoder:
             undecodable: Index of each image that cannot be decoded → reason.
             windows: Function that returns the windows to decode; ``None`` to decode whole images.
         """
+        decoders = self.decoders_of(type(encoded))
         if isinstance(encoded, EncodedClips):
-            return self._allocate_clips(encoded, undecodable)
+            clip_layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
+            return ClipWork(encoded, clip_layout, *self._buffers(clip_layout, torch.uint8))
         layout = Layout(
             encoded.headers,
             self.options,
-            self.decoders_of(Encoded),
+            decoders,
             undecodable=undecodable,
             windows=windows,
             divides_large_files=self._divides_large_files,
         )
-        data = self._on_device(layout.length, layout.dtype)
-        raw = self._on_device(layout.raw_length) if layout.raw_length else None
-        staged = layout.staged_length and not self._lanes.in_line
-        staging = self._staging(layout.staged_length, layout.dtype) if staged else None
-        return Work(encoded, layout, data, raw, staging)
+        return Work(encoded, layout, *self._buffers(layout, layout.dtype))
 
-    def _allocate_clips(self, clips: EncodedClips, undecodable: Mapping[int, str]) -> ClipWork:
-        layout = ClipLayout(clips.headers, self.options, self.decoders_of(EncodedClips), undecodable=undecodable)
-        data = self._on_device(layout.length)
+    def _buffers(self, layout: Layout | ClipLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the buffers ``data``, ``raw`` and ``staging`` of a task."""
+        data = self._on_device(layout.length, dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
-        return ClipWork(clips, layout, data, raw, self._staging(layout.staged_length, torch.uint8) if staged else None)
+        return data, raw, self._staging(layout.staged_length, dtype) if staged else None
 
     def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a device buffer for ``length`` values."""

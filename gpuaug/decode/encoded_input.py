@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,33 +16,9 @@ from torch.utils._pytree import register_pytree_node
 from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.headers import Header, parse
+from gpuaug.decode.formats.header import Header
+from gpuaug.decode.headers import format_of, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
-
-_SIGNATURES = (
-    b"\xff\xd8\xff",  # JPEG
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF8",
-    *(b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"),  # TIFF; the last two are invalid, but PIL reads them
-    *(b"II+\0", b"MM\0+"),  # BigTIFF
-    *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
-)
-"""First bytes of image files."""
-_IMAGE_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
-"""Brands (bytes 8 to 11) of AVIF and HEIF files.
-
-Videos also have ``ftyp`` in bytes 4 to 7. Only the brand distinguishes images from videos.
-"""
-
-_BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
-"""Sizes in bytes of the second header of a BMP that PIL reads. The first bytes, BM, are not enough: a label may begin so."""
-
-_match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
-"""Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
-
-The type alone, such as P5, is not enough: a label may be the same bytes.
-"""
-
 
 _NOT_REGULAR = "it is not a regular file"
 
@@ -204,8 +179,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
 def _register_size_with_torchvision() -> None:
     """Register ``EncodedFile`` for torchvision's ``get_size``, which ``wrap_dataset_for_transforms_v2`` calls for boxes.
 
-    torchvision has no public function to register a type. If a type is not in its private registry, the wrapper raises
-    ``TypeError``.
+    torchvision has no public function to register a type. If a type is not in its private ``_KERNEL_REGISTRY`` (tried with
+    torchvision 0.23 and 0.29), the wrapper raises ``TypeError``.
     """
     functional = sys.modules.get("torchvision.transforms.v2.functional")
     kernels = getattr(getattr(functional, "_utils", None), "_KERNEL_REGISTRY", {}).get(getattr(functional, "get_size", None))
@@ -229,7 +204,7 @@ def are_encoded(members: Sequence[Any], member_path: str) -> bool:
     if not member_path:
         return isinstance(first, str) or _is_encoded(first)
     if _is_bytes(first):
-        return any(_is_bytes(value) and _begins_like_image(_bytes_view(value)) for value in members)
+        return any(_is_bytes(value) and format_of(_bytes_view(value)) is not None for value in members)
     return _is_encoded(first)
 
 
@@ -314,22 +289,9 @@ def begins_like_video(data: memoryview) -> bool:
     """Return whether a video file may begin with these bytes."""
     start = bytes(data[:12])
     return (
-        (start[4:8] == b"ftyp" and start[8:] not in _IMAGE_BRANDS)
+        (start[4:8] == b"ftyp" and format_of(data) is None)  # images have other brands (bytes 8 to 11)
         or start[4:8] in (b"moov", b"mdat", b"wide")  # QuickTime
         or start.startswith((b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\x30\x26\xb2\x75", b"\0\0\1\xba", b"\0\0\1\xb3"))
         or (start[:4] == b"RIFF" and start[8:] == b"AVI ")
         or bytes(data[:377:188]) == b"GGG"  # MPEG transport stream
-    )
-
-
-def _begins_like_image(data: memoryview) -> bool:
-    """Return whether an image file may begin with these bytes."""
-    start = bytes(data[:12])
-    if start[4:8] == b"ftyp":
-        return start[8:] in _IMAGE_BRANDS
-    return (
-        start.startswith(_SIGNATURES)
-        or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
-        or (start[:2] == b"BM" and int.from_bytes(data[14:18], "little") in _BMP_HEADER_SIZES)
-        or (start[:1] == b"P" and _match_netpbm(bytes(data[:64])) is not None)
     )

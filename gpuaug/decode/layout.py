@@ -94,6 +94,8 @@ class ImageInfo(NamedTuple):
     """Whether the window is the whole image."""
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
+    sampling: int
+    """``Header.sampling``."""
 
 
 class Layout:
@@ -211,7 +213,7 @@ class Layout:
         fields.insert(3, np.where(self.label_max, 1, table["channels"]))
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
         windows = (self.windows, self.requested_windows, whole)
-        columns = (*fields, self.orientations, self.scales, *windows, self.label_max)
+        columns = (*fields, self.orientations, self.scales, *windows, self.label_max, table["sampling"])
         return [ImageInfo(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
     def places(self) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
@@ -35,6 +37,11 @@ class Work:
     """Index of each image that cannot be decoded → reason. Decoders add entries."""
     is_abandoned: bool = False
     """Whether the result is not needed: threads then stop after their current images."""
+
+    @property
+    def host(self) -> tuple[Tensor, NDArray[np.int64]]:
+        """Buffer into which the CPU decodes, and (B,) offset of each image in it, in values."""
+        return (self.data, self.layout.starts) if self.staging is None else (self.staging, self.layout.staged_starts)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
         """Return the decoded images as a ``Ragged`` on ``device``.

@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, flag, one_of
 from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
-from gpuaug.feed.image_input import Channels, as_array, as_stored, frames_of, is_clip, is_image, refuse, sizes_of, with_channels
+from gpuaug.feed.image_input import as_stored, copy_pixels, frames_of, is_clip, is_image, refuse, sizes_of, with_channels
 
 
 def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: Literal[1, 3] | None = 3) -> Batch:
@@ -73,7 +72,7 @@ def _are_images(values: Sequence[Any], _path: str, *, allow_16_bits: bool) -> bo
     return is_image(values[0], allow_16_bits=allow_16_bits) or is_clip(values[0], allow_16_bits=allow_16_bits)
 
 
-def _pack(values: Sequence[Any], path: str, *, channels: Channels | None, convert: bool) -> Ragged:
+def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, convert: bool) -> Ragged:
     """Pack the images or clips of a member.
 
     Args:
@@ -121,17 +120,8 @@ def _pack(values: Sequence[Any], path: str, *, channels: Channels | None, conver
     for image, (height, width), end in zip(checked_images, sizes.tolist(), ends.tolist(), strict=True):
         part = flat[start:end]
         target = part.reshape(count, height, width).transpose(1, 2, 0) if is_planar else part.reshape(height, width, count)
-        _copy(as_array(image), target)
+        copy_pixels(image, target)
         start = end
     offsets_and_sizes = allocate_tensor((len(checked_images), 3), torch.int64)
     offsets_and_sizes.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])
     return Ragged(data, offsets_and_sizes, Shapes(sizes, count, "chw" if is_planar else "hwc", frames=frames))
-
-
-def _copy(pixels: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy an image (H, W, C) of any strides to ``target``."""
-    if pixels.strides[1:] == target.strides[1:]:  # whole rows
-        target[:] = pixels
-        return
-    for channel in range(target.shape[2]):  # NumPy's inner loop then runs along a row, not over three values: 4x as fast
-        target[..., channel] = pixels[..., channel]

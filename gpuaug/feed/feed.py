@@ -11,7 +11,6 @@ While workers start, the loader's ``worker_init_fn`` is replaced, too (``gpuaug.
 place of a batch that it cannot send.
 """
 
-import copy
 import errno
 import math
 import os
@@ -42,8 +41,10 @@ from gpuaug.feed.wrapped_loader import (
     BeginFunction,
     IteratorAndReader,
     begin_after,
-    end_workers,
+    copy_of,
+    end_persistent_workers,
     has_persistent_workers,
+    has_running_workers,
     uses_iteration_of,
 )
 
@@ -183,7 +184,7 @@ class Feed:
         else:
             has_copy = persistent and self._loader_copy is not None
             loader_copy: Any = self._loader_copy if has_copy else self._copy_of_loader(self._ring)
-            if not persistent or loader_copy._iterator is None:
+            if not has_running_workers(loader_copy):
                 self._ring.free_slots_of_ended_workers()
             self._loader_copy = loader_copy
             iteration = open_on(loader_copy, self._ring)
@@ -229,7 +230,7 @@ class Feed:
     @property
     def has_running_workers(self) -> bool:
         """Whether persistent workers are running."""
-        return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._loader_copy))
+        return has_running_workers(self._loader) or has_running_workers(self._loader_copy)
 
     def prepare(self, pulled: Pulled) -> None:
         """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
@@ -272,9 +273,7 @@ class Feed:
         for loader in loaders:
             if has_persistent_workers(loader):
                 close_iterations(loader)
-                iterator = loader._iterator
-                loader._iterator = None
-                end_workers(iterator)
+                end_persistent_workers(loader)
         self._loader_copy = None
 
     def _slots_per_worker(self, depth: int) -> int:
@@ -314,9 +313,7 @@ class Feed:
 
     def _copy_of_loader(self, ring: Ring) -> Any:
         """Return a copy of the ``DataLoader`` whose workers write into the ring."""
-        loader_copy = copy.copy(self._loader)
-        assert isinstance(loader_copy, DataLoader)
-        loader_copy._iterator = None
+        loader_copy = copy_of(self._loader)
         loader_copy.pin_memory = False
         loader_copy.collate_fn = SlotCollate(loader_copy.collate_fn, ring.memory)
         return loader_copy
@@ -394,7 +391,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
         return "the loader page-locks its batches itself"
     if _keeps_state(loader):
         return "persistent workers hold the state of the loader" if loader.persistent_workers else ""
-    if loader.num_workers and loader._iterator is not None:
+    if loader.num_workers and has_running_workers(loader):
         return "the loader's workers are running already"
     return ""
 

@@ -4,6 +4,9 @@ The ring is gpuaug's shared memory for batches, divided into slots. Batches that
 that do not fit into a slot, and all batches with ``feed="plain"`` are sent in torch's shared memory. torch allocates this
 memory in ``/dev/shm``, which has 64 MB in a container by default. A worker that exceeds this limit is killed by a bus error. A
 memfd is shared memory without the limit.
+
+Private names, tried with torch 2.8 and 2.14: ``UntypedStorage._new_using_fd_cpu``, which torch calls to allocate shared memory,
+``_new_shared_fd_cpu``, and ``ForkingPickler._extra_reducers``, to restore a reducer.
 """
 
 import os

@@ -2,6 +2,9 @@
 
 The ring is shared memory, divided into *slots* for one batch each. A batch cannot be sent if shared memory is full, or if the
 batch cannot be pickled.
+
+Private names of ``multiprocessing``, tried with Python 3.11 to 3.13: ``Queue._on_queue_feeder_error``, ``_sem``, ``_buffer``,
+to send an error in place of a batch that cannot be pickled.
 """
 
 import os

@@ -1,8 +1,10 @@
 """Files as they are in a batch, in every form of sample, and through the ring."""
 
 import copy
+import io
 import os
 import pickle
+import struct
 import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -13,10 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.files.encoded_files import encoded, jpeg, oriented
 from support.files.held_bytes import HELD
-from support.files.images import pil
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import transforms as v1
@@ -190,7 +192,17 @@ BEGINNINGS = {
 
 def test_every_bmp_of_pil_is_an_image():
     beginnings = {size: b"BM" + bytes(12) + size.to_bytes(4, "little") + bytes(size) for size in range(256)}
-    read_by_pil = [size for size, data in beginnings.items() if "Unsupported BMP header type" not in parse(data).problem]
+    factory, _ = Image.OPEN["BMP"]
+    read_by_pil = []
+    for size, data in beginnings.items():
+        try:
+            factory(io.BytesIO(data), "")
+        except OSError as error:
+            if "Unsupported BMP header type" in str(error):
+                continue
+        except (SyntaxError, struct.error):
+            pass
+        read_by_pil.append(size)
     assert [size for size, data in beginnings.items() if are_encoded([data], "[0]")] == read_by_pil
 
 
@@ -289,22 +301,14 @@ TEXT = (
     "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and 'path', "
 )
 REFUSED = {
-    "paths": ([("a.jpg", 1)], r"got str in sample 0 at \[0\]. Return gpuaug.read_encoded\(path\) from the dataset."),
     "a path behind a number": ([{"y": 1, "x": "a.jpg"}], r"got str in sample 0 at \['x'\]. Return gpuaug.read_encoded"),
-    "a decoded image": ([(pil(0, 2, 3), 1)], r"got Image in sample 0 at \[0\]. For decoded images use gpuaug.coll"),
     "a decoded tensor": (
         [torch.ones(3, 4, 4)],
         r"got Tensor in sample 0. For decoded images use gpuaug.collate_ragged.",
     ),
-    "numbers": ([(1, 2)], r"got int in sample 0 at \[0\]. An ImageFolder returns such images with loader=gpuaug.read_encoded."),
     "nothing later": ([Pair(FILES[0], 1), Pair(None, 1)], r"got NoneType in sample 1 at .image. An ImageFolder returns"),
     "a path later": ([(Path("a"), 1), ("a", 1)], r"got str in sample 1 at \[0\]. Return gpuaug.read_encoded"),
-    "other bytes": (
-        [(b"3", 1)],
-        r"got bytes that begin with b'3' in sample 0 at \[0\]. Return the bytes of an image file.",
-    ),
     "a dict of others": ([({"bytes": 3, "path": "a"}, 1)], r"got dict in sample 0 at \[0\]. An ImageFolder returns"),
-    "an empty sample": ([()], "got tuple in sample 0. An ImageFolder returns"),
     "on another device": ([torch.ones(4, dtype=torch.uint8, device="meta")], "got Tensor in sample 0. An ImageFolder"),
 }
 

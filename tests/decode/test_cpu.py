@@ -12,6 +12,7 @@ from support.files.encoded import by_pil, encoded, mixed_files, room_of, smooth
 
 from gpuaug import DecodeError, DecodeStage, collate_encoded, collate_ragged
 from gpuaug.decode.decoders import cpu, turbojpeg
+from gpuaug.decode.formats import imagecodecs, jpeg
 from gpuaug.decode.layout import Layout, Options
 
 DECODERS = ("simplejpeg", "PIL")
@@ -21,7 +22,8 @@ DECODERS = ("simplejpeg", "PIL")
 def without(monkeypatch, *names):
     """Have libraries that decode look as if they were not installed."""
     for name in names:
-        monkeypatch.setattr(cpu, name, lambda: None)
+        for module in (cpu, imagecodecs if name == "imagecodecs" else jpeg):
+            monkeypatch.setattr(module, name, lambda: None)
 
 
 @pytest.fixture(params=DECODERS)
@@ -204,7 +206,8 @@ def test_pil_is_not_asked_for_a_jpeg_that_a_preferred_decoder_takes(monkeypatch,
 def test_a_decoder_may_return_an_array_of_its_own(monkeypatch, orientation):
     pytest.importorskip("simplejpeg")
     file = encoded(40, 24, orientation=orientation)
-    monkeypatch.setattr(cpu, "_decode_with_simplejpeg", lambda file, room, **_: by_pil(bytes(file), upright=False))
+    other = jpeg.FORMAT._replace(decode=lambda file, *_: by_pil(bytes(file), upright=False))
+    monkeypatch.setattr(cpu, "format_of", lambda _: other)
     room, problem = decoded(file)
     assert not problem
     assert np.array_equal(room, by_pil(file))

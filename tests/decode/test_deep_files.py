@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.decode.decoders import cpu
+from gpuaug.decode.formats import imagecodecs as formats
 from gpuaug.decode.headers import parse
 
 tifffile = pytest.importorskip("tifffile")
@@ -233,7 +234,7 @@ def test_a_file_that_is_not_what_its_header_says_is_an_error(monkeypatch):
         monkeypatch.setattr(imagecodecs, "tiff_decode", lambda data, index, made=made: made)
         with pytest.raises(gpuaug.DecodeError, match=rf"it decodes to {dtype} .*, but its header says uint16 \(8, 8, 6\)"):
             decoded(file)
-    monkeypatch.setattr(cpu, "imagecodecs", lambda: None)
+    monkeypatch.setattr(formats, "imagecodecs", lambda: None)
     with pytest.raises(gpuaug.DecodeError, match="imagecodecs, which decodes it, is not installed"):
         decoded(file)
 

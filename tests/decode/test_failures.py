@@ -18,7 +18,7 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.streams import InLineLane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoder import Decoder
-from gpuaug.decode.decoders import base, cpu, image_loop, registry
+from gpuaug.decode.decoders import base, cpu, loops, registry
 from gpuaug.decode.decoders import hybrid as hybrid_module
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
@@ -132,7 +132,7 @@ def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeyp
 @pytest.mark.timeout(WAIT_S)
 @pytest.mark.parametrize("method", ["begin", "_decode"])
 def test_an_error_of_one_decoder_comes_when_the_others_have_ended(hybrid, monkeypatch, method):
-    monkeypatch.setattr(image_loop, "compiled", lambda: None)  # PNGs are decoded by ``cpu.decode``, which is watched
+    monkeypatch.setattr(loops, "png_and_webp_loop", lambda: None)  # PNGs are decoded by ``cpu.decode``, which is watched
     watch = Watch(monkeypatch, hybrid)
 
     def fail(*arguments):

@@ -22,7 +22,7 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import decoding, nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
-from gpuaug.decode.decoders import cpu, image_loop
+from gpuaug.decode.decoders import cpu, loops
 from gpuaug.decode.layout import Layout
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
@@ -202,7 +202,7 @@ def test_threads_are_started_with_the_first_batch():
 
 def test_the_slowest_files_are_decoded_first(monkeypatch):
     files = [encoded(16, 8), encoded(32, 16, "PNG"), encoded(16, 8, progressive=True), encoded(64, 32), encoded(8, 8, "PNG")]
-    monkeypatch.setattr(image_loop, "compiled", lambda: None)
+    monkeypatch.setattr(loops, "png_and_webp_loop", lambda: None)
     order, decode = [], cpu.decode
     monkeypatch.setattr(cpu, "decode", lambda *arguments: order.append(arguments[2].start) or decode(*arguments))
     encoded_files = collate_encoded(files)
@@ -255,10 +255,10 @@ from PIL import Image
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
-from gpuaug.decode.decoders import cpu, image_loop
+from gpuaug.decode.decoders import cpu, loops
 from gpuaug.decode.layout import Layout
 
-image_loop.compiled()  # once for all processes
+loops.png_and_webp_loop()  # once for all processes
 leave, started = None, {}
 for name in ("idle", "in flight", "by an error", "workers"):
     pid = os.fork()

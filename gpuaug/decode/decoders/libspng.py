@@ -11,13 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-"""First bytes of a PNG."""
+from gpuaug.decode.c_calls import load_library
 
-CHANNELS = {0: 1, 2: 3, 6: 4}
-"""Number of channels by colour type, for PNGs that libspng decodes. Palettes are as fast in PIL; grey with alpha fails."""
-
-_COLOUR_TYPES = tuple(CHANNELS)  # Numba compiles no dict
+_COLOUR_TYPES = (0, 2, 6)
+"""Colour types of PNGs that libspng decodes: grey, RGB and RGBA. Palettes are as fast in PIL; grey with alpha fails."""
 
 DEPTH, COLOUR_TYPE = 24, 25
 """Offsets of the number of bits per channel and of the colour type in a file, in bytes."""
@@ -26,7 +23,7 @@ MAX_BYTES = 2**26
 """Maximum size in bytes of a PNG for libspng. PIL limits the text in a PNG, and a larger file may exceed this limit."""
 
 NAMES = ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr", "spng_decode_image")
-"""Names of the functions of libspng that ``image_loop`` calls."""
+"""Names of the functions that ``loops`` calls."""
 
 _FIRST_BYTES = 33
 """Number of bytes before the first optional chunk: the signature and the chunk IHDR."""
@@ -43,7 +40,7 @@ def fits(file: Sequence[int] | NDArray[Any]) -> bool:
     PIL has accepted the chunks before the pixels when it read the header. libspng ignores the chunks after the pixels, so these
     must be of types that PIL never rejects.
 
-    Numba compiles this function, too (``image_loop``). It therefore reads the bytes one by one.
+    Numba compiles this function, which therefore reads the bytes one by one.
 
     Args:
         file: (bytes,) file that begins with the signature of PNGs.
@@ -58,8 +55,8 @@ def fits(file: Sequence[int] | NDArray[Any]) -> bool:
         length = 0
         chunk_type = 0
         for offset in range(position, position + 4):
-            length = length << 8 | file[offset]
-            chunk_type = chunk_type << 8 | file[offset + 4]
+            length = length << 8 | int(file[offset])
+            chunk_type = chunk_type << 8 | int(file[offset + 4])
         position += 12 + length
         if chunk_type == _END:
             return True
@@ -75,12 +72,10 @@ def fits(file: Sequence[int] | NDArray[Any]) -> bool:
 
 
 @cache
-def functions() -> ctypes.CDLL | None:
-    """Return libspng's functions; ``None`` if imagecodecs is not installed, or its module does not export them."""
+def library() -> ctypes.CDLL | None:
+    """Return libspng; ``None`` if imagecodecs is not installed, or its module does not export libspng's functions."""
     try:
-        library = ctypes.CDLL(str(importlib.import_module("imagecodecs._spng").__file__))
-        for name in NAMES:
-            getattr(library, name)
-    except (ImportError, OSError, AttributeError):
+        module = importlib.import_module("imagecodecs._spng")
+    except ImportError:
         return None
-    return library
+    return load_library([str(module.__file__)], NAMES)

@@ -1,52 +1,39 @@
-"""EXIF orientation of a file, as PIL's ``ImageOps.exif_transpose`` reads it, without decoding the image.
-
-Where PIL raises an error for damaged EXIF, the orientation is 1.
-"""
+"""Reader of the directories of tags in a TIFF structure, which a TIFF and EXIF are, and of the EXIF orientation of a file."""
 
 import re
 import struct
+from collections.abc import Iterator
 from typing import Any
 
-_ORIENTATION = 274
+from gpuaug.decode.limits import MAX_METADATA_BYTES, MAX_SEGMENTS, LimitError
+
+ORIENTATION = 274
 """Number of the tag with the orientation."""
 
-_BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM*\0": ">", b"MM\0*": ">", b"MM\0+": ">"}
-"""Byte order for each signature of EXIF's TIFF structure that PIL accepts. The second and the third are not valid TIFF."""
+_VALUE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+"""Type of a value → size in bytes."""
 
-_VALUE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-"""Type of an entry → bytes per value. PIL ignores entries of other types."""
+_STRUCT_FORMATS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
+"""``struct`` format of each integer type."""
 
-_STRUCT_FORMATS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
-"""Type of an entry that PIL reads as a number → ``struct`` format.
-
-The type BYTE (1) is not among them, because PIL reads it as bytes.
-"""
-
-_STRUCTS = {
-    order: (
-        struct.Struct(order + "I").unpack_from,
-        struct.Struct(order + "H").unpack_from,
-        struct.Struct(order + "HHII").unpack_from,
-    )
-    for order in "<>"
-}
-"""Byte order → functions that read an offset, a number of entries, and an entry (tag, type, number of values, value)."""
+_ORIENTATION_FORMATS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
+"""``struct`` format of each type of an orientation that PIL reads as a number. PIL reads the type BYTE (1) as bytes."""
 
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def orientation(exif: Any, xmp: Any = b"") -> int:
-    r"""Return the EXIF orientation of an image.
+    r"""Return the EXIF orientation of an image, as PIL's ``ImageOps.exif_transpose`` does.
 
     Args:
         exif: (bytes,) EXIF, with or without ``Exif\0\0`` before its TIFF structure; empty if the file has none.
         xmp: (bytes,) XMP. Its ``tiff:Orientation`` is used if EXIF has no entry for the orientation.
 
     Returns:
-        1 to 8; 1 if it is missing, invalid or damaged.
+        1 to 8; 1 if it is missing or invalid, or if EXIF is damaged.
 
     Cost:
-        About 3 µs.
+        About 10 µs.
 
     Examples:
         >>> orientation(b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0")
@@ -54,57 +41,110 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
         >>> orientation(b"", b'<rdf:Description tiff:Orientation="8"/>')
         8
     """
-    try:
-        value = _orientation_value(memoryview(exif))
-    except (struct.error, ValueError, ArithmeticError):  # ValueError: NaN. ArithmeticError: infinity, or division by 0
-        return 1
-    if value is None:
-        match = _XMP_ORIENTATION.search(xmp)
-        value = int(match[1]) if match else 1
+    data = memoryview(exif)
+    for _ in range(2):  # some files have the prefix twice
+        data = data[6:] if bytes(data[:6]) == b"Exif\0\0" else data
+    values: dict[int, tuple[int, ...]] = {}
+    if len(data):
+        try:
+            values, _ = next(pages(data, {ORIENTATION: 1}), (values, 0))
+        except LimitError:
+            return 1
+    if ORIENTATION not in values and (match := _XMP_ORIENTATION.search(xmp)):
+        return valid_orientation(int(match[1]))
+    return valid_orientation(values.get(ORIENTATION, (1,))[0])
+
+
+def valid_orientation(value: int) -> int:
+    """Return an EXIF orientation, or 1 if ``value`` is none."""
     return value if 1 <= value <= 8 else 1
 
 
-def _orientation_value(tiff: memoryview) -> int | None:
-    """Return the value of the orientation entry; 0 if it is not an integer, ``None`` if there is no entry.
+def is_tiff(prefix: bytes) -> bool:
+    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads. Two of them are not valid TIFF."""
+    return prefix[:4] in (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
+
+
+def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
+    """Yield (tag number → values, number of tags) of each page: no tags of a page that cannot be read, and no end of a loop.
+
+    Args:
+        data: (bytes,) TIFF structure.
+        counts: Number of each tag that is read → maximum number of values to read; 0 to yield the number of values instead.
 
     Raises:
-        struct.error: If PIL does not read this TIFF structure.
-        ValueError, ArithmeticError: If the value is not finite.
+        LimitError: If the data do not begin like a TIFF; if a page has too many tags or bytes, or repeats a tag, or a tag has a
+            wrong type.
     """
-    for _ in range(2):  # some files have the prefix twice
-        if bytes(tiff[:6]) == b"Exif\0\0":
-            tiff = tiff[6:]
-    if not len(tiff):
-        return None
-    order = _BYTE_ORDERS.get(bytes(tiff[:4]))
-    if order is None:
-        raise struct.error
-    unpack_long, unpack_short, unpack_entry = _STRUCTS[order]
-    (directory,) = unpack_long(tiff, 4)
-    (count,) = unpack_short(tiff, directory) if directory + 2 <= len(tiff) else (0,)
-    tags_read = set[int]()  # PIL ignores later entries of the same tag
-    external_bytes = 0  # total size of the values that are not stored in their entries
-    for start in range(directory + 2, min(directory + 2 + 12 * count, len(tiff) - 11), 12):
-        tag, entry_type, values, offset = unpack_entry(tiff, start)
-        if tag in tags_read or entry_type not in _VALUE_SIZES:
+    if not is_tiff(bytes(data[:4])):
+        raise LimitError("it is no TIFF")
+    order = "<" if bytes(data[:1]) == b"I" else ">"
+    is_bigtiff = 43 in bytes(data[2:4])
+    word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
+    inline_bytes = struct.calcsize(order + word)  # longer values are elsewhere, and the entry has their offset
+    position = 8 if is_bigtiff else 4
+    while True:
+        try:
+            (directory,) = struct.unpack_from(order + word, data, position)
+            if not directory:
+                return
+            (count,) = struct.unpack_from(order + count_format, data, directory)
+            start = directory + struct.calcsize(order + count_format)
+            position = start + count * entry_size
+            values = _page(data, order, word, start, entry_size, inline_bytes, count, counts)
+        except (struct.error, IndexError, OverflowError):  # the file ends
+            yield {}, 0
+            return
+        yield values, count
+
+
+def _page(
+    data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int, counts: dict[int, int]
+) -> dict[int, tuple[Any, ...]]:
+    """Return tag number → values, for the ``count`` tags of a page at offset ``start``.
+
+    Raises:
+        struct.error, IndexError, OverflowError: If the file ends before the values.
+        LimitError: As ``pages``.
+    """
+    if count > MAX_SEGMENTS:
+        raise LimitError(f"a page has more than {MAX_SEGMENTS} tags, which is the limit")
+    values_of: dict[int, tuple[Any, ...]] = {}
+    total_bytes = 0
+    for position in range(start, start + count * entry_size, entry_size):
+        tag, type_, value_count = struct.unpack_from(f"{order}HH{word}", data, position)
+        size = value_count * _VALUE_SIZES.get(type_, 0)
+        total_bytes += size if size <= len(data) else 0  # PIL and libtiff skip a value longer than the file
+        if total_bytes > MAX_METADATA_BYTES:
+            raise LimitError(f"its tags have more than {MAX_METADATA_BYTES} bytes, which is the limit")
+        if tag not in counts or not value_count:
             continue
-        size = values * _VALUE_SIZES[entry_type]
-        value_start = start + 8
-        if size > 4:
-            external_bytes += size
-            value_start = offset
-            if external_bytes > len(tiff):  # PIL ignores an entry if the values so far would exceed the data
-                continue
-            if value_start + size > len(tiff):  # PIL reads no further entries
-                return None
-        if not size:
+        value_position = position + entry_size - inline_bytes
+        if size > inline_bytes:
+            (value_position,) = struct.unpack_from(order + word, data, value_position)
+        if tag == ORIENTATION:
+            if tag not in values_of and size:  # as in PIL, which ignores unknown types, and reads the first
+                values_of[tag] = (_whole_number(data, order, _ORIENTATION_FORMATS.get(type_, ""), value_position),)
             continue
-        if tag != _ORIENTATION:
-            tags_read.add(tag)
-        elif entry_type not in _STRUCT_FORMATS:
-            return 0
-        else:
-            value, *divisor = struct.unpack_from(order + _STRUCT_FORMATS[entry_type], tiff, value_start)
-            quotient = value / divisor[0] if divisor else value
-            return int(quotient) if quotient == int(quotient) else 0
-    return None
+        if tag in values_of:
+            raise LimitError(f"its tag {tag} is repeated")
+        if type_ not in _STRUCT_FORMATS:
+            raise LimitError(f"its tag {tag} has type {type_}, which is no integer")
+        if not counts[tag]:
+            values_of[tag] = (value_count,)
+            continue
+        count_read = min(value_count, counts[tag])
+        values_of[tag] = struct.unpack_from(f"{order}{count_read}{_STRUCT_FORMATS[type_]}", data, value_position)
+    return values_of
+
+
+def _whole_number(data: memoryview, order: str, format_: str, position: int) -> int:
+    """Return the number or fraction at ``position``; 0 if it is not a whole number, or ``format_`` is empty."""
+    if not format_:
+        return 0
+    value, *divisor = struct.unpack_from(order + format_, data, position)
+    try:
+        quotient = value / divisor[0] if divisor else value
+        return int(quotient) if quotient == int(quotient) else 0
+    except (ValueError, ArithmeticError):  # NaN, infinity, or division by 0
+        return 0

@@ -1,41 +1,38 @@
-"""Parser of the tags of TIFFs, which checks the limits, and finds the pages that are bands of one image."""
+"""TIFF: parser of the tags, which finds the pages that are bands of one image."""
 
-import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gpuaug.decode.limits import (
-    MAX_METADATA_BYTES,
-    MAX_SEGMENTS,
-    MAX_TILE_BYTES,
-    MAX_TILES,
-    LimitError,
-)
+import numpy as np
+from numpy.typing import NDArray
 
-SUBFILE_TYPE, WIDTH, HEIGHT, BITS, PHOTOMETRIC, STRIP_OFFSETS, ORIENTATION, SAMPLES = 254, 256, 257, 258, 262, 273, 274, 277
+from gpuaug.core.encoded import SAMPLE_TYPES, Format
+from gpuaug.decode.formats import pil
+from gpuaug.decode.formats.exif import ORIENTATION, is_tiff, pages, valid_orientation
+from gpuaug.decode.formats.header import MAX_SIDE, Header, ImageFormat
+from gpuaug.decode.formats.imagecodecs import decode_as_stored
+from gpuaug.decode.layout import ImageInfo, Layout
+from gpuaug.decode.limits import MAX_SEGMENTS, MAX_TILE_BYTES, MAX_TILES, LimitError
+
+SUBFILE_TYPE, WIDTH, HEIGHT, BITS, PHOTOMETRIC, STRIP_OFFSETS, SAMPLES = 254, 256, 257, 258, 262, 273, 277
 ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, SAMPLE_FORMAT = 278, 284, 322, 323, 324, 339
 """Numbers of tags."""
 
-_LIST_TAGS = frozenset([BITS, SAMPLE_FORMAT])
-"""Tags with a number per band."""
-
-_COUNTED_TAGS = frozenset([STRIP_OFFSETS, TILE_OFFSETS])
-"""Tags whose values are not read, only the number of values."""
-
-_TAGS_READ = _LIST_TAGS | _COUNTED_TAGS
-_TAGS_READ |= {SUBFILE_TYPE, WIDTH, HEIGHT, PHOTOMETRIC, ORIENTATION, SAMPLES, ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT}
+_COUNTED_TAGS = (STRIP_OFFSETS, TILE_OFFSETS)
+"""Tags of which only the number of values is read."""
 
 MAX_BANDS = 255
 """Maximum number of bands of an image, over all pages: the maximum that ``HEADER`` can store."""
 
+_COUNTS = {
+    **dict.fromkeys([BITS, SAMPLE_FORMAT], MAX_BANDS),  # tags with a number per band
+    **dict.fromkeys(_COUNTED_TAGS, 0),
+    **dict.fromkeys([SUBFILE_TYPE, WIDTH, HEIGHT, PHOTOMETRIC, ORIENTATION, SAMPLES, ROWS_PER_STRIP, PLANAR], 1),
+    **dict.fromkeys([TILE_WIDTH, TILE_HEIGHT], 1),
+}
+"""Number of each tag that is read → maximum number of values to read; 0 for ``_COUNTED_TAGS``."""
+
 _REDUCED_OR_MASK = 1 | 4
 """Bits of ``SUBFILE_TYPE`` of a page that is an overview of another page, or a mask."""
-
-_VALUE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-"""Type of a value → size in bytes."""
-
-_STRUCT_FORMATS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
-"""``struct`` format of each integer type."""
 
 _PLAIN_PHOTOMETRICS = frozenset([1, 2])
 """Photometric interpretations whose stored values need no conversion: grey with black as 0, and RGB."""
@@ -68,11 +65,6 @@ class Tags(NamedTuple):
     """
 
 
-def is_tiff(prefix: bytes) -> bool:
-    """Return whether a file begins with a signature of a TIFF or BigTIFF that PIL reads. Two of them are not valid TIFF."""
-    return prefix[:4] in (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
-
-
 def tags(data: memoryview) -> Tags | None:
     """Read the tags of the pages. Return ``None`` if tags of the first page cannot be read, or lack the width or height.
 
@@ -83,19 +75,19 @@ def tags(data: memoryview) -> Tags | None:
         LimitError: If a page exceeds a limit, or repeats a tag: libraries differ in the one that they read.
     """
     found: Tags | None = None
-    pages: list[int] = []
+    bands: list[int] = []
     budget = 16 * MAX_SEGMENTS  # of tags over all pages
-    for number, (values, count) in enumerate(_pages(data)):
+    for number, (values, count) in enumerate(pages(data, _COUNTS)):
         page = _tags_of_page(values)
         found = found or page
         if found is None:
             return None
         budget -= 1 + count
         is_band = number == 0 or not values.get(SUBFILE_TYPE, (0,))[0] & _REDUCED_OR_MASK
-        pages += [number] if is_band else []
-        if (is_band and page != found) or budget < 0 or len(pages) * found.samples > MAX_BANDS:
+        bands += [number] if is_band else []
+        if (is_band and page != found) or budget < 0 or len(bands) * found.samples > MAX_BANDS:
             return found
-    return found and found._replace(pages=tuple(pages))
+    return found and found._replace(pages=tuple(bands))
 
 
 def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
@@ -121,13 +113,12 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     tile_pixels = values.get(TILE_WIDTH, (0,))[0] * values.get(TILE_HEIGHT, (0,))[0]
     if tile_pixels > height * width and tile_pixels * samples * max(bits) > 8 * MAX_TILE_BYTES:
         raise LimitError(f"its tiles have more than {MAX_TILE_BYTES} bytes, which is the limit, and more than the image")
-    orientation = values.get(ORIENTATION, (1,))[0]
     return Tags(
         height,
         width,
         samples,
         max(bits),
-        orientation if orientation in range(1, 9) else 1,
+        valid_orientation(values.get(ORIENTATION, (1,))[0]),
         _TYPES.get(types.pop(), "") if len(types) == 1 else "",
         values.get(PHOTOMETRIC, (1,))[0] in _PLAIN_PHOTOMETRICS,
         is_planar,
@@ -135,70 +126,83 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     )
 
 
-def _pages(data: memoryview) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
-    """Yield (tag number → values, number of tags) of each page: no tags of a page that cannot be read, and no end of a loop.
+_MAX_PIL_BANDS = 4
+"""Maximum number of bands of an image that PIL decodes, alpha included."""
 
-    Of ``_COUNTED_TAGS``, the number of values is yielded instead of the values.
 
-    Raises:
-        LimitError: If a page has too many tags or bytes, or repeats a tag, or a tag has a wrong type.
+def _parse(data: memoryview) -> Header:
+    """Parse the header: by the tags if PIL cannot decode the file, or would drop bands."""
+    found = tags(data)
+    if found is None:
+        return Header(problem="its header is broken")
+    if found.bits == 16 or found.type[:5] in ("int8", "float") or (found.samples > _MAX_PIL_BANDS and found.is_plain):
+        return _of_tags(found)  # PIL reads -1 of int8 as 255
+    header = pil.parse(data, FORMAT.names, bits=found.bits)
+    if found.samples > max(header.channels, 1):  # PIL raises an error, or drops the other bands silently
+        return _of_tags(found)
+    if header.problem:
+        return header
+    # PIL rotates TIFFs upright while decoding. Its ``size`` is the size before or after that, by version.
+    header = header._replace(height=found.height, width=found.width)
+    if len(found.pages) == 1:
+        return header
+    return header._replace(
+        stored_channels=_stored_channels(found) if found.is_plain and found.type == "uint8" else 0, label_max=0
+    )
+
+
+def _of_tags(tags: Tags) -> Header:
+    """Return the header of a TIFF that PIL does not decode."""
+    if tags.type == "int8":
+        return Header(problem="its values are int8, which are not supported")
+    if tags.type[:5] == "float":
+        return Header(
+            problem=f"its values are {tags.type}, and files are decoded to 8 or 16 bits: read it in the dataset, for example "
+            "with tifffile.imread, and return a tensor"
+        )
+    if not tags.type:
+        return Header(problem=f"it has {tags.bits} bits per channel, or channels of several types")
+    if not tags.is_plain:
+        return Header(problem=f"its {tags.samples} bands of {tags.bits} bits are neither RGB nor grey with black as 0")
+    if tags.samples > MAX_BANDS:
+        return Header(problem=f"it has {tags.samples} bands, more than {MAX_BANDS}")
+    if not (0 < tags.height <= MAX_SIDE and 0 < tags.width <= MAX_SIDE and tags.samples > 0):
+        return Header(problem=f"its size is {tags.width}x{tags.height}")
+    type_ = SAMPLE_TYPES.index(tags.type)
+    label_max = 255 if tags.samples == len(tags.pages) == 1 else 0
+    stored_channels = _stored_channels(tags)
+    return Header(tags.height, tags.width, tags.samples, stored_channels, Format.DEEP, 0, tags.orientation, type_, label_max)
+
+
+def _stored_channels(tags: Tags) -> int:
+    """Return the number of bands of all pages; 0 if the pages are no bands of one image."""
+    return tags.samples * len(tags.pages)
+
+
+def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: Any) -> NDArray[Any] | str | None:
+    """Decode all bands of a TIFF without conversion.
+
+    Returns ``None`` for a TIFF of 8 bits of one page with 1 or 3 channels, which PIL decodes as stored, except for palettes and
+    CMYK. PIL changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored
+    separately.
     """
-    order = "<" if bytes(data[:1]) == b"I" else ">"
-    is_bigtiff = 43 in bytes(data[2:4])
-    word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
-    inline_bytes = struct.calcsize(order + word)  # longer values are elsewhere, and the entry has their offset
-    position = 8 if is_bigtiff else 4
-    while True:
-        try:
-            (directory,) = struct.unpack_from(order + word, data, position)
-            if not directory:
-                return
-            (count,) = struct.unpack_from(order + count_format, data, directory)
-            start = directory + struct.calcsize(order + count_format)
-            position = start + count * entry_size
-            values = _page(data, order, word, start, entry_size, inline_bytes, count)
-        except (struct.error, IndexError, OverflowError):  # the file ends
-            yield {}, 0
-            return
-        yield values, count
+    found = tags(file.data) if layout.as_stored or info.format == Format.DEEP else None
+    numbers = (0,) if found is None else found.pages
+    if info.format != Format.DEEP and (not layout.as_stored or (len(numbers) == 1 and layout.channels in (1, 3))):
+        return None
+    is_planar = found is not None and found.is_planar
+    bands = []
+    for number in numbers:
+
+        def decode_page(library: Any, number: int = number) -> NDArray[Any]:
+            pixels: NDArray[Any] = library.tiff_decode(file, index=number)
+            return pixels.transpose(1, 2, 0) if is_planar and pixels.ndim == 3 else pixels
+
+        pixels = decode_as_stored(layout, info, decode_page)
+        if isinstance(pixels, str):
+            return pixels
+        bands.append(pixels)
+    return bands[0] if len(bands) == 1 else np.concatenate(bands, 2)
 
 
-def _page(
-    data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int
-) -> dict[int, tuple[Any, ...]]:
-    """Return tag number → values, for the ``count`` tags of a page at offset ``start``.
-
-    Raises:
-        struct.error, IndexError, OverflowError: If the file ends before the values.
-        LimitError: As ``_pages``.
-    """
-    if count > MAX_SEGMENTS:
-        raise LimitError(f"a page has more than {MAX_SEGMENTS} tags, which is the limit")
-    values_of: dict[int, tuple[Any, ...]] = {}
-    total_bytes = 0
-    for position in range(start, start + count * entry_size, entry_size):
-        tag, type_ = struct.unpack_from(order + "HH", data, position)
-        (value_count,) = struct.unpack_from(order + word, data, position + 4)
-        size = value_count * _VALUE_SIZES.get(type_, 0)
-        total_bytes += size if size <= len(data) else 0  # PIL and libtiff skip a value longer than the file
-        if total_bytes > MAX_METADATA_BYTES:
-            raise LimitError(f"its tags have more than {MAX_METADATA_BYTES} bytes, which is the limit")
-        if (
-            tag not in _TAGS_READ
-            or not value_count
-            or (tag == ORIENTATION and (type_ not in _STRUCT_FORMATS or tag in values_of))
-        ):
-            continue
-        if tag in values_of:
-            raise LimitError(f"its tag {tag} is repeated")
-        if type_ not in _STRUCT_FORMATS:
-            raise LimitError(f"its tag {tag} has type {type_}, which is no integer")
-        if tag in _COUNTED_TAGS:
-            values_of[tag] = (value_count,)
-            continue
-        value_position = position + entry_size - inline_bytes
-        if size > inline_bytes:
-            (value_position,) = struct.unpack_from(order + word, data, value_position)
-        count_read = min(value_count, MAX_BANDS) if tag in _LIST_TAGS else 1
-        values_of[tag] = struct.unpack_from(f"{order}{count_read}{_STRUCT_FORMATS[type_]}", data, value_position)
-    return values_of
+FORMAT = ImageFormat(("TIFF",), is_tiff, _parse, _decode)

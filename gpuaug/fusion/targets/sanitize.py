@@ -5,7 +5,7 @@ dicts under one key. Target dicts are *packed* if each column is stored as one t
 dicts for which the host waits for the device, because only the device knows how many boxes are valid.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import (
-    Column,
-    TensorColumn,
-    adjacent_view,
-    are_plain,
-    are_tensors,
-    as_plain_tensors,
-    columns,
-    split,
-)
+from gpuaug.core.columns import Column, TensorColumn, adjacent_view, as_plain_tensors, columns, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import PackedColumn, PackedTargets, PendingRows
 from gpuaug.core.torchvision_types import type_name, type_name_of
@@ -52,8 +43,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             first key that contains ``label``, as in torchvision.
 
     Returns:
-        List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, lists and tuples of length B are
-        split by image; all other values are shared by the dicts.
+        List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, arrays, lists and tuples of
+        length B are split by image; all other values are shared by the dicts.
 
     Raises:
         ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
@@ -73,92 +64,70 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         >>> sanitized[0]["labels"]
         tensor([7])
     """
-    names = PER_BOX if per_box is None else per_box
-    if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in names):
+    if per_box is not None and (
+        not isinstance(per_box, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in per_box)
+    ):
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
-    keys = {"valid", *names}  # valid is shortened as well
-    labels = label_key(_names(targets)) if per_box is None else None
-    if labels is not None:
-        keys.add(labels)
+    if isinstance(targets, Mapping):
+        return _sanitize_padded(targets, per_box)
     if isinstance(targets, PackedTargets):
-        packed = _sanitize_packed(targets, keys, per_box)
+        packed = _sanitize_packed(targets, per_box)
         if packed is not None:
             return packed  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
         targets = targets.unpacked()
-    if isinstance(targets, Mapping):
-        return _sanitize_padded(targets, keys, per_box or ())
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
         raise ArgumentTypeError(
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
             "Pass the target dicts that gpuaug.fuse returned."
         )
-    samples: Sequence[int] = range(len(targets))  # indices of the dicts with boxes
-    records: Sequence[Any] = targets  # dicts with boxes
-    if not all(type(record) is dict and "valid" in record for record in targets):
-        has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        # If no dict has valid, boxes may be under another key, for which fuse sets no valid.
-        is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
-        samples = [sample for sample in samples if not is_without_boxes(targets[sample])]
-        records = [targets[sample] for sample in samples]
-        for sample, record in zip(samples, records, strict=True):
-            _check_has_valid(record, f" of sample {sample}")
+    keys = _keys(targets, per_box)
+    has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+    # If no dict has valid, boxes may be under another key, for which fuse sets no valid.
+    is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
+    samples = [sample for sample, record in enumerate(targets) if not is_without_boxes(record)]  # indices of dicts with boxes
+    records = [targets[sample] for sample in samples]
+    for sample, record in zip(samples, records, strict=True):
+        _check_has_valid(record, f" of sample {sample}")
+        _check_flags(record["valid"], 1, f" of sample {sample}")
+    valid_indices = _ValidIndices(TensorColumn([record["valid"] for record in records]))
     columns_by_key = columns(records)
-    tensors = _tensor_columns(columns_by_key)
-    valid_indices = _ValidIndices(_checked_valid(columns_by_key, tensors, samples))
-    lengths = _lengths_per_box(columns_by_key, tensors, valid_indices.counts)
-    keys_to_check = [name for name in ("boxes", "bbox", *(per_box or ())) if name not in lengths]
+    shortened = {name: column for name, column in columns_by_key.items() if _has_entry_per_box(column, valid_indices.counts)}
+    keys_to_check = [name for name in ("boxes", "bbox", *(per_box or ())) if name not in shortened]
     _check_lengths(keys_to_check, columns_by_key, valid_indices.counts, samples)
-    unknown = {name for name in lengths.keys() - keys if not all(map(_is_typed, columns_by_key[name].values))}
-    for name in unknown if per_box is None else ():
-        _check_not_per_box(name, lengths[name])
+    for name in shortened.keys() - keys:
+        if not all(map(_is_typed, shortened[name].values)):
+            column = shortened.pop(name)
+            if per_box is None:
+                _check_not_per_box(name, {valid_indices.counts[record] for record in column.samples})
     # For a dict: a copy, which is changed. For another mapping: only the changes.
     changes: list[dict[Any, Any]] = [record.copy() if type(record) is dict else {} for record in targets]
-    shortened = {name: columns_by_key[name] for name in lengths if name not in unknown}
-    _store_valid([changes[sample] for sample in samples], shortened, tensors, valid_indices)
+    _store_valid([changes[sample] for sample in samples], shortened, valid_indices)
     return [
         change if type(record) is dict else batches.replace(record, change)
         for record, change in zip(targets, changes, strict=True)
     ]
 
 
-def _names(targets: Any) -> Iterator[Any]:
-    """Yield the keys of target dicts in any form that ``sanitize`` accepts."""
-    records = targets.layout.records if isinstance(targets, PackedTargets) else targets
-    for record in [records] if isinstance(records, Mapping) else records if isinstance(records, Sequence) else ():
-        yield from record if isinstance(record, Mapping) else ()
+def _keys(records: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
+    """Return the keys that may hold one entry per box. ``per_box``: keys that the user passed."""
+    if per_box is not None:
+        return {"valid", *per_box}
+    labels = label_key(name for record in records if isinstance(record, Mapping) for name in record)
+    return {*PER_BOX, *([] if labels is None else [labels])}
 
 
-def _tensor_columns(columns_by_key: Mapping[Any, Column]) -> dict[Any, TensorColumn]:
-    """Return the columns whose values are all tensors, by key."""
-    return {name: TensorColumn(values) for name, (_, values) in columns_by_key.items() if are_tensors(values)}
-
-
-def _lengths_per_box(
-    columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]
-) -> dict[Any, set[int]]:
-    """Find the keys whose values have as many entries as the dict has boxes, in all dicts.
+def _has_entry_per_box(column: Column, counts: Sequence[int]) -> bool:
+    """Return whether the tensors, arrays, lists and tuples of a column have as many entries as their dicts have boxes.
 
     Args:
-        columns_by_key: Columns of the dicts.
-        tensors: Columns whose values are all tensors.
+        column: Values of one key, at least one of which has entries.
         counts: Number of boxes of each dict.
-
-    Returns:
-        Distinct numbers of entries, by key.
     """
-    lengths: dict[Any, set[int]] = {}
-    for name, (samples, values) in columns_by_key.items():
-        box_counts = counts if len(samples) == len(counts) else [counts[sample] for sample in samples]
-        if name in tensors:
-            if [shape[0] if shape else -1 for shape in tensors[name].shapes] == box_counts:
-                lengths[name] = set(box_counts)
-            continue
-        pairs = [
-            (_length(value), count) for value, count in zip(values, box_counts, strict=True) if isinstance(value, _SEQUENCES)
+    with as_plain_tensors():
+        lengths = [
+            (_length(value), counts[record]) for record, value in zip(*column, strict=True) if isinstance(value, _SEQUENCES)
         ]
-        if pairs and all(length == count for length, count in pairs):
-            lengths[name] = {count for _, count in pairs}
-    return lengths
+    return bool(lengths) and all(length == count for length, count in lengths)
 
 
 def _is_typed(value: Any) -> bool:
@@ -168,14 +137,10 @@ def _is_typed(value: Any) -> bool:
 
 
 def _check_not_per_box(name: str, counts: set[int]) -> None:
-    """Raise an error if a key that is not among the common keys appears to hold one entry per box.
-
-    Args:
-        name: Key whose values have as many entries as their dicts have boxes.
-        counts: Distinct numbers of entries.
+    """Raise an error if a key that is not among the common keys has as many entries as its dicts have boxes, ``counts``.
 
     Raises:
-        ArgumentError: If there are several numbers of entries, because equal lengths are then hardly a coincidence.
+        ArgumentError: If there are several numbers of boxes, because equal lengths are then hardly a coincidence.
     """
     if len(counts) > 1:
         raise ArgumentError(
@@ -185,63 +150,42 @@ def _check_not_per_box(name: str, counts: set[int]) -> None:
         )
 
 
-def _sanitize_padded(targets: Mapping[str, Any], keys: set[str], per_box: Collection[str]) -> list[Any]:
+def _sanitize_padded(targets: Mapping[str, Any], per_box: Collection[str] | None) -> list[Any]:
     """Split one dict of padded tensors into one dict per image, without the boxes that are not valid.
 
-    Args:
-        targets: The dict.
-        keys: Keys that may hold one entry per box.
-        per_box: Keys that must hold one entry per box.
+    Raises:
+        ArgumentError: If boxes, or a value that ``per_box`` names, are not of all images.
     """
     _check_has_valid(targets, "")
-    valid = targets["valid"]
-    _check_flags(valid, 2, "")
-    for name in ("boxes", "bbox"):
-        boxes = targets.get(name)
-        if isinstance(boxes, Tensor) and boxes.shape[:2] != valid.shape:
+    _check_flags(targets["valid"], 2, "")
+    batch = len(targets["valid"])
+    lengths = {name: _length(value) for name, value in targets.items() if isinstance(value, _SEQUENCES)}
+    for name in ("boxes", "bbox", *(per_box or ())):
+        if lengths.get(name, batch) != batch:
             raise ArgumentError(
-                f"valid must be one bool for each box of {name}, {tuple(boxes.shape[:2])}, got {tuple(valid.shape)}. "
-                "Pass valid as gpuaug.fuse returned it."
+                f"{name} must have one entry for each of the {batch} images, as valid has, got {max(lengths[name], 0)}. Pass "
+                "boxes and valid of the same images, and leave other keys out of per_box."
             )
-    batch = len(valid)
-    padded_keys = {name for name, value in targets.items() if not isinstance(value, Tensor) or value.shape[:2] == valid.shape}
+    values = {name: targets[name] for name, length in lengths.items() if length == batch}
     records = [
         {
             name: with_class_of(value[sample], value) if isinstance(value, Tensor) else value[sample]
-            for name, value in targets.items()
-            if isinstance(value, Tensor | list | tuple)
-            and (not isinstance(value, Tensor) or value.ndim)
-            and len(value) == batch
+            for name, value in values.items()
         }
         for sample in range(batch)
     ]
-    for name in per_box if records else ():
-        value = targets.get(name)
-        if isinstance(value, _SEQUENCES) and (name not in records[0] or name not in padded_keys):
-            shape = (len(value),) if isinstance(value, list | tuple) else tuple(value.shape)
-            raise ArgumentError(
-                f"{name} must be a tensor or list with one entry per box, {tuple(valid.shape)}, if per_box names it, got "
-                f"{type(value).__name__} {shape}. Convert it, or leave {name!r} out of per_box."
-            )
-    candidates = {name: column for name, column in columns(records).items() if name in padded_keys & keys}
-    tensors = _tensor_columns(candidates)
-    valid_indices = _ValidIndices(TensorColumn(valid.unbind()))
-    lengths = _lengths_per_box(candidates, tensors, valid_indices.counts)
-    _check_lengths(per_box, candidates, valid_indices.counts, range(batch))
-    _store_valid(records, {name: candidates[name] for name in lengths}, tensors, valid_indices)
-    return [batches.replace(targets, record) for record in records]
+    return [batches.replace(targets, record) for record in sanitize(records, per_box=per_box)]
 
 
 # Attributes that TransformStage reads: the function accepts packed targets, and draws no random numbers.
 vars(sanitize).update(takes_packed=True, draws_only_from_seed=True)
 
 
-def _sanitize_packed(targets: PackedTargets, keys: set[str], per_box: Collection[str] | None) -> PackedTargets | None:
+def _sanitize_packed(targets: PackedTargets, per_box: Collection[str] | None) -> PackedTargets | None:
     """Remove the boxes that are not valid from packed target dicts, without waiting for the device.
 
     Args:
         targets: Packed target dicts.
-        keys: Keys that hold one entry per box.
         per_box: Keys that the user passed; ``None`` if other keys that appear to hold one entry per box are an error.
 
     Returns:
@@ -251,25 +195,21 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], per_box: Collection
     valid = targets.column("valid")
     if valid is None or valid.dtypes != {torch.bool} or valid.entry:
         return None
-    samples = list(valid.packed.samples)
-    lengths = valid.packed.lengths
-    without_valid = set(range(len(targets.layout.records))) - set(samples)
-    if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without_valid):
+    layout = targets.layout
+    counts = dict(zip(valid.packed.samples, valid.packed.lengths, strict=True))
+    if any(sample not in counts and not _has_no_boxes(record) for sample, record in enumerate(layout.records)):
         return None
-    counts = dict(zip(samples, lengths, strict=True))
-    others = zip(targets.layout.others, targets.others, strict=True)
-    named = frozenset(per_box or ())
-    if any(
-        isinstance(value, _SEQUENCES) and (name in named or _length(value) == counts.get(sample))
-        for (sample, name), value in others
-    ):
-        return None
+    keys, named = _keys(layout.records, per_box), frozenset(per_box or ())
+    for (sample, name), value in zip(layout.others, targets.others, strict=True):
+        if isinstance(value, _SEQUENCES) and (name in named or _length(value) == counts.get(sample)):
+            return None
     rows: dict[Any, tuple[PackedColumn, Tensor]] = {}
-    for column, flat in zip(targets.layout.packed, targets.flat, strict=True):
-        if column.shapes is not None or column.lengths != lengths or list(column.samples) != samples:
-            tensor_lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
-            pairs = zip(column.samples, tensor_lengths, strict=True)
-            if column.name in _BOX_KEYS | named or all(counts.get(sample, length) == length for sample, length in pairs):
+    for column, flat in zip(layout.packed, targets.flat, strict=True):
+        lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
+        column_counts = dict(zip(column.samples, lengths, strict=True))
+        if column.shapes is not None or column_counts != counts:
+            matches = all(counts.get(sample, length) == length for sample, length in column_counts.items())
+            if matches or column.name in _BOX_KEYS | named:
                 return None
             continue
         class_name = type_name_of(column.tensor_type)
@@ -371,59 +311,36 @@ class _ValidIndices:
         return to_device([np.concatenate(indices)], device)[0]
 
 
-def _store_valid(
-    records: Sequence[dict[Any, Any]],
-    columns_by_key: Mapping[Any, Column],
-    tensors: Mapping[Any, TensorColumn],
-    valid_indices: _ValidIndices,
-) -> None:
-    """Store the entries of the valid boxes in ``records``, for all columns.
-
-    ``tensors``: columns whose values are all tensors.
-    """
+def _store_valid(records: Sequence[dict[Any, Any]], columns_by_key: Mapping[Any, Column], valid_indices: _ValidIndices) -> None:
+    """Store the entries of the valid boxes in ``records``, for all columns."""
     for name, (samples, values) in columns_by_key.items():
-        column = tensors.get(name)
-        for group, group_tensors in _groups_of_one_shape(samples, values, column):
-            parts = _valid_entries(group, group_tensors, valid_indices)
-            if not are_plain(group.values):
-                parts = [with_class_of(part, value) for part, value in zip(parts, group.values, strict=True)]
-            for sample, part in zip(group.samples, parts, strict=True):
-                records[sample][name] = part
-        if column is not None:
-            continue
-        for sample, value in zip(samples, values, strict=True):
-            if isinstance(value, np.ndarray):
-                records[sample][name] = value[valid_indices.of_record(sample)]
-            elif isinstance(value, list | tuple):
-                records[sample][name] = type(value)(value[index] for index in valid_indices.of_record(sample))
+        groups: dict[Any, list[int]] = {}  # positions of the tensors that can be concatenated
+        with as_plain_tensors():
+            for position, value in enumerate(values):
+                if isinstance(value, Tensor):
+                    groups.setdefault((value.dtype, value.device, value.shape[1:]), []).append(position)
+                elif isinstance(value, np.ndarray):
+                    records[samples[position]][name] = value[valid_indices.of_record(samples[position])]
+                elif isinstance(value, list | tuple):
+                    indices = valid_indices.of_record(samples[position])
+                    records[samples[position]][name] = type(value)(value[index] for index in indices)
+        for positions in groups.values():
+            group = Column([samples[position] for position in positions], [values[position] for position in positions])
+            for sample, value, part in zip(*group, _valid_entries(group, valid_indices), strict=True):
+                records[sample][name] = with_class_of(part, value)
 
 
-def _groups_of_one_shape(
-    samples: Sequence[int], values: Sequence[Any], column: TensorColumn | None
-) -> Iterable[tuple[Column, TensorColumn]]:
-    """Return the tensors of a column, grouped by dtype, device and shape of an entry.
+def _valid_entries(group: Column, valid_indices: _ValidIndices) -> Sequence[Tensor]:
+    """Return the entries of the valid boxes, for tensors of one dtype, device and shape of an entry.
 
-    ``column``: the column if all of its values are tensors, else ``None``.
+    One launch if the tensors are concatenated.
     """
-    if column is not None and column.entry is not None and len(column.dtypes) == len(column.devices) == 1:
-        return [(Column(samples, values), column)]
-    groups: dict[Any, tuple[list[int], list[Tensor]]] = {}
-    for sample, value in zip(samples, values, strict=True):
-        if isinstance(value, Tensor):
-            group = groups.setdefault((value.dtype, value.device, value.shape[1:]), ([], []))
-            group[0].append(sample)
-            group[1].append(value)
-    return [(Column(*group), TensorColumn(group[1])) for group in groups.values()]
-
-
-def _valid_entries(group: Column, tensors: TensorColumn, valid_indices: _ValidIndices) -> Sequence[Tensor]:
-    """Return the entries of the valid boxes, for each tensor of a group. One launch if the tensors can be concatenated."""
     samples, values = group
     device = values[0].device
     joined = None
     if len(values) > 1:
         is_small = values[0].shape[1:].numel() <= MOST_JOINED
-        joined = tensors.joined if is_small else adjacent_view(values)
+        joined = TensorColumn(values).joined if is_small else adjacent_view(values)
     if joined is not None:
         index, counts = valid_indices.of_records(samples, device)
         return split(joined.index_select(0, index), counts)
@@ -443,17 +360,6 @@ def _check_has_valid(record: Any, suffix: str) -> None:
             f"targets{suffix} must have the key 'valid', got {', '.join(map(str, record)) or 'no keys'}. "
             "Transform them by gpuaug.fuse first, with the data key 'targets'; or, if padded, with 'valid' beside the boxes."
         )
-
-
-def _checked_valid(
-    columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], samples: Sequence[int]
-) -> TensorColumn:
-    """Check and return the column of ``valid``, which all dicts have. ``samples``: index of each dict, for the error."""
-    column = tensors.get("valid")
-    if column is None or column.dtypes != {torch.bool} or set(map(len, column.shapes)) != {1}:
-        for sample, value in zip(samples, columns_by_key["valid"].values if samples else (), strict=True):
-            _check_flags(value, 1, f" of sample {sample}")
-    return TensorColumn(()) if column is None else column
 
 
 def _check_lengths(

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 
-from gpuaug.decode.decoders import cpu
+from gpuaug.decode.formats import jpeg
 
 GUARD = 2**21
 """Bytes behind each buffer: more than any file of these tests decodes to."""
@@ -46,13 +46,13 @@ class Guarded:
 @contextlib.contextmanager
 def guarded():
     """Fail at the end if simplejpeg has written behind a buffer. Without simplejpeg, do nothing."""
-    module = cpu.simplejpeg()
+    module = jpeg.simplejpeg()
     if module is None:
         yield
         return
     double = Guarded(module)
     try:
-        with mock.patch.object(cpu, "simplejpeg", return_value=double):
+        with mock.patch.object(jpeg, "simplejpeg", return_value=double):
             yield
     finally:
         assert not double.overruns, double.overruns[0]

@@ -10,7 +10,9 @@ import numpy as np
 from PIL import Image
 
 from gpuaug.core.encoded import Format
-from gpuaug.decode.decoders import cpu, turbojpeg
+from gpuaug.decode.decoders import cpu, loops, turbojpeg
+from gpuaug.decode.formats import jpeg as jpeg_format
+from gpuaug.decode.headers import parse
 from gpuaug.decode.layout import ImageInfo
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "grey", "4:4:0", "4:1:1")
@@ -35,10 +37,9 @@ FILLED = 0xA5
 @functools.cache
 def jpeg(height, width, subsampling="4:2:0", coding="baseline"):
     """A JPEG of noise, which is where samples differ most from their neighbours, in codings that PIL does not write."""
-    library, pixels = (
-        turbojpeg.library().quick,
-        np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8),
-    )
+    library, pixels = turbojpeg.library(), np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8)
+    library.tj3Init.restype = c_void_p
+    library.tj3Destroy.argtypes = [c_void_p]
     library.tj3Compress8.argtypes = [c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
     library.tj3Set.argtypes = [c_void_p, c_int, c_int]
     library.tj3Free.argtypes = [c_void_p]
@@ -57,8 +58,8 @@ def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True, 0)
-    return cpu._decode_with_pil(np.frombuffer(file, np.uint8), channels, info)
+    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True, 0, 0)
+    return cpu._decode_with_pil(np.frombuffer(file, np.uint8), jpeg_format.FORMAT, channels, info)
 
 
 @functools.cache
@@ -67,15 +68,24 @@ def size(file):
         return image.height, image.width
 
 
-def decoded(file, window, channels=3, scale=1, full=None):
-    """The window, or ``None``. Fails if memory beside its buffer is written."""
-    _, _, height, width = window
-    memory = np.full(2 * GUARD + height * width * channels, FILLED, np.uint8)
-    buffer = memory[GUARD:-GUARD].reshape(height, width, channels)
-    made = turbojpeg.decode(np.frombuffer(file, np.uint8), buffer, window, full or size(file), scale)
+def decoded(file, window, channels=3, scale=1, full=None, decode_jobs=None):
+    """The window, or ``None``. Fails if memory beside its region is written.
+
+    ``decode_jobs``: the loop, or the loop of the process.
+    """
+    header = parse(file)
+    height, width = full or size(file)
+    columns = np.array([[header.channels], [header.sampling], [width], [scale]])
+    region = turbojpeg.regions(np.array([window]), *columns)[0].tolist() if header.sampling else window
+    job = (loops._JPEG, 0, len(file), GUARD, channels, *region, window[1], window[3], height, width, scale)
+    memory = np.full(2 * GUARD + region[2] * region[3] * channels, FILLED, np.uint8)
+    mask = np.ones(1, np.bool_)
+    decode_jobs = decode_jobs or loops.jpeg_loop()
+    decode_jobs(np.frombuffer(bytearray(file), np.uint8), memory, np.array([job], loops.JOB), mask)
     assert (memory[:GUARD] == FILLED).all()
     assert (memory[-GUARD:] == FILLED).all()
-    return buffer if made else None
+    pixels = memory[GUARD:-GUARD].reshape(region[2], region[3], channels)
+    return pixels[:, window[1] - region[1] :][:, : window[3]] if mask[0] else None
 
 
 def some_windows(height, width, count, seed):

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from gpuaug.core.errors import GpuAugWarning
@@ -35,36 +34,13 @@ def label_key(names: Iterable[Any]) -> str | None:
     return first
 
 
-class _Key(str):
-    """Key that a ``labels_getter`` reads."""
-
-
-class _Keys(dict[Any, Any]):
-    """Target dict for a ``labels_getter``: the value of every key is the key."""
-
-    def __missing__(self, key: Any) -> Any:
-        return _Key(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return _Key(key)
-
-
 def check_labels_getter(name: str, getter: Any) -> None:
-    """Warn if ``gpuaug.sanitize`` keeps the labels that the ``labels_getter`` of a ``SanitizeBoundingBoxes`` returns."""
-    if not callable(getter):
-        return
-    keys: Any = ()
-    for sample in ((None, _Keys()), _Keys()):
-        with suppress(Exception):  # a function of the user, for samples of another form
-            keys = getter(sample)
-            break
-    keys = keys if isinstance(keys, tuple) else (keys,)
-    if keys and all(isinstance(key, _Key) and (key in PER_BOX or label_key([key])) for key in keys):
-        return
-    keys = ", ".join(repr(str(key)) for key in keys if isinstance(key, _Key)) or "the key of the labels"
-    warnings.warn(
-        f"labels_getter of {name} is not used, because gpuaug.sanitize removes entries by their keys. Leave labels_getter out, "
-        f"and pass all keys with one entry per box: gpuaug.sanitize(targets, per_box=['boxes', 'masks', {keys}]).",
-        GpuAugWarning,
-        stacklevel=2,
-    )
+    """Warn that ``gpuaug.sanitize`` does not call the ``labels_getter`` of a ``SanitizeBoundingBoxes``."""
+    if callable(getter):
+        warnings.warn(
+            f"labels_getter of {name} is not used, because gpuaug.sanitize removes entries by their keys. Leave labels_getter "
+            "out. If the key of the labels does not contain 'label', pass all keys with one entry per box: "
+            "gpuaug.sanitize(targets, per_box=['boxes', 'masks', …]).",
+            GpuAugWarning,
+            stacklevel=2,
+        )

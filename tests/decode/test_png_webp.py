@@ -1,6 +1,5 @@
-"""PNGs by imagecodecs and WebPs by libwebp: PIL's pixels for the files that PIL accepts, PIL's errors for all others."""
+"""PNGs by libspng and WebPs by libwebp, in a loop: PIL's pixels for the files that PIL accepts, PIL's errors for all others."""
 
-import ctypes
 import functools
 import itertools
 import struct
@@ -13,17 +12,23 @@ from unittest import mock
 import numpy as np
 import PIL._imaging
 import pytest
-from support.files.encoded import by_pil, room_of
+from support.files.encoded import by_pil
+from support.files.jpeg_windows import FILLED, GUARD, some_windows
 from support.files.png_files import KINDS, chunk, damaged_png, damaged_webp, joined, png, png_chunks, rows, webp, webps
 
-from gpuaug import collate_encoded
-from gpuaug.decode.decoders import cpu, libspng, libwebp
-from gpuaug.decode.layout import Layout, Options
+from gpuaug import DecodeError, DecodeStage, collate_encoded
+from gpuaug.decode import c_calls
+from gpuaug.decode.decoders import cpu, libspng, libwebp, loops
+from gpuaug.decode.formats import imagecodecs
 
-GUARD = 4096
-"""Bytes before and behind an image's memory, which decoders must leave as they are."""
+pytestmark = [
+    pytest.mark.skipif(libspng.library() is None, reason="imagecodecs is missing, or exports no functions of libspng"),
+    pytest.mark.skipif(libwebp.library() is None, reason="PIL has linked libwebp statically"),
+]
 
 FAST_KINDS = [kind for kind in KINDS if kind[0] in (0, 2, 6)]
+LOOP_KINDS = {3: [(2, 8), (6, 8)], 1: [(0, 8)]}
+"""Number of channels of the batch: (colour type, bits) of the PNGs that the loop decodes."""
 SIZES = [(1, 1), (1, 9), (9, 1), (2, 3), (5, 7), (13, 21), (16, 40)]
 ORIENTED = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0"
 TEXT = (b"tEXt", b"date:create\x002026-01-01")
@@ -40,30 +45,72 @@ OTHER_CHUNKS = [
 ]
 
 
-def library(name):
-    """Skip a test where this library is missing."""
-    if name == "imagecodecs":
-        pytest.importorskip(name)
-    elif sys.platform == "win32":
-        pytest.skip("PIL has libwebp inside of its own module")
+_define = loops.png_and_webp_loop.__wrapped__
+
+
+@functools.cache
+def python_loop():
+    """The loop without Numba."""
+    with mock.patch.object(c_calls, "compiled_or_none", return_value=None):
+        return _define()
+
+
+@pytest.fixture(params=["Numba", "Python"])
+def _loop(request, monkeypatch):
+    if request.param == "Python":
+        monkeypatch.setattr(loops, "png_and_webp_loop", python_loop)
+
+
+both_loops = pytest.mark.usefixtures("_loop")
+
+
+def decoded_windows(files, windows, channels=3, sizes=None):
+    """Decode (h, w, C) windows of files in one call. Return (mask, images). Fails if memory between the images is written.
+
+    ``sizes``: (height, width) of each file, or those of the headers.
+    """
+    batch = collate_encoded(files)
+    table, windows = batch.headers.table, np.array(windows)
+    lengths = windows[:, 2:].prod(1) * channels
+    starts = GUARD + np.cumsum([0, *(lengths[:-1] + GUARD)])
+    memory = np.full(starts[-1] + lengths[-1] + GUARD, FILLED, np.uint8)
+    jobs = np.zeros(len(files), loops.JOB)
+    jobs["format"] = loops._formats(batch.data.numpy(), table)
+    jobs["start"], jobs["bytes"], jobs["out"], jobs["channels"] = table["start"], table["length"], starts, channels
+    jobs["top"], jobs["left"], jobs["height"], jobs["width"] = windows.T
+    jobs["full_height"], jobs["full_width"] = (table["height"], table["width"]) if sizes is None else np.array(sizes).T
+    mask = np.ones(len(files), np.bool_)
+    loops.png_and_webp_loop()(batch.data.numpy(), memory, jobs, mask)
+    images = []
+    for start, length, (_, _, height, width) in zip(starts.tolist(), lengths.tolist(), windows.tolist(), strict=True):
+        images.append(memory[start : start + length].reshape(height, width, channels).copy())
+        memory[start : start + length] = FILLED
+    assert (memory == FILLED).all()
+    return mask.tolist(), images
+
+
+def equal_windows_of_pil(cases, channels):
+    """Assert that the images of the mask are PIL's. ``cases``: (file, window). Returns the mask."""
+    files, windows = zip(*cases, strict=True)
+    mask, images = decoded_windows(list(files), windows, channels)
+    for file, (top, left, height, width), found, image in zip(files, windows, mask, images, strict=True):
+        if found:
+            whole = by_pil(file, mode="RGB" if channels == 3 else "L", upright=False)
+            assert np.array_equal(image, whole[top : top + height, left : left + width])
+    return mask
 
 
 def decoded(file, channels=3):
-    """One image (h, w, C) or ``None``, and why it cannot be decoded."""
-    batch = collate_encoded([file])
-    if batch.headers.problems:
-        return None, batch.headers.problems[0]
-    layout = Layout(batch.headers, Options(channels, None, True, 10**9), [cpu.Cpu()])
-    memory = np.full(layout.length + 2 * GUARD, 0xA5, np.uint8)
-    room = room_of(layout, memory[GUARD : GUARD + layout.length], 0, 0)
-    problem = cpu.decode(batch.file(0), layout, layout.infos[0], room)
-    assert (memory[:GUARD] == 0xA5).all()
-    assert (memory[GUARD + layout.length :] == 0xA5).all()
-    return (None if problem else room), problem
+    """One image (h, w, C) or ``None``, and the error."""
+    try:
+        (image,) = DecodeStage(backend="cpu", channels=channels)(collate_encoded([file]), "cpu")
+    except DecodeError as error:
+        return None, str(error)
+    return image.permute(1, 2, 0).numpy(), ""
 
 
 def decoded_by_pil(file, channels=3):
-    with mock.patch.object(cpu, "imagecodecs", return_value=None), mock.patch.object(libwebp, "library", return_value=None):
+    with mock.patch.object(loops, "png_and_webp_loop", return_value=None):
         return decoded(file, channels)
 
 
@@ -82,6 +129,29 @@ def decoded_without_pil(file, channels=3):
     return image
 
 
+@both_loops
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+@pytest.mark.parametrize("channels", [3, 1])
+def test_windows_of_pngs_of_every_kind_have_pils_pixels_or_are_skipped(channels):
+    cases, expected = [], []
+    for kind, (height, width), interlaced in itertools.product(KINDS, [(1, 1), (5, 7), (13, 21)], (False, True)):
+        file = png(*kind, height, width, seed=height, interlaced=interlaced)
+        for window in [(0, 0, height, width), *some_windows(height, width, 3, seed=width)]:
+            cases.append((file, window))
+            expected.append(kind in LOOP_KINDS[channels])
+    assert equal_windows_of_pil(cases, channels) == expected
+
+
+@both_loops
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("name", webps())
+def test_windows_of_webps_of_every_kind_have_pils_pixels_or_are_skipped(name, channels):
+    file = webps()[name]
+    height, width = by_pil(file, upright=False).shape[:2]
+    windows = [(0, 0, height, width), *some_windows(height, width, 5, seed=3)]
+    assert equal_windows_of_pil([(file, window) for window in windows], channels) == [channels == 3] * len(windows)
+
+
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 @pytest.mark.parametrize(("colour", "depth"), KINDS)
 def test_pngs_of_every_kind_have_the_pixels_of_pil(colour, depth):
@@ -96,15 +166,15 @@ def test_pngs_of_every_kind_have_the_pixels_of_pil(colour, depth):
         assert np.array_equal(decoded(file, channels)[0], by_pil(file, mode="RGB" if channels == 3 else "L"))
 
 
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize(("colour", "depth"), FAST_KINDS)
-def test_pil_is_not_asked_for_most_pngs(colour, depth, channels):
-    library("imagecodecs")
+@pytest.mark.parametrize(
+    ("channels", "kind"), [(channels, kind) for channels in (3, 1) for kind in LOOP_KINDS[channels]], ids=str
+)
+def test_pil_is_not_asked_for_most_pngs(kind, channels):
     for interlaced, parts in itertools.product((False, True), (1, 3)):
-        decoded_without_pil(png(colour, depth, 13, 21, interlaced=interlaced, parts=parts), channels)
-    for other in OTHER_CHUNKS:
-        decoded_without_pil(png(colour, depth, 13, 21, before=[other]), channels)
-    decoded_without_pil(png(colour, depth, 13, 21, behind=[TEXT, (b"tIME", bytes(7)), (b"eXIf", ORIENTED)]) + b"more", channels)
+        decoded_without_pil(png(*kind, 13, 21, interlaced=interlaced, parts=parts), channels)
+    for other in OTHER_CHUNKS[:-1]:
+        decoded_without_pil(png(*kind, 13, 21, before=[other]), channels)
+    decoded_without_pil(png(*kind, 13, 21, behind=[TEXT, (b"tIME", bytes(7))]) + b"more", channels)
 
 
 @pytest.mark.parametrize(("colour", "depth"), FAST_KINDS)
@@ -177,22 +247,13 @@ def test_text_behind_the_pixels_counts_with_that_before_them(monkeypatch):
     assert same(png(2, 8, 5, 7, before=before))
     assert not same(png(2, 8, 5, 7, before=before, behind=[TEXT]))
     monkeypatch.setattr(libspng, "MAX_BYTES", 1000)
+    monkeypatch.setattr(loops, "png_and_webp_loop", python_loop)  # Numba has compiled the limit
     assert not same(png(2, 8, 5, 7, behind=[(b"tEXt", b"key\0" + bytes(1001))]))
 
 
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("name", webps())
-def test_webps_of_every_kind_have_the_pixels_of_pil(name, channels):
-    file = webps()[name]
-    assert same(file, channels)
-    assert np.array_equal(decoded(file, channels)[0], by_pil(file, mode="RGB" if channels == 3 else "L"))
-
-
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("name", webps())
-def test_pil_is_not_asked_for_webps(name, channels):
-    library("libwebp")
-    decoded_without_pil(webps()[name], channels)
+@pytest.mark.parametrize("name", [name for name in webps() if "metadata" not in name])
+def test_pil_is_not_asked_for_webps(name):
+    decoded_without_pil(webps()[name])
 
 
 @pytest.mark.parametrize("quality", [1, 30, 75, 90, 100])
@@ -202,15 +263,24 @@ def test_lossy_webps_of_every_size_have_the_pixels_of_pil(quality):
         assert same(webp(width, height, seed=width, quality=quality))
 
 
-@pytest.mark.parametrize("file", [webp(), webp(mode="RGBA", lossless=True)], ids=["lossy", "lossless"])
-def test_a_webp_of_another_size_than_its_header_is_given_no_memory(file):
-    library("libwebp")
-    for height, width in ((20, 33), (21, 32), (22, 33), (21, 34)):
-        buffer = np.full((height, width, 3), 0xA5, np.uint8)
-        assert not libwebp.decode(np.frombuffer(file, np.uint8), buffer)
-        assert (buffer == 0xA5).all()
+@both_loops
+@pytest.mark.parametrize("file", [png(2, 8, 21, 33), webp(), webp(mode="RGBA", lossless=True)], ids=["PNG", "WebP", "lossless"])
+def test_files_of_another_size_than_their_header_are_skipped(file):
+    for height, width in ((20, 33), (21, 32), (22, 33), (21, 34), (33, 21)):
+        mask, images = decoded_windows([file], [[0, 0, height, width]], sizes=[(height, width)])
+        assert mask == [False]
+        assert (images[0] == FILLED).all()
 
 
+def test_windows_of_large_images_are_skipped(monkeypatch):
+    monkeypatch.setattr(loops, "MAX_SCRATCH_PIXELS", 21 * 32)
+    monkeypatch.setattr(loops, "png_and_webp_loop", lambda: python_loop.__wrapped__())
+    files = [png(2, 8, 21, 33), png(2, 8, 21, 32), png(2, 8, 21, 33), webp(33, 21)]
+    windows = [(0, 0, 20, 30), (0, 0, 20, 30), (0, 0, 21, 33), (0, 0, 20, 30)]
+    assert decoded_windows(files, windows)[0] == [False, True, True, False]
+
+
+@both_loops
 @pytest.mark.parametrize("damaged", [damaged_png, damaged_webp])
 @pytest.mark.parametrize("seeds", [range(120), pytest.param(range(120, 4000), marks=pytest.mark.slow)], ids=["some", "many"])
 @pytest.mark.filterwarnings("ignore")  # of PIL, about what it finds in a file
@@ -223,7 +293,7 @@ def test_damaged_files_are_what_they_are_for_pil(damaged, seeds):
 @pytest.mark.parametrize("module", [None, SimpleNamespace(), SimpleNamespace(SPNG=SimpleNamespace(available=False))])
 def test_imagecodecs_may_be_missing_or_built_without_libspng(module, monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecodecs", module)
-    assert cpu.imagecodecs.__wrapped__() is None
+    assert imagecodecs.imagecodecs.__wrapped__() is None
 
 
 @pytest.mark.parametrize("path", [PIL._imaging.__file__, "no such file"])
@@ -232,15 +302,22 @@ def test_libwebp_may_be_out_of_reach(path, monkeypatch):
     assert libwebp.library.__wrapped__() is None
 
 
-def test_libwebp_decodes_without_the_lock_of_the_interpreter():
-    library("libwebp")
-    assert not libwebp.library().decode_rgb._flags_ & ctypes._FUNCFLAG_PYTHONAPI  # a function of ctypes.PyDLL has this flag
+@pytest.mark.parametrize("module", ["numpy", "no_such_module"])
+def test_libspng_may_be_out_of_reach(module, monkeypatch):
+    monkeypatch.setattr(libspng, "importlib", mock.Mock(import_module=lambda _: __import__(module)))
+    assert libspng.library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("missing", [libspng, libwebp], ids=["libspng", "libwebp"])
+def test_loop_decodes_the_files_of_one_library_without_the_other(missing, monkeypatch):
+    monkeypatch.setattr(missing, "library", lambda: None)
+    monkeypatch.setattr(loops, "png_and_webp_loop", lambda: python_loop.__wrapped__())
+    mask, _ = decoded_windows([png(2, 8, 30, 20), webp(20, 30)], [[0, 0, 30, 20]] * 2)
+    assert mask == [missing is not libspng, missing is not libwebp]
 
 
 @pytest.mark.parametrize("file", [png(2, 8, 300, 400), webp(400, 300)], ids=["PNG", "WebP"])
 def test_files_are_decoded_side_by_side(file):
-    library("imagecodecs")
-    library("libwebp")
     wanted, _ = decoded_by_pil(file)
     made = [None] * 16
 

@@ -1,0 +1,348 @@
+"""Decoding of windows of JPEGs, of PNGs and of WebPs in loops that call libturbojpeg, libspng and libwebp by address.
+
+A *window* is the part of an image that is needed. Numba compiles the loops, which then hold no lock. A thread that decodes such
+an image in Python acquires the interpreter's lock several times per image, and waits for it: of 16 cores, 10 were busy with
+windows of JPEGs; of 14 threads, 3 were waiting with PNGs and WebPs. Without Numba, Python runs the loops.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gpuaug.core.encoded import Format
+from gpuaug.decode.c_calls import LOW, addresses, compile_once, compiled_or_python
+from gpuaug.decode.decoders import libspng, libwebp, turbojpeg
+from gpuaug.decode.decoders.turbojpeg import (
+    DECOMPRESS,
+    HEIGHT,
+    MARGIN,
+    MCU_WIDTHS,
+    PIXEL_FORMATS,
+    PROGRESSIVE,
+    SUBSAMPLING,
+    WIDTH,
+)
+from gpuaug.decode.formats import png, webp
+from gpuaug.decode.layout import ImageInfo
+from gpuaug.decode.work import Work
+
+JOB = np.dtype(
+    [
+        *((name, np.int64) for name in ("format", "start", "bytes", "out", "channels")),
+        *((name, np.int64) for name in ("top", "left", "height", "width", "needed_left", "needed_width")),
+        *((name, np.int64) for name in ("full_height", "full_width", "scale")),
+    ]
+)
+"""Structured dtype of the arguments for one image.
+
+Format, offset and length of the file, offset and number of channels of the output, window, columns of the image that the caller
+needs, size of the image in the file, and downsampling factor.
+"""
+
+DecodeJobs = Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.void], NDArray[np.bool_]], None]
+"""Function of the files, the output, (n,) records of ``JOB``, and an (n,) mask.
+
+Decodes the images of the mask, and clears the mask where it fails.
+"""
+
+WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
+"""Formats in which libturbojpeg can decode a window without the rest of the image.
+
+Progressive JPEGs are not among them: reading all scans takes as long as decoding the whole image.
+"""
+
+MAX_SCRATCH_PIXELS = 2**24
+"""Maximum number of pixels of a PNG or WebP that is not decoded directly into the output, but into scratch memory."""
+
+_WORDS = 12
+"""Number of 64-bit integers for the structures of libspng and libwebp."""
+
+_JPEG, _PNG, _WEBP = 1, 2, 3
+"""Formats of files, for the field ``format`` of ``JOB``. 0: no loop decodes the image."""
+
+_SIGNATURES = {_PNG: (0, png.SIGNATURE), _WEBP: (8, webp.SIGNATURE)}
+"""Format → offset and value of the bytes that all files of the format have."""
+
+_PREFIX_BYTES = 16
+"""Number of bytes at the beginning of a file that contain its signature."""
+
+
+class Loops:
+    """Loops over the upright images of one batch: windows of JPEGs, and PNGs and WebPs, whole or by window.
+
+    Args:
+        work: Decoding task of the batch.
+        indices: Indices of the images that the CPU decodes.
+    """
+
+    def __init__(self, work: Work, indices: NDArray[Any]) -> None:
+        layout = work.layout
+        table = layout.headers
+        out, starts = work.host
+        self._files, self._out = work.encoded.data.numpy(), out.numpy()
+        self._jobs = jobs = np.zeros(len(table), JOB)
+        if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:
+            selected = np.zeros(len(table), np.bool_)
+            selected[indices] = True
+            selected &= layout.orientations == 1
+            is_window = (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
+            is_jpeg = is_window & np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3))
+            formats = np.where(is_jpeg, _JPEG, _formats(self._files, table))
+            jobs["format"] = np.where(selected & (is_jpeg | (table["format"] == Format.OTHER)), formats, 0)
+        loops = (jpeg_loop, (_JPEG,)), (png_and_webp_loop, (_PNG, _WEBP))
+        self._loops = [
+            (decode_jobs, formats)
+            for loop, formats in loops
+            if np.isin(jobs["format"], formats).any() and (decode_jobs := loop()) is not None
+        ]
+        jobs["start"] = table["start"]
+        jobs["bytes"] = table["length"]
+        jobs["out"] = starts
+        jobs["channels"] = layout.channels
+        for name, column in zip(("top", "left", "height", "width"), layout.windows.T, strict=True):
+            jobs[name] = column
+        jobs["needed_left"] = layout.requested_windows[:, 1]
+        jobs["needed_width"] = layout.requested_windows[:, 3]
+        jobs["full_height"] = table["height"]
+        jobs["full_width"] = table["width"]
+        jobs["scale"] = layout.scales
+
+    def __bool__(self) -> bool:
+        return bool(self._loops)
+
+    def decode(self, indices: Sequence[int]) -> NDArray[np.bool_]:
+        """Decode images of the batch. Return the (n,) mask of the images that were decoded.
+
+        The loops skip progressive JPEGs, and PNGs and WebPs whose pixels need a conversion other than the loss of alpha.
+        """
+        jobs = self._jobs[np.array(indices)]
+        decoded = np.zeros(len(jobs), np.bool_)
+        for decode_jobs, formats in self._loops:
+            mask = np.isin(jobs["format"], formats)
+            if mask.any():
+                decode_jobs(self._files, self._out, jobs, mask)
+                decoded |= mask
+        return decoded
+
+
+def decode_window(
+    file: NDArray[np.uint8], info: ImageInfo, channels: int, window: tuple[int, int, int, int]
+) -> NDArray[np.uint8] | None:
+    """Decode a window (h, w, C) of one JPEG. Return ``None`` if libturbojpeg rejects the file, or warns of it.
+
+    Args:
+        file: (bytes,) encoded image.
+        info: Header fields of the image.
+        channels: Number of channels of the result.
+        window: Top, left, height and width in the downsampled image, in the orientation of the file.
+    """
+    decode_jobs = jpeg_loop()
+    if decode_jobs is None or not info.sampling or info.channels not in (1, 3) or channels not in PIXEL_FORMATS:
+        return None
+    columns = np.array([[info.channels], [info.sampling], [info.width], [info.scale]])
+    top, left, height, width = turbojpeg.regions(np.array([window]), *columns)[0].tolist()
+    pixels = np.empty((height, width, channels), np.uint8)
+    job = (_JPEG, 0, len(file), 0, channels, top, left, height, width, window[1], window[3])
+    decoded = np.ones(1, np.bool_)
+    decode_jobs(file, pixels.reshape(-1), np.array([(*job, info.height, info.width, info.scale)], JOB), decoded)
+    return pixels[:, window[1] - left :][:, : window[3]] if decoded[0] else None
+
+
+def _formats(files: NDArray[np.uint8], table: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return the (B,) format of each file: ``_PNG``, ``_WEBP``, or 0 for other formats.
+
+    Args:
+        files: (bytes,) files of the batch.
+        table: (B,) records of ``HEADER``.
+    """
+    result = np.zeros(len(table), np.int64)
+    long_enough = np.flatnonzero(table["length"] >= _PREFIX_BYTES)
+    prefixes = files[table["start"][long_enough, None] + np.arange(_PREFIX_BYTES)]
+    for file_format, (offset, value) in _SIGNATURES.items():
+        equal = prefixes[:, offset : offset + len(value)] == np.frombuffer(value, np.uint8)
+        result[long_enough[equal.all(1)]] = file_format
+    return result
+
+
+@compile_once
+def jpeg_loop() -> DecodeJobs | None:
+    """Return the loop over windows of JPEGs, or ``None`` if libturbojpeg is missing, or the machine is not supported.
+
+    The pixels equal those that libjpeg-turbo decodes of the whole image, bit for bit. A window must be a region
+    (``turbojpeg.regions``). A file that causes a warning is rejected, so that the caller decodes the whole image. In a JPEG of
+    one scan, libjpeg does not read the rows below the window: a file that is damaged or truncated there is decoded without a
+    warning, although a decoder of whole images may reject it.
+
+    Cost:
+        About a second in the first call of a process with Numba. Per image, Huffman decoding of all rows down to the end of the
+        window; all other work is limited to the window.
+    """
+    return None if turbojpeg.library() is None else compiled_or_python("decode windows of JPEGs", _define_jpeg_loop)
+
+
+def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> DecodeJobs:
+    """Define the loop of ``jpeg_loop``. Args: see ``compiled_or_python``."""
+    init, destroy, read_header, get, set_scale, set_region, decompress = addresses(turbojpeg.library(), turbojpeg.NAMES)
+    grey, rgb = PIXEL_FORMATS[1], PIXEL_FORMATS[3]
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_jpeg(handle: int, file: int, out: int, job: Any) -> bool:
+        if call(read_header, (handle, file, job["bytes"])) & LOW:  # this and later calls also fail for a warning
+            return False
+        if call(get, (handle, HEIGHT)) & LOW != job["full_height"] or call(get, (handle, WIDTH)) & LOW != job["full_width"]:
+            return False
+        subsampling = call(get, (handle, SUBSAMPLING)) & LOW
+        columns = -(-job["full_width"] // job["scale"])
+        if subsampling >= len(MCU_WIDTHS) or call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["width"] > columns:
+            return False
+        mcu_width = MCU_WIDTHS[subsampling]
+        margin = MARGIN if mcu_width > 8 else 0
+        multiple = max(mcu_width // job["scale"], 1)
+        start = max(job["needed_left"] - margin, 0) // multiple * multiple
+        end = min(job["needed_left"] + job["needed_width"] + margin, columns)
+        if start != job["left"] or end - start != job["width"]:
+            return False
+        # The structures of two and four 32-bit integers are passed as one and two 64-bit registers.
+        if job["scale"] > 1 and call(set_scale, (handle, 1 | job["scale"] << 32)) & LOW:
+            return False
+        # Set a region even for a whole image: the call fails for a lossless JPEG, which would be decoded without downsampling.
+        if call(set_region, (handle, start | job["top"] << 32, job["width"] | job["height"] << 32)) & LOW:
+            return False
+        row_bytes = job["width"] * job["channels"]
+        pixel_format = grey if job["channels"] == 1 else rgb
+        # Fails for CMYK, which is not converted to RGB or grey, and for 12 bits.
+        status: int = call_unlocked(decompress, (handle, file, job["bytes"], out, row_bytes, pixel_format))
+        return status & LOW == 0
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_jobs(
+        files: NDArray[np.uint8], out: NDArray[np.uint8], jobs: NDArray[np.void], decoded: NDArray[np.bool_]
+    ) -> None:
+        for index in range(len(jobs)):
+            if decoded[index]:
+                job = jobs[index]
+                # A new handle per file: a handle keeps the tables of its last file, and would use them for a file without
+                # tables.
+                handle = call(init, (DECOMPRESS,))
+                file, pixels = np.int64(files.ctypes.data) + job["start"], np.int64(out.ctypes.data) + job["out"]
+                decoded[index] = decode_jpeg(handle, file, pixels, job)
+                call(destroy, (handle,))
+
+    decode_jobs(np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, JOB), np.empty(0, np.bool_))
+    result: DecodeJobs = decode_jobs
+    return result
+
+
+@compile_once
+def png_and_webp_loop() -> DecodeJobs | None:
+    """Return the loop over PNGs and WebPs, or ``None`` if both libraries are missing, or the machine is not supported.
+
+    Cost:
+        About three seconds in the first call of a process with Numba.
+    """
+    if libspng.library() is None and libwebp.library() is None:
+        return None
+    return compiled_or_python("decode PNGs and WebPs", _define_png_and_webp_loop)
+
+
+def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: Any) -> DecodeJobs:
+    """Define the loop of ``png_and_webp_loop``. Args: see ``compiled_or_python``."""
+    new, free, set_file, read_header, decode_image = addresses(libspng.library(), libspng.NAMES)
+    demux, get_frame, release_frame, delete, decode_rgb = addresses(libwebp.library(), libwebp.NAMES)
+    fits_libspng = compile_function(libspng.fits)
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def scratch_bytes(job: Any, stored: int) -> int:
+        """Return the bytes of the whole image of ``stored`` channels; 0 if it is decoded directly into the output."""
+        pixels: int = job["full_height"] * job["full_width"]
+        return 0 if stored == job["channels"] and job["height"] * job["width"] == pixels else pixels * stored
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def copy_window(job: Any, scratch: NDArray[np.uint8], stored: int, out: NDArray[np.uint8]) -> None:
+        """Copy the window from an image of ``stored`` channels in ``scratch`` to the output, without the last channels."""
+        if len(scratch):
+            top, left, height, width, channels = job["top"], job["left"], job["height"], job["width"], job["channels"]
+            image = scratch.reshape((job["full_height"], job["full_width"], stored))
+            pixels = out[job["out"] : job["out"] + height * width * channels].reshape((height, width, channels))
+            pixels[:, :, :] = image[top : top + height, left : left + width, :channels]
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_png(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+        """Decode a PNG of 8 bits per channel as ``imagecodecs.spng_decode`` does."""
+        file = files[job["start"] : job["start"] + job["bytes"]]
+        if not new or not fits_libspng(file) or file[libspng.DEPTH] != 8:
+            return False
+        colour_type = file[libspng.COLOUR_TYPE]
+        # Number of channels, and SPNG_FMT_G8, SPNG_FMT_RGB8 or SPNG_FMT_RGBA8.
+        stored, pixel_format = (1, 64) if colour_type == 0 else (3, 4) if colour_type == 2 else (4, 1)
+        if stored != job["channels"] and not (stored == 4 and job["channels"] == 3):
+            return False
+        if scratch_bytes(job, stored) > stored * MAX_SCRATCH_PIXELS:
+            return False
+        scratch = np.empty(scratch_bytes(job, stored), np.uint8)
+        buffer = np.int64(scratch.ctypes.data) if len(scratch) else np.int64(out.ctypes.data) + job["out"]
+        size = job["full_height"] * job["full_width"] * stored
+        context = call(new, (0,))
+        if not context:
+            return False
+        decoded: bool = (
+            call(set_file, (context, np.int64(files.ctypes.data) + job["start"], job["bytes"])) & LOW == 0
+            and call(read_header, (context, np.int64(words.ctypes.data))) & LOW == 0
+            and words[0] == job["full_width"] | job["full_height"] << 32
+            and call_unlocked(decode_image, (context, buffer, size, pixel_format, 0)) & LOW == 0
+        )
+        call(free, (context,))
+        if decoded:
+            copy_window(job, scratch, stored, out)
+        return decoded
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_webp(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+        """Decode a WebP, or the first frame of an animation if the frame covers the canvas.
+
+        As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. The first 10 integers of
+        ``words`` are a ``WebPIterator``, the last two a ``WebPData``.
+        """
+        if not decode_rgb or job["channels"] != 3:
+            return False
+        if scratch_bytes(job, 3) > 3 * MAX_SCRATCH_PIXELS:
+            return False
+        scratch = np.empty(scratch_bytes(job, 3), np.uint8)
+        buffer = np.int64(scratch.ctypes.data) if len(scratch) else np.int64(out.ctypes.data) + job["out"]
+        size = 3 * job["full_height"] * job["full_width"]
+        words[:10] = 0
+        words[10] = np.int64(files.ctypes.data) + job["start"]
+        words[11] = job["bytes"]
+        iterator = np.int64(words.ctypes.data)
+        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
+        decoded: bool = (
+            demuxer != 0
+            and call(get_frame, (demuxer, 1, iterator)) & LOW != 0
+            and words[2] == job["full_width"] | job["full_height"] << 32
+            and call_unlocked(decode_rgb, (words[5], words[6], buffer, size, 3 * job["full_width"])) != 0
+        )
+        call(release_frame, (iterator,))
+        call(delete, (demuxer,))
+        if decoded:
+            copy_window(job, scratch, 3, out)
+        return decoded
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_jobs(
+        files: NDArray[np.uint8], out: NDArray[np.uint8], jobs: NDArray[np.void], decoded: NDArray[np.bool_]
+    ) -> None:
+        words = np.empty(_WORDS, np.int64)
+        for index in range(len(jobs)):
+            if decoded[index]:
+                job = jobs[index]
+                if job["format"] == _PNG:
+                    decoded[index] = decode_png(files, out, job, words)
+                else:
+                    decoded[index] = decode_webp(files, out, job, words)
+
+    decode_jobs(np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, JOB), np.empty(0, np.bool_))
+    result: DecodeJobs = decode_jobs
+    return result

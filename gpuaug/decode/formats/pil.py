@@ -1,0 +1,85 @@
+"""Headers of files that PIL opens, without decoding them."""
+
+import io
+from typing import Any
+
+from gpuaug.core.encoded import Format
+from gpuaug.decode.formats.exif import ORIENTATION, orientation
+from gpuaug.decode.formats.header import MAX_SIDE, Header
+
+_MODES_CONVERTED_TO_RGB = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+"""PIL modes that are converted to RGB even with ``channels=None``."""
+
+
+def parse(
+    data: memoryview, names: tuple[str, ...], *, orientation_: int | None = None, bits: int = 8, is_deep: bool = False
+) -> Header:
+    """Return the header of an image that PIL opens.
+
+    Args:
+        data: (bytes,) content of the file.
+        names: Names of the format in PIL.
+        orientation_: EXIF orientation. Default: PIL finds it.
+        bits: Number of bits per channel in the file.
+        is_deep: Whether more than 8 bits per channel are no problem.
+    """
+    try:
+        image = open_image(data, names)
+        if image is None:
+            return Header(problem=f"PIL is built without {' and '.join(names)}")
+        depth = max(16 if image.mode.startswith("I;16") else 32 if image.mode in ("I", "F") else 8, bits)
+        if depth > 8 and not is_deep:
+            return Header(problem=f"it has {depth} bits per channel")
+        width, height = image.size
+        if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
+            return Header(problem=f"its size is {width}x{height}")
+        if orientation_ is None:
+            orientation_ = _orientation(image)
+        bands = len(image.getbands())
+        stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
+        label_max = _label_max(image, bits)
+        return Header(height, width, bands, stored_channels, Format.OTHER, 0, orientation_, label_max=label_max)
+    except Exception as error:  # a plugin may raise anything
+        return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])
+
+
+def _orientation(image: Any) -> int:
+    """Return the EXIF orientation of an image that PIL has opened."""
+    if image.format == "TIFF":  # as PIL, which rotates TIFFs upright while decoding
+        value = image.getexif().get(ORIENTATION, 1)
+        return int(value) if value in range(1, 9) else 1
+    exif, xmp = (image.info.get(key) for key in ("exif", "xmp"))
+    return orientation(exif if isinstance(exif, bytes) else b"", xmp if isinstance(xmp, bytes) else b"")
+
+
+def open_image(data: memoryview, names: tuple[str, ...]) -> Any:
+    """Open an image with PIL, without decoding it. Return ``None`` if PIL has none of the formats.
+
+    ``PIL.Image.open`` is not used, because it tries formats that PIL decodes when it opens them, and limits the number of
+    pixels by a global variable. The argument ``max_pixels`` of a stage replaces that limit, which PIL still applies to TIFF and
+    WebP.
+    """
+    from PIL import Image  # here, so that importing gpuaug does not import PIL
+
+    Image.init()
+    last_error = None
+    for factory in [Image.OPEN[name][0] for name in names if name in Image.OPEN]:
+        try:
+            return factory(io.BytesIO(data), "")
+        except Exception as error:  # AVIF and HEIF share signatures
+            last_error = error
+    if last_error is not None:
+        raise last_error
+    return None
+
+
+def _label_max(image: Any, bits: int) -> int:
+    """Return ``Header.label_max`` of an image that PIL has opened. PIL scales grey of less than 8 bits to 0 … 255."""
+    if image.mode == "1":
+        return 1
+    if image.mode == "L" and image.format == "PPM":
+        arguments = image.tile[0][3]
+        return 255 if isinstance(arguments, str) else int(arguments[1])  # (mode, largest value)
+    if image.mode == "L":
+        return int((1 << min(bits, 8)) - 1)
+    return 255 if image.mode in ("LA", "P", "PA") else 0

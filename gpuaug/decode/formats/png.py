@@ -1,0 +1,129 @@
+"""PNG: parser of the chunks."""
+
+import re
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuaug.core.encoded import SAMPLE_TYPES, Format
+from gpuaug.decode.formats import pil
+from gpuaug.decode.formats.exif import orientation
+from gpuaug.decode.formats.header import Header, ImageFormat
+from gpuaug.decode.formats.imagecodecs import decode_as_stored
+from gpuaug.decode.layout import ImageInfo, Layout
+from gpuaug.decode.limits import MAX_TEXT_BYTES, Metadata
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""First bytes of a PNG."""
+
+_DEPTH, _COLOUR_TYPE = 24, 25
+"""Offsets of the number of bits per channel and of the colour type in a file, in bytes."""
+
+_CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
+"""Number of channels of a 16-bit PNG, by colour type."""
+
+_is_chunk_type = re.compile(rb"\w{4}").fullmatch
+
+_TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
+
+
+def _parse(data: memoryview) -> Header:
+    """Parse the header. PIL opens the file, because libspng ignores errors that PIL finds before the pixels."""
+    orientation_ = orientation(*read_metadata(data))
+    is_deep = data[_DEPTH] == 16
+    header = pil.parse(data, FORMAT.names, orientation_=orientation_, bits=data[_DEPTH], is_deep=is_deep)
+    if not is_deep or header.problem:
+        return header
+    channels = _CHANNELS[data[_COLOUR_TYPE]]
+    return header._replace(
+        channels=channels,
+        stored_channels=channels,
+        format=Format.DEEP,
+        type=SAMPLE_TYPES.index("uint16"),
+        label_max=0 if channels > 2 else 255,
+    )
+
+
+def read_metadata(data: memoryview) -> tuple[bytes, bytes]:
+    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels.
+
+    EXIF is the content of the last chunk that is ``eXIf``, or ``tEXt`` with the key ``exif``. Without such a chunk, EXIF is
+    decoded from the hexadecimal text that ImageMagick writes.
+
+    Args:
+        data: (bytes,) content of the file.
+
+    Returns:
+        (EXIF, XMP), each empty if the file has none.
+
+    Raises:
+        LimitError: If the chunks exceed a limit.
+
+    Cost:
+        About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
+    """
+    metadata = Metadata()
+    exif = b""
+    position = 8
+    texts: dict[bytes, tuple[bytes, memoryview]] = {}  # only the last text of a key is decompressed
+    animated = after_pixels = False
+    while True:
+        length = int.from_bytes(data[position : position + 4])
+        chunk_type = bytes(data[position + 4 : position + 8])
+        content = data[position + 8 : position + 8 + length]
+        position += length + 12
+        if chunk_type in (b"IDAT", b"fdAT"):
+            metadata.add_chunk()
+            after_pixels = True
+            continue
+        if chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
+            break  # PIL stops before the second frame of an animation
+        metadata.add(length)
+        if chunk_type == b"eXIf":
+            exif = b"Exif\0\0" + bytes(content)
+        elif chunk_type in _TEXT_CHUNKS:
+            key = bytes(content[:80]).split(b"\0")[0]
+            if key == b"exif" and chunk_type == b"tEXt":
+                exif = _text(chunk_type, bytes(content))
+            texts[key] = (chunk_type, content)
+        elif chunk_type == b"acTL":
+            animated = int.from_bytes(content[:4]) > 0
+    hexadecimal_exif, xmp = (
+        _text(texts[key][0], bytes(texts[key][1])) if key in texts else b""
+        for key in (b"Raw profile type exif", b"XML:com.adobe.xmp")
+    )
+    if not exif and hexadecimal_exif:
+        try:  # the first three lines are a header
+            exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
+        except ValueError:  # PIL raises an error, so the orientation must be 1, whatever the XMP
+            xmp = b""
+    return exif, xmp
+
+
+def _text(chunk_type: bytes, content: bytes) -> bytes:
+    """Return the text of a chunk of a PNG; empty if the chunk is damaged."""
+    _, _, text = content.partition(b"\0")
+    compressed = chunk_type == b"zTXt" or (chunk_type == b"iTXt" and text[:1] != b"\0")
+    if chunk_type == b"zTXt":
+        text = text[1:]  # skips the compression method
+    elif chunk_type == b"iTXt":
+        text = text[2:].split(b"\0", 2)[-1]  # skips the flag, method, language and translated keyword
+    if not compressed:
+        return text
+    try:
+        return zlib.decompressobj().decompress(text, MAX_TEXT_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: Any) -> NDArray[Any] | str | None:
+    """Decode a 16-bit PNG. ``Loops`` decodes other PNGs."""
+    if info.format != Format.DEEP:
+        return None
+    # imagecodecs adds alpha for a transparent colour (tRNS).
+    return decode_as_stored(layout, info, lambda library: np.atleast_3d(library.png_decode(file))[..., : info.channels])
+
+
+FORMAT = ImageFormat(("PNG",), lambda prefix: prefix.startswith(SIGNATURE), _parse, _decode)
