@@ -6,7 +6,6 @@ a weight of 0. *lam* is the partner's weight in the mixed label. A sample that s
 in Kornia's labels.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -51,9 +50,9 @@ class MixOp(FrontOp):
         """Draw the partners, a random permutation of the batch, and lam. ``same_on_batch`` does not affect the partners."""
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_lam(sampler, size)}
 
-    @abstractmethod
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw lam, or the parameters from which lam is computed."""
+        return {}
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
