@@ -7,11 +7,12 @@ import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from kornia.augmentation import random_generator
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpuaug.core.torchvision_types import class_of, names_used
 
@@ -161,6 +162,8 @@ def all_true(batch: int) -> NDArray[np.bool_]:
 SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64."""
 
+Words = TypeVar("Words", NDArray[np.int64], Tensor)
+
 
 def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> NDArray[np.float32]:
     """Generate further uniform numbers in [0, 1) for some samples by SplitMix64, seeded per sample.
@@ -176,26 +179,28 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> 
         - numbers: (4, samples), 24 random bits each
         - returns: (2, ``pairs``, samples), 24 random bits each; the first axis is the index in the pair
     """
-    words = (numbers * np.float32(2**24)).astype(np.uint64)
-    words = words[::2] << np.uint64(24) | words[1::2]
-    seeds = _splitmix64_mix(words[0]) ^ words[1]
-    counters = np.arange(start + 1, start + pairs + 1, dtype=np.uint64)[:, None]
-    bits = _splitmix64_mix(seeds + counters * np.uint64(SPLITMIX_INCREMENT))
+    words = (numbers * np.float32(2**24)).astype(np.int64)
+    words = (words[::2] << 24) | words[1::2]
+    seeds = splitmix64_mix(words[0]) ^ words[1]
+    counters = np.arange(start + 1, start + pairs + 1)[:, None]
+    bits = splitmix64_mix(seeds + counters * as_int64(SPLITMIX_INCREMENT))
     halves = np.empty((2, *bits.shape), dtype=np.float32)
-    halves[0] = bits >> np.uint64(40)
-    halves[1] = bits & np.uint64(2**24 - 1)
+    halves[0] = (bits >> 40) & (2**24 - 1)
+    halves[1] = bits & (2**24 - 1)
     halves *= np.float32(2**-24)
     return halves
 
 
-def _splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Output function of SplitMix64, applied to 64-bit words."""
-    words = words ^ (words >> np.uint64(30))
-    words *= np.uint64(SPLITMIX_MULTIPLIER_1)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(SPLITMIX_MULTIPLIER_2)
-    words ^= words >> np.uint64(31)
-    return words
+def splitmix64_mix(words: Words) -> Words:
+    """Output function of SplitMix64, applied to 64-bit words, stored as int64."""
+    for shift, multiplier in ((30, SPLITMIX_MULTIPLIER_1), (27, SPLITMIX_MULTIPLIER_2)):
+        words = (words ^ ((words >> shift) & (2 ** (64 - shift) - 1))) * as_int64(multiplier)
+    return words ^ ((words >> 31) & (2**33 - 1))
+
+
+def as_int64(word: int) -> int:
+    """Reinterpret an unsigned 64-bit word as int64."""
+    return word - 2**64 if word >= 2**63 else word
 
 
 _local = threading.local()

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp
-from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2, Sampler
+from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, Sampler, as_int64, splitmix64_mix
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
 ROUNDS = 32
@@ -112,22 +112,10 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         """Uniform numbers for the sides and for the offsets of all trials, (B, 2, rounds · trials) each, from SplitMix64."""
         seeds = (numbers[:, :SEED_LENGTH] * 2**24).long()
         count = ROUNDS * self.trial_count
-        increments = torch.arange(1, 2 * count + 1, device=numbers.device) * _as_int64(SPLITMIX_INCREMENT)
-        bits = _splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + increments)
+        increments = torch.arange(1, 2 * count + 1, device=numbers.device) * as_int64(SPLITMIX_INCREMENT)
+        bits = splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + increments)
         halves = torch.stack((bits >> 40 & 0xFFFFFF, bits & 0xFFFFFF), 1).float().mul_(2**-24)
         return halves[..., :count], halves[..., count:]
-
-
-def _splitmix64_mix(words: Tensor) -> Tensor:
-    """Output function of SplitMix64, applied to 64-bit words."""
-    words = (words ^ ((words >> 30) & (2**34 - 1))) * _as_int64(SPLITMIX_MULTIPLIER_1)
-    words = (words ^ ((words >> 27) & (2**37 - 1))) * _as_int64(SPLITMIX_MULTIPLIER_2)
-    return words ^ ((words >> 31) & (2**33 - 1))
-
-
-def _as_int64(word: int) -> int:
-    """Reinterpret an unsigned 64-bit word as int64."""
-    return word - 2**64 if word >= 2**63 else word
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.RandomIoUCrop: IoUCrop}
