@@ -43,7 +43,7 @@ class KorniaPolicy(Policy):
     def __init__(self, name: str, module: nn.Module, choices: Sequence[Choice], pick: Pick) -> None:
         super().__init__(name, module)
         self.choices = tuple(choices)
-        self.count = min(int(module.n), len(choices)) if isinstance(module, auto.RandAugment) else 1
+        self.count = int(module.n) if isinstance(module, auto.RandAugment) else 1
         self.pick = pick
         self._numbers_per_op = max(map(_numbers_drawn, self.ops), default=0)
         """Largest number of uniform numbers that an op draws per sample."""
@@ -73,7 +73,7 @@ class KorniaPolicy(Policy):
             draw, index = divmod(number, self.layer_count)
             # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
             numbers = sampler.uniform(1 + self._numbers_per_op)
-            drawn = self.always_drawn[number].union(np.unique(picks[draw]).tolist())
+            drawn = self.always_drawn[number].union(np.flatnonzero(np.bincount(picks[draw])).tolist())
             picks_of_samples = np.repeat(picks[draw], repeats)
             layers.append(
                 {
@@ -97,16 +97,17 @@ class KorniaPolicy(Policy):
         draws = op.draw(ArraySampler(numbers[1:]), size)
         factor = wrapper._factor_name
         if factor is not None:
-            magnitude = self._magnitude(wrapper, size)
-            values = _parameters_for(wrapper, torch.from_numpy(draws[factor]) if magnitude is None else magnitude)
+            values = self._magnitude(wrapper, size)
+            if values is None:
+                values = _parameters_for(wrapper, torch.from_numpy(draws[factor]))
             draws[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
         return {**draws, "apply_mask": draws["apply_mask"] & mask}
 
-    def _magnitude(self, wrapper: Any, size: Size) -> torch.Tensor | None:
+    def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
         """Return the magnitude that all samples share, (1,) float32; ``None`` if the op draws a magnitude per sample."""
         if isinstance(self.module, auto.RandAugment):
-            return _rand_augment_magnitude(wrapper, self.module.m, size)  # type: ignore[arg-type]
-        return None if _fixed_magnitude(wrapper) is None else wrapper.magnitude.detach()
+            return _rand_augment_magnitude(wrapper, self.module.m, size.height, size.width)
+        return None if _fixed_magnitude(wrapper) is None else _parameters_for(wrapper, wrapper.magnitude.detach())
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an operation cannot be fused for images of ``size``, or ``None``.
@@ -201,15 +202,15 @@ def _fixed_magnitude(wrapper: Any) -> Any:
     return None if magnitude is None else magnitude.item()
 
 
-def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
-    """Magnitude of an operation under RandAugment with setting ``m``, (1,) float32."""
+@functools.lru_cache(256)
+def _rand_augment_magnitude(wrapper: Any, m: float, height: int, width: int) -> Array:
+    """Parameter of an operation under RandAugment with setting ``m``, without the random sign, (1,) float32."""
     # The same float32 operations in the same order as in Kornia, for equal results.
     fraction = host_tensor([m / 30], np.float32)
     low, high = wrapper.magnitude_range
     fraction = 1 - fraction if wrapper._factor_name == "bits_factor" else fraction
-    side = {"translate_x": size.width, "translate_y": size.height}.get(wrapper._factor_name, 1)
-    magnitude: torch.Tensor = (fraction * float(high - low) + low) * side
-    return magnitude
+    side = {"translate_x": width, "translate_y": height}.get(wrapper._factor_name, 1)
+    return _parameters_for(wrapper, (fraction * float(high - low) + low) * side)
 
 
 def _parameters_for(wrapper: Any, values: torch.Tensor) -> Array:

@@ -112,7 +112,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
     for op in ops:
         lowered = op.lowered if isinstance(op, EagerOp) else op
         if lowered is None:
-            current_size = current_size if op.moves_nothing else None
+            current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
         probability = lowered.p * lowered.p_batch
         if not probability:

@@ -71,7 +71,7 @@ REFUSED = {
     ),
     "in a long order": (
         v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.ScaleJitter((8, 8))]),
-        "as ScaleJitter_4 draws a size per image, got its random order needs 25 ops, more than 24. Keep RandomOrder in the dataset",
+        "as ScaleJitter_4 draws a size per image, got its random order needs 25 ops, more than 24. Keep RandomOrder in",
     ),
     "subclass of what draws sizes": (
         overriding(v2.ScaleJitter)((8, 8)),
