@@ -34,14 +34,14 @@ def test_containers_that_pick_modules_run_in_kornia_with_one_warning(name):
 
 
 @left_to_kornia
-def test_random_apply_moves_masks():
+def test_random_apply_moves_masks_and_changes_sizes():
     pipeline = K.AugmentationSequential(
         K.RandomVerticalFlip(),
         K.AugmentationSequential(K.CenterCrop((16, 17)), K.RandomInvert(), random_apply=(0, 3)),
         K.Resize((12, 14), p=1.0),
         data_keys=["input", "mask"],
     )
-    augment, images = gpuaug.fuse(pipeline), photographs(2, 3, 16, 17, dtype=torch.float32)
+    augment, images = gpuaug.fuse(pipeline), photographs(1, 3, 20, 24, dtype=torch.float32)
     masks = (images[:, :1] * 3).round()
     for seed in range(6):
         draws = augment.draw(images.shape, seed=seed)
