@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
@@ -16,9 +17,7 @@ from gpuaug.fusion.lower.tree import ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.policies.one_mix import OneMix
-from gpuaug.fusion.policies.picking import Picking, for_frames
-from gpuaug.fusion.policies.random_apply import RandomApply
+from gpuaug.fusion.policies.picking import Picking
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class Draws:
             Too slow for a training loop: noise fields are computed in full, on the host.
 
         Raises:
-            ArgumentError: For several views, for modules of torchvision, or for images that differ in size, which Kornia does
-                not support.
+            ArgumentError: For several views, for modules of torchvision, or for images that differ in size or picks per sample,
+                which Kornia does not support.
         """
         if self._more:
             raise ArgumentError(
@@ -141,9 +140,12 @@ class Draws:
                 if "params" in op_draws:
                     return op_draws["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
-                params = tree.op.params(op_draws, size)
-                # Modules that a RandomApply picks are repeated one by one, because Kornia may have drawn for some of them.
-                return params if isinstance(tree.op, RandomApply) else for_frames(params, size)
+                if isinstance(tree.op, Picking) and tree.op.pick == "sample":
+                    raise ArgumentError(
+                        f"pick must be 'batch' for as_kornia(), got 'sample': Kornia's {tree.op.name} picks once for all "
+                        "samples. Fuse with pick='batch' to compare the results."
+                    )
+                return _for_frames(tree.op.params(op_draws, size), size)
             if tree.is_container:
                 return [ParamItem(item.name, kornia_form(item)) for item in tree.items]
             return [kornia_form(item) for item in tree.items]
@@ -244,15 +246,10 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
 def _parameters(name: str, op: Op | EagerOp, op_draws: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield (name, parameters) of the module of ``op``, or of the modules that it picked, for one sample."""
     if isinstance(op, Picking) and "layers" in op_draws:
-        for entry in (entry for layer in op_draws["layers"] for entry in layer):
-            if entry.mask is None or entry.mask[sample]:
-                member = op.children[entry.child].members[entry.position]
-                yield from _parameters(f"{name}/{member.name}", member.op, entry.draws, sample)
-    elif isinstance(op, OneMix):
-        for index, mix_draws, mask in op_draws["parts"]:
-            if mask is None or mask[sample]:
-                mix_name, mix = op.mixes[index]
-                yield from _parameters(f"{name}/{mix_name}", mix, mix_draws, sample)
+        for number, layer in enumerate(op_draws["layers"]):
+            for choice, picked_op in op.layer(number).items():
+                if choice in layer and layer[choice]["apply_mask"][sample]:
+                    yield from _parameters(f"{name}/{picked_op.name}", picked_op, layer[choice], sample)
     elif "params" in op_draws:
         yield from _kornia_parameters(name, op_draws["params"][0].data, sample * max(op_draws["frames"], 1))
     elif op_draws["apply_mask"][sample]:
@@ -273,3 +270,34 @@ def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str,
     if bool(apply_mask[sample]):
         parameters = {key: value for key, value in data.items() if key not in _OMITTED_PARAMETERS and isinstance(value, Tensor)}
         yield name, {key: float(value[sample]) for key, value in parameters.items() if value.shape == apply_mask.shape}
+
+
+_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
+"""Parameters of Kornia that have one value per clip, not one per frame."""
+
+_BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
+"""Parameters of Kornia that are indices into the batch."""
+
+
+def _for_frames(params: Any, size: Size) -> Any:
+    """Return parameters in Kornia's format, repeated per frame of clips as in ``VideoSequential``.
+
+    Args:
+        params: Parameters per clip.
+        size: Size of the clips; images are not repeated.
+    """
+    if not size.frames:
+        return params
+    if isinstance(params, list):
+        return [ParamItem(item.name, _for_frames(item.data, size)) for item in params]
+    if not isinstance(params, dict):
+        return params
+    result = {}
+    for name, value in params.items():
+        axis = 1 if name in ("crop_src", "mix_pairs") else 0
+        repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
+        if name in _BATCH_INDICES:
+            frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
+            repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
+        result[name] = repeated
+    return result

@@ -1,7 +1,7 @@
 """Table of the passes of a fused pipeline, for ``Fused.explain``.
 
 A pass is one reading and writing of all images. A *segment* of a pipeline is ops with one plan, which has their passes, or a
-single op without a plan.
+single module that is not fused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,6 @@ import torch
 from gpuaug.core.plotting import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
-from gpuaug.fusion.policies.random_apply import RandomApply
 from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
@@ -44,8 +43,6 @@ class Line:
     """Bytes of images written per batch; ``None`` if unknown."""
     reason: str = ""
     """Reason why the module is not fused; empty for a pass."""
-    at_most: bool = False
-    """Whether ``launches`` is a maximum, because batches pick modules at random."""
     package: str = "Kornia"
     """Library that runs a module that is not fused: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
 
@@ -67,7 +64,7 @@ class Explanation:
 
     @property
     def launches(self) -> int | None:
-        """Number of kernel launches per batch, or its maximum if batches pick modules; ``None`` if a module is not fused."""
+        """Number of kernel launches per batch; ``None`` if a module is not fused."""
         counts = [line.launches for line in self.lines]
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -96,7 +93,7 @@ class Explanation:
                 line.package if line.reason else str(number),
                 ", ".join(line.modules),
                 f"left to {line.package}{_call_count(line, self.shape)}: {line.reason}" if line.reason else line.what,
-                "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
+                "?" if line.launches is None else str(line.launches),
                 _megabytes(line.read_bytes),
                 _megabytes(line.written_bytes),
             )
@@ -116,7 +113,7 @@ def explanation(
     """Describe the segments of a pipeline, for images of one size and dtype.
 
     Args:
-        segments: Segments of the pipeline: plans, and ops without a plan.
+        segments: Segments of the pipeline: plans, and modules that are not fused.
         size: Size of the images.
         dtype: Dtype of the output images.
         executor: Backend of the last call; empty before the first call.
@@ -131,10 +128,8 @@ def explanation(
     # Without a plan for the whole pipeline, views run one after another.
     run_count = views if whole_plan is None else 1
     for segment in all_segments:
-        if isinstance(segment.separate_op, RandomApply):
-            lines.append(_random_apply_line(segment.separate_op, size, run_count))
-        elif segment.separate_op is not None:
-            fallback = segment.separate_op
+        if segment.fallback is not None:
+            fallback = segment.fallback
             lines.append(Line((fallback.name,), "", None, None, None, fallback.reason, package=fallback.package))
         passes = segment.plan.passes if segment.plan is not None else ()
         read_dtype = torch.float32 if lines else source_dtype
@@ -205,14 +200,6 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
                 bound = bound.to(*sides)
             current_size = bound
     return tuple(notes)
-
-
-def _random_apply_line(container: RandomApply, size: Size, run_count: int) -> Line:
-    """Return the line of a container with ``random_apply``. ``run_count``: number of runs per batch."""
-    # Computed for the input size of the pipeline, because few ops before or in such a container change the size.
-    fallbacks, launches = container.fallbacks(size), container.most_launches(size)
-    description = f"{container.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
-    return Line((container.name,), description, None if launches is None else run_count * launches, None, None, at_most=True)
 
 
 def _pass_line(

@@ -1,10 +1,10 @@
 """``fuse`` and the module that it returns, which runs a batch through a fused pipeline.
 
 A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For a given size of the batch, a
-program consists of *segments*. A segment is a run of ops that share one plan, or one op that its library runs. A *plan* runs
-its ops in few *passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per sample,
-with the random parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix* blends
-images of a batch, as MixUp does.
+program consists of *segments*. A segment is a run of ops that share one plan, or one module that its library runs. A *plan*
+runs its ops in few *passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per
+sample, with the random parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix*
+blends images of a batch, as MixUp does.
 """
 
 from collections.abc import Sequence
@@ -459,31 +459,25 @@ class Fused(nn.Module):
 
     def _run_segments(self, program: Program, call_inputs: CallInputs, draws: Draws) -> None:
         """Run, segment by segment, a pipeline whose ops do not all share one plan."""
-        size, has_points, segments = call_inputs.image_size, call_inputs.has_points, program.segments
-        # Groups of (ops, draws). With containers with random_apply, a new group begins at each picked op that must begin a new
-        # plan; without them, there is one group.
-        groups = segments.picked_ops(draws._drawn)
-        for number, (ops, group_draws) in enumerate(groups):
-            start = 0
-            while start < len(ops):
-                segment = segments.at(start, size, masks=call_inputs.has_masks, ops=ops if segments.has_random_apply else None)
-                segment_draws = group_draws[start : segment.stop]
-                is_last = number == len(groups) - 1 and segment.stop == len(ops)
-                # (dtype, memory format) of the result; the defaults for images between segments.
-                output_type = (program.dtype, self.memory_format) if is_last else ()
-                if segment.separate_op is not None:
-                    assert isinstance(segment.separate_op, EagerOp)
-                    self._warnings.when_run(segment.separate_op)
-                    call_inputs.run_eager(segment.separate_op, segment_draws[0], *output_type)
-                    size = segment.separate_op.out_drawn(segment_draws[0], size)
-                    if not is_last:
-                        call_inputs.check_size(segment.separate_op, size)
-                elif segment.plan is not None:
-                    draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
-                    table = make_table(segment.plan, size, draws_by_op, call_inputs.device, has_points=has_points)
-                    call_inputs.run_plan(segment.plan, table, segment.plan.canvases(size, [draws_by_op]), *output_type)
-                    size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
-                start = segment.stop
+        size, start = call_inputs.image_size, 0
+        while start < len(program.ops):
+            segment = program.segments.at(start, size, masks=call_inputs.has_masks)
+            segment_draws = draws._drawn[start : segment.stop]
+            start = segment.stop
+            is_last = start == len(program.ops)
+            # (dtype, memory format) of the result; the defaults for images between segments.
+            output_type = (program.dtype, self.memory_format) if is_last else ()
+            if segment.fallback is not None:
+                self._warnings.when_run(segment.fallback)
+                call_inputs.run_eager(segment.fallback, segment_draws[0], *output_type)
+                size = segment.fallback.out_drawn(segment_draws[0], size)
+                if not is_last:
+                    call_inputs.check_size(segment.fallback, size)
+            elif segment.plan is not None:
+                plan, draws_by_op = segment.plan, draws_of_plan_ops(segment.ops, segment_draws)
+                table = make_table(plan, size, draws_by_op, call_inputs.device, has_points=call_inputs.has_points)
+                call_inputs.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
+                size = replace(size.to(plan.out.height, plan.out.width), frames=plan.out.frames)
 
 
 def _check_targets(program: Program, call_inputs: CallInputs) -> None:

@@ -10,7 +10,7 @@ from kornia.augmentation import auto
 from support.batches.pairwise import sweep
 from support.comparison.kornia_draws import kornias, ours
 from support.comparison.replay import assert_replays as assert_replays_kornia
-from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.replay import photographs
 from support.comparison.statistics import apart, together_apart
 from support.comparison.torchvision_replay import assert_replays, both
 from support.comparison.values import assert_values
@@ -18,9 +18,6 @@ from support.ops.op_cases import CASES
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.color import Invert
-from gpuaug.fusion.ops.fallback import EagerKornia
 
 CHANNELS = [1, 4, 6, 13]
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -137,19 +134,6 @@ def test_jitter_of_grey_images_is_kornias():
     assert_replays_kornia(pipeline, photographs(6, 1), atol=5e-6)
 
 
-@left_to_kornia
-def test_containers_that_pick_leave_these_ops_to_kornia():
-    picks = K.AugmentationSequential(K.RandomChannelShuffle(p=1.0), K.RandomInvert(p=1.0), random_apply=1)
-    augment, images = gpuaug.fuse(picks), photographs(2, 4)
-    assert "left to Kornia: shuffle channels" in str(augment.explain(images.shape))
-    (picking,) = augment._program().ops
-    run = [type(picking._op_or_fallback(child, 0, Size(*images.shape))) for child in (0, 1)]
-    assert run == [EagerKornia, Invert]
-    for seed in range(4):
-        draws = augment.draw(images.shape, seed=seed)
-        assert_values(augment(images, draws=draws), picks(images / 255, params=draws.as_kornia()), atol=1e-6)
-
-
 GREY = {
     "jitter": (lambda: v2.ColorJitter(0.4, 0.9, 0.9, 0.3), 5e-6),
     "photometric": (lambda: v2.RandomPhotometricDistort(), 5e-6),
@@ -212,5 +196,5 @@ def test_way_out_of_channels_that_are_refused():
     with pytest.raises(gpuaug.ArgumentError, match=r"must have 1 or 3 channels for ColorJitter, got 4\. Leave it out, or"):
         augment(images)
     assert augment(images[:, :3]).shape[1] == 3
-    with pytest.raises(gpuaug.ArgumentError, match=r"for saturation and hue of ColorJitter_0, from which .* picks, got 4"):
-        gpuaug.fuse(K.AugmentationSequential(K.ColorJitter(hue=0.1), K.RandomInvert(), random_apply=1))(images)
+    with pytest.raises(gpuaug.ArgumentError, match=r"must have 3 channels for .*, from which RandAugment picks, got 4"):
+        gpuaug.fuse(K.auto.RandAugment(1, 5))(images)

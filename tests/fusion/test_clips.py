@@ -95,7 +95,6 @@ def test_video_sequential_replays(name, data_format, same_on_frame):
 
 
 PICKED = {
-    "modules": lambda: ([K.RandomHorizontalFlip(p=1.0), K.RandomInvert(p=0.7), K.RandomMedianBlur(p=0.6)], 2),
     "mixes": lambda: ([K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0, use_correct_lambda=True)], 1),
     "left to Kornia whole": lambda: ([K.RandomMixUpV2(p=1.0), K.RandomInvert(p=0.7), K.RandomVerticalFlip()], 2),
 }
@@ -362,11 +361,9 @@ class OwnPolicy(auto.RandAugment):
 
 INVERT, POLICY = K.RandomInvert(p=1.0), auto.RandAugment(1, 5)
 CONTAINERS = {
-    "policies": lambda: K.AugmentationSequential(POLICY, INVERT, random_apply=1),
+    "random_apply": lambda: K.AugmentationSequential(INVERT, random_apply=1),
     "policies in a video": lambda: K.VideoSequential(POLICY, INVERT, random_apply=1),
-    "a mix and others": lambda: K.AugmentationSequential(K.RandomMixUpV2(), INVERT, random_apply=1),
     "mixes or none": lambda: K.ImageSequential(K.RandomMixUpV2(), random_apply=(0, 1)),
-    "containers": lambda: K.ImageSequential(K.ImageSequential(K.ImageSequential(INVERT)), INVERT, random_apply=1),
     "nothing": lambda: K.AugmentationSequential(random_apply=1),
     "patches": lambda: K.PatchSequential(INVERT, grid_size=(2, 2), patchwise_apply=False),
     "patches in a video": lambda: K.VideoSequential(K.PatchSequential(INVERT, grid_size=(2, 2), patchwise_apply=False)),

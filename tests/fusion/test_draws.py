@@ -102,14 +102,6 @@ def test_draws_of_policies_name_the_picked_operations(kind, pick):
     assert_values(augment(images, draws=draws)[left], 1 - images[left], atol=1e-5)
 
 
-def test_draws_of_a_module_picked_twice_are_numbered():
-    pipeline = K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=3)
-    names = set()
-    for seed in range(20):
-        names |= set(gpuaug.fuse(pipeline).draw(SHAPE, seed).of(0))
-    assert names == {f"AugmentationSequential/RandomInvert_0{times}" for times in ("", " (2)", " (3)")}
-
-
 def test_draws_of_a_sample_out_of_range_are_refused():
     draws = gpuaug.fuse(K.RandomInvert()).draw(SHAPE, seed=0)
     for sample in (6, -1):
@@ -132,7 +124,6 @@ PICKED = {
     "all": lambda: [K.RandomMedianBlur(p=1.0), K.RandomHorizontalFlip(p=0.5)],
     "one": lambda: [K.RandomMedianBlur(p=1.0)],
     "two left to Kornia": lambda: [K.RandomMedianBlur(p=0.5), K.RandomFisheye(*[torch.tensor([-0.3, 0.3])] * 2, torch.ones(2))],
-    "inner": lambda: [K.ImageSequential(K.RandomMedianBlur(p=1.0), K.RandomInvert()), K.RandomRotation(20.0)],
     "fused": lambda: [K.RandomRotation(20.0), K.RandomInvert()],
 }
 

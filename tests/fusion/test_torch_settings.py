@@ -36,7 +36,6 @@ PIPELINES = {
     ],
     "every magnitude": lambda: [auto.RandAugment(n=4, m=12)],
     "a wide policy": lambda: [auto.TrivialAugment(), auto.AutoAugment("imagenet")],
-    "some of several": lambda: [K.AugmentationSequential(K.RandomInvert(), K.RandomRotation(20.0), random_apply=(1, 3))],
     "left to Kornia": lambda: [
         K.RandomHorizontalFlip(),
         K.RandomElasticTransform(p=1.0),

@@ -108,11 +108,8 @@ def test_views_share_each_launch():
     assert eight.lines[0].written_bytes == 8 * one.lines[0].written_bytes
 
 
-@pytest.mark.parametrize(
-    "modules", [[K.RandomMixUpV2()], [K.ImageSequential(K.RandomInvert(), K.CenterCrop(9), random_apply=1)]]
-)
-def test_explain_counts_views_that_run_one_by_one(modules):
-    one, three = (gpuaug.fuse(modules, views=views).explain((2, 3, 20, 24)) for views in (1, 3))
+def test_explain_counts_views_that_run_one_by_one():
+    one, three = (gpuaug.fuse(K.RandomMixUpV2(), views=views).explain((2, 3, 20, 24)) for views in (1, 3))
     assert three.launches == 3 * one.launches
 
 

@@ -70,7 +70,6 @@ OTHERS = st.sampled_from(
         lambda: K.RandomErasing(p=1.0),
         lambda: K.RandomMixUpV2(),
         lambda: K.auto.RandAugment(2, 9),
-        lambda: K.ImageSequential(K.RandomRotation(40.0), K.RandomVerticalFlip(), K.RandomInvert(), random_apply=2),
     ]
 ).map(lambda make: make())
 BEHIND = st.lists(OTHERS | KORNIA | TORCHVISION, max_size=3)

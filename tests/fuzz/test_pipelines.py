@@ -24,8 +24,7 @@ COORDINATES = st.floats(width=32) | st.floats(-20, 20, width=32) | st.sampled_fr
 
 
 def fused(case, **options):
-    steps = (step.make() for step in case.steps)
-    return gpuaug.fuse(K.AugmentationSequential(*steps, random_apply=case.random_apply), **options)
+    return gpuaug.fuse(K.AugmentationSequential(*(step.make() for step in case.steps)), **options)
 
 
 def mixed_with(draws, index):

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import metadata
-from itertools import combinations, permutations
-from math import comb
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -64,12 +62,6 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
 }
-
-MOST_OPS = 24
-"""Maximum number of ops of a ``RandomSubsetApply`` in random order: ``n_subset`` ops, one per turn, for each transform."""
-
-MOST_SUBSETS = 10_000
-"""Maximum number of subsets of a ``RandomSubsetApply``, because the probability of each is computed on the host."""
 
 
 def qualified_name(class_: type | None) -> str:
@@ -183,57 +175,3 @@ def _random_erasing(transform: Any) -> Any:
     ratio = tuple(map(math.exp, transform.log_aspect_ratio))
     scale = (transform.min_area, transform.max_area)
     return v2.RandomErasing(transform.probability, scale, ratio, value="random" if transform.per_pixel else 0)
-
-
-def unsupported_subset(container: Any) -> str | None:
-    """Return the reason why a ``RandomSubsetApply`` is not fused, or ``None``."""
-    count = len(container.transforms)
-    picks = container.n_subset
-    shares = torch.tensor(container.p)
-    if not bool(torch.isfinite(shares).all()) or bool((shares < 0).any()) or int((shares > 0).sum()) < picks:
-        return "torch.multinomial does not accept its weights"
-    if container.random_order:
-        return f"its random order needs {count * picks} ops, more than {MOST_OPS}" if count * picks > MOST_OPS else None
-    return f"more than {MOST_SUBSETS} subsets" if comb(count, picks) > MOST_SUBSETS else None
-
-
-def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
-    """Return the possible picks of a ``RandomSubsetApply`` and their probabilities. A pick is indices of transforms, in order.
-
-    ``torch.multinomial`` without replacement draws one transform after another, with probabilities in proportion to the shares
-    of the remaining transforms.
-    """
-    shares: list[float] = torch.tensor(container.p).double().tolist()
-    members = [index for index, share in enumerate(shares) if share > 0]
-    if container.random_order:
-        orders = list(permutations(members, container.n_subset))
-        return orders, [_order_probability(order, shares) for order in orders]
-    probabilities: dict[tuple[int, ...], float] = {(): 1.0}
-    for size in range(1, container.n_subset + 1):
-        probabilities = {
-            subset: sum(_probability_with_last(subset, last, probabilities, shares) for last in subset)
-            for subset in combinations(members, size)
-        }
-    return list(probabilities), list(probabilities.values())
-
-
-def _order_probability(order: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the probability that ``torch.multinomial`` draws the transforms in this order."""
-    remaining = sum(shares)
-    probability = 1.0
-    for member in order:
-        probability *= shares[member] / remaining
-        remaining -= shares[member]
-    return probability
-
-
-def _probability_with_last(
-    subset: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
-) -> float:
-    """Return the probability that ``torch.multinomial`` draws the transforms in ``subset``, with ``last`` as the last draw.
-
-    ``probabilities``: probability of each set that is smaller by one.
-    """
-    first_members = tuple(member for member in subset if member != last)
-    remaining = sum(shares) - sum(shares[member] for member in first_members)
-    return probabilities[first_members] * shares[last] / remaining

@@ -5,6 +5,7 @@ op runs.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,12 @@ PROBE_SIZE = Size(1, 3, 4093, 4099)
 
 _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
 """``PROBE_SIZE`` and a small size. An op that changes sizes changes one of them: padding of small images changes the second."""
+
+MOST_OPS = 24
+"""Maximum number of ops of a container in random order: one op per turn and transform."""
+
+MOST_SUBSETS = 10_000
+"""Maximum number of subsets from which a container draws, because the probability of each is computed on the host."""
 
 
 def sizing_op(op: Op | EagerOp | None) -> Op | None:
@@ -74,6 +81,61 @@ def probabilities(name: str, choice: Any) -> list[float]:
             f"[1.0] * {len(choice.transforms)} for equal weights."
         )
     return [weight / total for weight in weights]
+
+
+def _weights(container: Any) -> tuple[Sequence[float], int, bool]:
+    """Return (weight per transform, number of transforms that run, whether their order is random) of a container's draw."""
+    count = len(container.transforms)
+    if isinstance(container, v2.RandomChoice):
+        return container.p, 1, False
+    if isinstance(container, v2.RandomOrder):
+        return [1.0] * count, count, True
+    return container.p, container.n_subset, container.random_order  # LeRobot's RandomSubsetApply
+
+
+def unsupported_draw(container: Any) -> str | None:
+    """Return the reason why a container cannot be lowered to ops with gates, or ``None``."""
+    if isinstance(container, v2.RandomApply | v2.RandomChoice):  # ``probabilities`` raises an error for weights
+        return None
+    weights, runs, in_random_order = _weights(container)
+    if not all(0 <= weight < math.inf for weight in weights) or sum(weight > 0 for weight in weights) < runs:
+        return "torch.multinomial does not accept its weights"
+    ops = len(weights) * runs
+    if in_random_order:
+        return f"its random order needs {ops} ops, more than {MOST_OPS}" if ops > MOST_OPS else None
+    most = max(math.comb(len(weights), number) for number in range(runs + 1))
+    return f"more than {MOST_SUBSETS} subsets" if most > MOST_SUBSETS else None
+
+
+def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], list[slice]]:
+    """Return the outcomes of a container's draw.
+
+    Returns:
+        Probability of each outcome, which is indices of the transforms that run, in order; and the positions in an outcome of
+        each turn: a turn per position in a random order, else a single turn for all positions.
+
+    Raises:
+        ArgumentError: If the weights of a ``RandomChoice`` are not valid.
+    """
+    if isinstance(container, v2.RandomApply):
+        p = float(container.p)
+        return {tuple(range(len(container.transforms))): p, (): 1 - p}, [slice(None)]
+    weights, runs, in_random_order = _weights(container)
+    if isinstance(container, v2.RandomChoice):
+        weights = probabilities(name, container)
+    # As ``torch.multinomial`` without replacement: one transform after another, by the weights of the remaining transforms.
+    drawn: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(runs):
+        longer: dict[tuple[int, ...], float] = defaultdict(float)
+        for order, probability in drawn.items():
+            remaining = {index: weight for index, weight in enumerate(weights) if weight > 0 and index not in order}
+            for index, weight in remaining.items():
+                extended = (*order, index)
+                longer[extended if in_random_order else tuple(sorted(extended))] += (
+                    probability * weight / sum(remaining.values())
+                )
+        drawn = longer
+    return drawn, [slice(turn, turn + 1) for turn in range(runs)] if in_random_order else [slice(None)]
 
 
 def _branch(transform: Any) -> Sequence[Any]:

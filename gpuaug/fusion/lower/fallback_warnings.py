@@ -7,7 +7,6 @@ from gpuaug.core.errors import DOCUMENTATION, GpuAugWarning
 from gpuaug.fusion.lower.kornia import untested_version, warn_of_untested_version
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.policies.random_apply import RandomApply
 
 _COST = "on the training thread, and splits the passes there: see print(augment.explain())"
 _SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
@@ -32,12 +31,7 @@ class FallbackWarnings:
             warn_of_untested_version(untested)
         # One op per module: a transform in a container with random order has one op per position.
         for op in {(op.name, id(op.module)): op for op in self._ops}.values():
-            if isinstance(op, RandomApply):
-                fallbacks = op.always_fallbacks()
-                self.warned.update(fallback.name for fallback in fallbacks)
-                if fallbacks:
-                    _warn_of_container(op, fallbacks)
-            elif isinstance(op, EagerOp):
+            if isinstance(op, EagerOp):
                 self.warned.add(op.name)
                 if untested is None or op.package != "Kornia":
                     _warn(op)
@@ -61,18 +55,6 @@ def _warn(op: EagerOp) -> None:
     warnings.warn(
         f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {runs}, {_COST}. Replace the module or "
         f"its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
-        GpuAugWarning,
-        stacklevel=4,
-    )
-
-
-def _warn_of_container(container: RandomApply, fallbacks: Sequence[EagerOp]) -> None:
-    """Warn about a container that may pick modules that are not lowered, ``fallbacks``."""
-    modules = dict.fromkeys(f"{op.name} ({op.reason})" for op in fallbacks)
-    warnings.warn(
-        f"{container.name} may pick modules that are not fused, because gpuaug.fuse does not lower them: {', '.join(modules)}. "
-        f"Kornia runs a picked module, with tens of launches per batch, {_COST}. "
-        f"Remove them from {container.name}, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )

@@ -25,8 +25,8 @@ from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
 from gpuaug.fusion.ops.kornia_private import foreign_generator
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
-from gpuaug.fusion.policies.picking import Child, Member, Pick
-from gpuaug.fusion.policies.random_apply import lower_random_apply
+from gpuaug.fusion.policies.one_mix import OneMix
+from gpuaug.fusion.policies.picking import Pick
 
 LOWERED: dict[type[nn.Module], type[Op]] = {
     **crop.LOWERED,
@@ -57,7 +57,7 @@ Lower = Callable[[str, Any], Tree]
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower a container to a tree; a container with ``random_apply`` to an op that picks modules.
+    """Lower a container to a tree; a container with ``random_apply`` to an op that picks mixes, or to a fallback op.
 
     Args:
         name: Name of the container; empty for the pipeline itself.
@@ -69,13 +69,24 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
     if container.random_apply is False:
         return Group(name, items, is_container=True)
     name = name or type(container).__name__
-    untested = untested_version()
-    children = _children(items)
-    if children is None:
-        op_or_reason: Any = "random_apply over containers in containers"
-    else:
-        op_or_reason = untested or lower_random_apply(name, container, children, pick)
-    return Leaf(name, EagerKornia(name, container, op_or_reason) if isinstance(op_or_reason, str) else op_or_reason)
+    reason = untested_version() or _unsupported_choice(container, items)
+    if reason is not None:
+        return Leaf(name, EagerKornia(name, container, reason))
+    mixes = [item.op for item in items if isinstance(item, Leaf) and isinstance(item.op, mix.MixOp)]
+    return Leaf(name, OneMix(name, container, mixes, pick, container.random_apply_weights.tolist()))
+
+
+def _unsupported_choice(container: Any, items: Sequence[Tree]) -> str | None:
+    """Return the reason why Kornia runs a container with ``random_apply``, which holds ``items``; ``None`` if it is fused."""
+    ops = [item.op if isinstance(item, Leaf) else None for item in items]
+    if not ops or not all(isinstance(op, mix.MixOp) and not isinstance(op, OneMix) for op in ops):
+        return "random_apply is fused for containers of MixUp and CutMix alone"
+    # Kornia runs exactly one mix, also if random_apply picks several. If random_apply may pick none, Kornia never runs a mix.
+    if container.random_apply[0] == 0:
+        return "random_apply of zero or more mixes"
+    weights = container.random_apply_weights
+    is_valid = bool(torch.isfinite(weights).all() and (weights >= 0).all() and weights.any())
+    return None if is_valid else "random_apply_weights are not finite, negative or all 0"
 
 
 def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = None) -> Leaf:
@@ -108,18 +119,6 @@ def extra_args_of(module: nn.Module) -> Any:
     """Return the setting ``extra_args`` of a container, which overrides settings of its modules; ``None`` by default."""
     extra_args = module.extra_args if isinstance(module, K.AugmentationSequential) else None
     return None if extra_args == {DataKey.MASK: {"resample": Resample.NEAREST, "align_corners": None}} else extra_args
-
-
-def _children(items: Sequence[Tree]) -> list[Child] | None:
-    """Return the children that a container picks from; ``None`` if a child contains containers."""
-    children = []
-    for item in items:
-        inner = item.items if isinstance(item, Group) else (item,)
-        if any(isinstance(child, Group) for child in inner):
-            return None
-        members = tuple(Member(child.name, child.op) for child in inner if isinstance(child, Leaf))
-        children.append(Child(item.name, members, is_container=isinstance(item, Group)))
-    return children
 
 
 def _difference_reason(module: nn.Module, base: type | None) -> str | None:

@@ -12,8 +12,7 @@ op runs. *Targets* are annotations that are transformed together with the images
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, permutations
-from math import factorial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -103,9 +102,6 @@ LOWERED_CLASSES: frozenset[type] = frozenset(
 )
 """Classes that are lowered, including subclasses that override none of their methods."""
 
-MOST_ORDERED = 4
-"""Maximum length of a ``RandomOrder`` that is lowered, with one op per transform and position."""
-
 
 class TorchvisionLowering:
     """Lower the torchvision transforms of one pipeline, in order.
@@ -140,7 +136,7 @@ class TorchvisionLowering:
             return _target_transform(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(op, mixes.MixUp) for op in (mix, *(member for _, member in getattr(mix, "mixes", ())))):
+            if any(isinstance(op, mixes.MixUp) for op in (mix, *getattr(mix, "mixes", ()))):
                 self._types.require_floats(mix.name)
             return self._after_multiplication(Leaf(mix.name, mix))
         transform = v2_of(
@@ -313,7 +309,7 @@ class TorchvisionLowering:
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
         dtype, type_change = self._types.dtype, self._types.type_change
-        reason = _outcomes_reason(container)
+        reason = choices.unsupported_draw(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
             # All branches end in the same resize. This resize runs after the choice, for all samples in one pass.
@@ -355,36 +351,18 @@ class TorchvisionLowering:
     def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         """Lower the members of a container, and give each op a gate on the container's draw.
 
-        In a random order, each position has one op per member.
+        In a random order, each turn has one op per member.
         """
-        count = len(members)
-        in_order = False
-        if isinstance(container, v2.RandomApply):
-            draw = Draw((float(container.p),))
-            orders: list[tuple[int, ...]] = [tuple(range(count)), ()]
-        elif isinstance(container, v2.RandomChoice):
-            draw = Draw(tuple(accumulate(choices.probabilities(name, container)))[:-1])
-            orders = [(member,) for member in range(count)]
-        elif isinstance(container, v2.RandomOrder):
-            in_order = True
-            orders = list(permutations(range(count)))
-            draw = Draw(tuple((index + 1) / factorial(count) for index in range(len(orders) - 1)))
-        else:
-            in_order = container.random_order
-            orders, shares = by_name.subsets(container)
-            draw = Draw(tuple(accumulate(shares))[:-1])
-        # Whether a member runs, indexed by position in the order, member and outcome; one position for a fixed order.
-        outcomes = [[[member in order for order in orders] for member in range(count)]]
-        if in_order:
-            positions = range(len(orders[0]))
-            outcomes = [[[order[position] == member for order in orders] for member in range(count)] for position in positions]
+        outcomes, turns = choices.outcomes(name, container)
+        draw = Draw(tuple(accumulate(outcomes.values()))[:-1])
         trees = []
-        for outcomes_at_position in outcomes:
-            for member, runs in zip(members, outcomes_at_position, strict=True):
-                if any(runs) and member[1] is not None:
+        for turn in turns:
+            for index, member in enumerate(members):
+                runs = np.array([index in order[turn] for order in outcomes])
+                if runs.any() and member[1] is not None:
                     trees.append(self._member(*member))
                     for leaf in leaves(trees[-1]):
-                        leaf.op.gates = (Gate(draw, np.array(runs)), *leaf.op.gates)
+                        leaf.op.gates = (Gate(draw, runs), *leaf.op.gates)
         return trees
 
 
@@ -430,7 +408,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         if is_choice
         else []
     )
-    inner_mixes = [(member_name, mix) for member_name, mix in inner if mix is not None]
+    inner_mixes = [mix for _, mix in inner if mix is not None]
     if not inner_mixes:
         return None
     if len(inner_mixes) < len(inner) or not (class_ is v2.RandomChoice or len(inner_mixes) == 1):
@@ -439,9 +417,9 @@ def _mix(name: str, transform: Any) -> MixOp | None:
             "It then draws once per batch: move the other transforms out of it."
         )
     if class_ is v2.RandomChoice:
-        modules = nn.ModuleList(mix.module for _, mix in inner_mixes)
+        modules = nn.ModuleList(mix.module for mix in inner_mixes)
         return _PickedMix(name, modules, inner_mixes, "batch", choices.probabilities(name, transform))
-    ((_, mix),) = inner_mixes
+    (mix,) = inner_mixes
     if class_ is v2.RandomApply:
         _scale_probability(mix, float(transform.p))
     mix.name = name
@@ -451,16 +429,8 @@ def _mix(name: str, transform: Any) -> MixOp | None:
 def _scale_probability(mix: MixOp, p: float) -> None:
     """Multiply the probability per batch of a mix, or of all mixes that may be picked, by ``p``."""
     mix.p_batch *= p
-    for _, inner_mix in mix.mixes if isinstance(mix, OneMix) else ():
+    for inner_mix in mix.mixes if isinstance(mix, OneMix) else ():
         _scale_probability(inner_mix, p)
-
-
-def _outcomes_reason(container: Any) -> str | None:
-    """Return the reason why a container has too many outcomes to be lowered, or ``None``."""
-    if by_name.recognized_class(container) is not None:
-        return by_name.unsupported_subset(container)
-    is_long = isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
-    return f"more than {MOST_ORDERED} transforms" if is_long else None
 
 
 def _difference(transform: Any, base: type | None) -> str | None:

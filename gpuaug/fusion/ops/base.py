@@ -27,10 +27,10 @@ OpDraws = dict[str, Any]
 - Parameters, mostly under Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
 - ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
 - ``"field"`` of Gaussian noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
-- ``"parts"`` of an op that picks one of several ops: one tuple per picked op: (op or its index, its ``OpDraws``, mask of the
-  samples that picked it, or ``None`` for all samples).
-- ``"layers"`` of a module that picks child modules (``policies/picking.py``): one tuple of ``Entry`` per layer, in order. If
-  all samples share the picks, also ``"picks"``, indices of the children; for a container also ``"end"``, the output ``Size``.
+- ``"parts"`` of an op that runs one of several ops: tuples (op, its ``OpDraws``). Their apply masks exclude one another.
+- ``"layers"`` of an op that picks one of several choices (``policies/picking.py``): per layer, the ``OpDraws`` of the ops by
+  index of the choice.
+- ``"picks"`` of a policy of Kornia that picks per batch: indices of the picked choices, (picks, batches) int64.
 - ``"key"`` of a fallback module: seed of the random generators that the module uses.
 - ``"params"`` of a module that Kornia runs: its ``params=`` argument, repeated for the frames of clips.
 - ``"frames"`` of a fallback module: number of frames per clip; 0 for images.
@@ -41,7 +41,7 @@ def select_samples(draws: OpDraws, samples: slice | Array) -> OpDraws:
     """Return the draws of some samples, selected by slice or by index."""
     selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
     if "parts" in selected:
-        selected["parts"] = [(op, select_samples(part, samples), mask[samples]) for op, part, mask in selected["parts"]]
+        selected["parts"] = [(op, select_samples(part, samples)) for op, part in selected["parts"]]
     return selected
 
 

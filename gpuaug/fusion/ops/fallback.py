@@ -253,14 +253,9 @@ class EagerKornia(EagerOp):
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size according to the parameters; the input size if a sample skips the module."""
         item: ParamItem = draws["params"][0]
-        if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
-            return size
-        if self.lowered is not None:
-            return self.lowered.out(size)
-        if "output_size" in item.data and len(item.data["output_size"]):
-            height, width = item.data["output_size"][0].tolist()
-            return size.to(int(height), int(width))
-        return size
+        if self.lowered is not None and isinstance(item.data, dict):
+            return self.lowered.out(size) if bool((item.data["batch_prob"] > 0.5).all()) else size
+        return _out_drawn(item, size)
 
     def run(
         self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
@@ -305,6 +300,17 @@ class EagerKornia(EagerOp):
                 f"mask must hold values of at most 2**24 for {self.name}, which Kornia runs in float32, got {largest}. Number "
                 "the labels: torch.unique(mask, return_inverse=True)[1]."
             )
+
+
+def _out_drawn(item: Any, size: Size) -> Size:
+    """Output size of a module, or of the modules of a container, according to Kornia's parameters."""
+    data = getattr(item, "data", None)
+    if isinstance(data, list):
+        for inner in data:
+            size = _out_drawn(inner, size)
+    elif data and len(data.get("output_size", ())) and bool((data["batch_prob"] > 0.5).all()):
+        size = size.to(*data["output_size"][0].int().tolist())
+    return size
 
 
 def _moves(module: nn.Module, key: str) -> bool:

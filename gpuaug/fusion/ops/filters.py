@@ -323,12 +323,9 @@ class EqualizeOrContrast(LevelsOp):
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the code of the picked op.
-
-        ``draws["parts"]`` holds tuples (op, its draws, mask of the samples that picked it).
-        """
-        for op, _, mask in draws["parts"]:
-            out[mask, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
+        """Write the code of the picked op."""
+        for op, op_draws in draws["parts"]:
+            out[op_draws["apply_mask"], 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply both ops, and select the picked one per sample."""

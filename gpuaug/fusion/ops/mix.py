@@ -8,7 +8,6 @@ Two weights of the partner are easily confused: ``LABEL_WEIGHT`` in the label, a
 rectangle. Kornia's labels also have a *lambda*, which is the label weight, or, for CutMix, 1 minus the label weight.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -54,9 +53,9 @@ class MixOp(FrontOp):
         """Draw the partners, a random permutation of the batch, and the weights. The partners ignore ``same_on_batch``."""
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_weights(sampler, size)}
 
-    @abstractmethod
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the weights of the partners, or the rectangles whose areas give the weights."""
+        return {}
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""

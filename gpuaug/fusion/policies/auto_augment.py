@@ -1,7 +1,8 @@
 """Kornia's RandAugment, TrivialAugment and AutoAugment: picks and magnitudes.
 
-A *policy* picks some of its *children* at random, each of which runs one operation or several in sequence. An *operation* is
-an augmentation with a *magnitude*, such as an angle. Policies are *lowered*: the operations run as ops in fused passes.
+A *policy* picks some of its *choices* at random, each of which runs one *operation* or several in sequence: augmentations with
+a *magnitude*, such as an angle. Policies are *lowered*: the operations run as ops in fused passes. A *layer* is the k-th
+operation of all choices.
 """
 
 import functools
@@ -22,101 +23,92 @@ from gpuaug.core.torchvision_types import class_of, difference, nearest_class
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.kornia_private import foreign_generator
 from gpuaug.fusion.ops.sampler import ArraySampler, Sampler, all_true
-from gpuaug.fusion.policies.picking import Child, Entry, Member, Pick, Policy, kornia_params_error
+from gpuaug.fusion.policies.picking import Choice, Pick, Policy
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
 """Kornia's classes of policies."""
 OPERATIONS: frozenset[type[nn.Module]] = frozenset(getattr(operations, name) for name in operations.__all__)
 """Kornia's wrapper classes of operations. A wrapper holds one augmentation and its magnitude."""
 
-_CACHE_SIZE = 256
-"""Maximum number of cached magnitudes."""
-
 
 class KorniaPolicy(Policy):
-    """Op of one of Kornia's policies. A sample picks children without replacement.
+    """Op of one of Kornia's policies. A sample picks choices without replacement.
 
     Args:
         name: Name of the policy in its container.
         module: Policy of the user.
-        children: Children of ``module``, with the ops of their operations.
+        choices: Choices of ``module``, with the ops of their operations.
         pick: ``"batch"`` to share the picks among all samples of a batch; ``"sample"`` to pick per sample.
     """
 
-    def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
+    def __init__(self, name: str, module: nn.Module, choices: Sequence[Choice], pick: Pick) -> None:
         super().__init__(name, module)
-        self.children = tuple(children)
+        self.choices = tuple(choices)
         self.count = int(module.n) if isinstance(module, auto.RandAugment) else 1
-        self._pick = pick
-        self._wrappers = [member.operation for child in children for member in child.members]
-        self._numbers_per_op = max((_numbers_drawn(op) for op in self.ops if isinstance(op, Op)), default=0)
+        self.pick = pick
+        self._numbers_per_op = max(map(_numbers_drawn, self.ops), default=0)
         """Largest number of uniform numbers that an op draws per sample."""
-        self._magnitudes: dict[Any, Array] = {}
-        """Cache of ``_magnitude``."""
 
     @property
     def settings_of_draw(self) -> tuple[Any, ...]:
         """Magnitude setting of RandAugment, or the fixed magnitude of every operation."""
         if isinstance(self.module, auto.RandAugment):
             return (self.module.m,)
-        return tuple(_fixed_magnitude(wrapper) for wrapper in self._wrappers)
+        return tuple(_fixed_magnitude(wrapper) for choice in self.choices for wrapper in choice.operations)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children, and draw the parameters of their operations.
+        """Pick choices, and draw the parameters of their operations.
 
         Returns:
-            ``"layers"``, as ``Policy`` describes; with ``pick="batch"`` also ``"picks"``, child indices, (picks, batches).
+            ``"layers"``, as ``Picking`` describes; with ``pick="batch"`` also ``"picks"``.
         """
         draws: OpDraws = {"apply_mask": all_true(size.batch)}
-        if self._pick == "batch":
-            picks = draws["picks"] = sampler.permutation(len(self.children)).T[: self.count]
-            picks_of_samples = np.repeat(picks, sampler.samples_per_batch, axis=1)
+        repeats = 1
+        if self.pick == "batch":
+            picks = draws["picks"] = sampler.permutation(len(self.choices)).T[: self.count]
+            repeats = sampler.samples_per_batch
         else:
-            picks = picks_of_samples = _distinct_picks(len(self.children), sampler.uniform(self.count))
+            picks = sampler.uniform(len(self.choices)).argsort(0)[: self.count]
         layers = []
-        for row, row_of_samples in zip(picks, picks_of_samples, strict=True):
-            picked_children = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
-            for position in self.positions:
-                # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
-                numbers = sampler.uniform(1 + self._numbers_per_op)
-                children = sorted(self.always_drawn[position].union(picked_children.tolist()))
-                present = [index for index in children if position < len(self.children[index].members)]
-                layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in present))
+        for number in range(self.count * self.layer_count):
+            draw, index = divmod(number, self.layer_count)
+            # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
+            numbers = sampler.uniform(1 + self._numbers_per_op)
+            drawn = self.always_drawn[number].union(np.flatnonzero(np.bincount(picks[draw])).tolist())
+            picks_of_samples = np.repeat(picks[draw], repeats)
+            layers.append(
+                {
+                    choice: self._draw_op(op, self.choices[choice].operations[index], numbers, size, picks_of_samples == choice)
+                    for choice, op in self.layer(number).items()
+                    if choice in drawn
+                }
+            )
         return {**draws, "layers": tuple(layers)}
 
-    def _entry(self, index: int, position: int, numbers: Array, size: Size, picks: Array) -> Entry:
-        """Return the draws of one operation, and the mask of the samples that picked it.
+    def _draw_op(self, op: Op, wrapper: Any, numbers: Array, size: Size, mask: Array) -> OpDraws:
+        """Return the draws of one operation.
 
         Args:
-            index: Index of the child.
-            position: Index of the operation in the child.
+            op: Op of the operation.
+            wrapper: Kornia's wrapper of the augmentation.
             numbers: Uniform numbers, (1 + n, B): one for the sign of the magnitude, then n for the parameters of the op.
             size: Size of the input images.
-            picks: Index of the picked child per sample, (B,).
+            mask: Mask of the samples that picked the operation, (B,) bool.
         """
-        wrapper = self.children[index].members[position].operation
-        draws = self.op(index, position).draw(ArraySampler(numbers[1:]), size)
+        draws = op.draw(ArraySampler(numbers[1:]), size)
         factor = wrapper._factor_name
         if factor is not None:
             values = self._magnitude(wrapper, size)
             if values is None:
                 values = _parameters_for(wrapper, torch.from_numpy(draws[factor]))
             draws[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
-        return Entry(index, position, draws, size, picks == index)
+        return {**draws, "apply_mask": draws["apply_mask"] & mask}
 
     def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
         """Return the magnitude that all samples share, (1,) float32; ``None`` if the op draws a magnitude per sample."""
-        is_rand_augment = isinstance(self.module, auto.RandAugment)
-        setting: Any = self.module.m if is_rand_augment else _fixed_magnitude(wrapper)
-        if setting is None:
-            return None
-        key = wrapper, setting, size.height, size.width
-        if key not in self._magnitudes:
-            if len(self._magnitudes) >= _CACHE_SIZE:
-                self._magnitudes.clear()
-            values = _rand_augment_magnitude(wrapper, setting, size) if is_rand_augment else wrapper.magnitude.detach()
-            self._magnitudes[key] = _parameters_for(wrapper, values)
-        return self._magnitudes[key]
+        if isinstance(self.module, auto.RandAugment):
+            return _rand_augment_magnitude(wrapper, self.module.m, size.height, size.width)
+        return None if _fixed_magnitude(wrapper) is None else _parameters_for(wrapper, wrapper.magnitude.detach())
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an operation cannot be fused for images of ``size``, or ``None``.
@@ -125,7 +117,7 @@ class KorniaPolicy(Policy):
             ArgumentError: If an operation cannot be fused and ``pick="sample"``, because Kornia cannot pick per sample.
         """
         reason = super().unsupported_size(size)
-        if reason is not None and self._pick == "sample":
+        if reason is not None and self.pick == "sample":
             shape = "x".join(map(str, (size.channels, size.height, size.width)))
             raise ArgumentError(
                 f"images must suit all operations of {self.name} with pick='sample', got images of {shape}: {reason}. "
@@ -134,21 +126,12 @@ class KorniaPolicy(Policy):
         return reason
 
     def params(self, draws: OpDraws, size: Size) -> Any:
-        """Draws in the format of the ``params=`` argument of Kornia's module.
-
-        Raises:
-            ArgumentError: If ``pick="sample"``.
-        """
-        if self._pick == "sample":
-            raise kornia_params_error(self.name)
-        layers = iter(draws["layers"])
+        """Draws in the format of the ``params=`` argument of Kornia's module."""
         items = []
-        for index in draws["picks"][:, 0]:
-            entries = [entry for _ in self.positions for entry in next(layers) if entry.child == index]
-            child = self.children[index]
-            data = [self.op(index, entry.position).params(entry.draws, entry.size) for entry in entries]
-            names = [member.name for member in child.members]
-            items.append(ParamItem(child.name, [ParamItem(*item) for item in zip(names, data, strict=True)]))
+        for index, pick in enumerate(draws["picks"][:, 0]):
+            choice, layers = self.choices[pick], draws["layers"][index * self.layer_count :]
+            data = [ParamItem(op.name, op.params(layer[pick], size)) for op, layer in zip(choice.ops, layers, strict=False)]
+            items.append(ParamItem(choice.name, data))
         return items
 
 
@@ -161,21 +144,21 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
         lowered: Class of the op for each class of Kornia's augmentations.
         pick: ``"batch"`` to share the picks among all samples of a batch; ``"sample"`` to pick per sample.
     """
-    children = []
-    for child_name, child in module.named_children():
-        if class_of(child, (PolicySequential,)) is None:
-            return f"{child_name} is {difference(child, PolicySequential)}"
-        members = []
-        for operation_name, operation in child.named_children():
-            member = _member(operation_name, operation, lowered)
-            if isinstance(member, str):
-                return f"{operation_name} in {child_name} is {member}"
-            members.append(member)
-        children.append(Child(child_name, tuple(members), is_container=True))
-    return KorniaPolicy(name, module, children, pick)
+    choices = []
+    for choice_name, choice in module.named_children():
+        if class_of(choice, (PolicySequential,)) is None:
+            return f"{choice_name} is {difference(choice, PolicySequential)}"
+        ops = []
+        for operation_name, operation in choice.named_children():
+            op = _op(operation_name, operation, lowered)
+            if isinstance(op, str):
+                return f"{operation_name} in {choice_name} is {op}"
+            ops.append(op)
+        choices.append(Choice(choice_name, tuple(ops), tuple(choice.children())))
+    return KorniaPolicy(name, module, choices, pick)
 
 
-def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Member | str:
+def _op(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Op | str:
     """Create the op of one operation, or return the reason why Kornia runs the policy, without the name of the operation."""
     wrapper = nearest_class(operation, OPERATIONS)
     if wrapper is None:
@@ -196,7 +179,7 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
         return "set to same_on_batch=True or p_batch below 1"
     op = lowered[augmentation]
     reason = op.unsupported_module(inner)
-    return f"not lowered: {reason}" if reason else Member(name, op(name, inner), operation)
+    return f"not lowered: {reason}" if reason else op(name, inner)
 
 
 @functools.cache
@@ -214,36 +197,21 @@ def _numbers_drawn(op: Op) -> int:
     return sampler.columns_drawn
 
 
-def _distinct_picks(children: int, numbers: Array) -> Array:
-    """Pick children without replacement: indices, (picks, B) int64, from uniform numbers in [0, 1) of the same shape.
-
-    ``children``: number of children.
-    """
-    picks = np.empty(numbers.shape, dtype=np.int64)
-    for count, row in enumerate(numbers):
-        # First an index among the remaining children. Each earlier pick that is not above the index then increases it by 1.
-        pick = (row * (children - count)).astype(np.int64)
-        for earlier_pick in np.sort(picks[:count], axis=0):
-            pick += pick >= earlier_pick
-        picks[count] = pick
-    return picks
-
-
 def _fixed_magnitude(wrapper: Any) -> Any:
     """Magnitude that the user has set for an operation, or ``None``. The user may change it between two calls."""
     magnitude = wrapper._magnitude
     return None if magnitude is None else magnitude.item()
 
 
-def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
-    """Magnitude of an operation under RandAugment with setting ``m``, (1,) float32."""
+@functools.lru_cache(256)
+def _rand_augment_magnitude(wrapper: Any, m: float, height: int, width: int) -> Array:
+    """Parameter of an operation under RandAugment with setting ``m``, without the random sign, (1,) float32."""
     # The same float32 operations in the same order as in Kornia, for equal results.
     fraction = host_tensor([m / 30], np.float32)
     low, high = wrapper.magnitude_range
     fraction = 1 - fraction if wrapper._factor_name == "bits_factor" else fraction
-    side = {"translate_x": size.width, "translate_y": size.height}.get(wrapper._factor_name, 1)
-    magnitude: torch.Tensor = (fraction * float(high - low) + low) * side
-    return magnitude
+    side = {"translate_x": width, "translate_y": height}.get(wrapper._factor_name, 1)
+    return _parameters_for(wrapper, (fraction * float(high - low) + low) * side)
 
 
 def _parameters_for(wrapper: Any, values: torch.Tensor) -> Array:

@@ -1,9 +1,10 @@
-"""Kornia's containers of mixes (MixUp, CutMix) with ``random_apply``, which pick one mix per batch or per sample.
+"""Containers that run one of their mixes (MixUp, CutMix): Kornia's with ``random_apply``, and torchvision's ``RandomChoice``.
 
 A *row* holds the parameters of one sample for the kernel. The *partner* is the sample that a sample is mixed with.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,92 +12,62 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.mix import MixOp, merged_num_classes
+from gpuaug.fusion.ops.mix import LABEL_WEIGHT, MixOp, merged_num_classes
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.picking import Pick, kornia_params_error
+from gpuaug.fusion.policies.picking import Choice, Pick, Picking
 
 
-class OneMix(MixOp):
+class OneMix(MixOp, Picking):
     """Op of a container that runs one of its mixes. All mixes have the same columns and kernel, so one op can run any of them.
 
     Args:
         name: Name of the container.
         module: Container of the user.
-        mixes: (name, op) of every mix.
+        mixes: Ops of the mixes.
         pick: ``"batch"`` to pick one mix per batch; ``"sample"`` to pick one mix per sample.
         weights: Relative frequency of each mix.
     """
 
     stores_coordinates = True
 
-    def __init__(
-        self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick, weights: Sequence[float]
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, mixes: Sequence[MixOp], pick: Pick, weights: Sequence[float]) -> None:
         super().__init__(name, module)
         self.mixes = tuple(mixes)
-        self._pick = pick
-        self.num_classes = merged_num_classes(None, (mix for _, mix in mixes))
+        self.choices = tuple(Choice(mix.name, (mix,)) for mix in mixes)
+        self.pick = pick
+        self.num_classes = merged_num_classes(None, mixes)
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
         """Upper ends of the bins in [0, 1], one per mix. A uniform number picks the mix of its bin."""
-
-    def _read(self, module: Any) -> None:
-        """Do nothing, because the ops of the mixes read the settings."""
-
-    @property
-    def keepdim(self) -> bool:
-        """True if all mixes return a single image (C, H, W) without a batch dimension, as in Kornia."""
-        return all(mix.keepdim for _, mix in self.mixes)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick mixes, and draw their parameters.
 
         Returns:
-            ``"parts"``, tuples (index of the mix, its draws, mask of the samples that picked it, or ``None`` for all).
+            ``"layers"`` with one layer; and ``"apply_mask"`` and ``"partner"``, as for a single mix.
         """
-        if self._pick == "batch":
-            index = int(self._mix_index(sampler.integer(0, 2**53) / 2**53))
-            return {"parts": ((index, self.mixes[index][1].draw(sampler, size), None),)}
-        picks = self._mix_index(sampler.uniform())
-        parts = [(index, mix.draw(sampler, size), picks == index) for index, (_, mix) in enumerate(self.mixes)]
+        numbers = (sampler if self.pick == "sample" else sampler.shared_by_samples()).uniform()
+        picks = np.searchsorted(self._ends, numbers, side="right")
+        layer = {choice: self.mixes[choice].draw(sampler, size) for choice in np.unique(picks).tolist() or [0]}
         # All mixes share one permutation, so that every image is the partner of exactly one image.
-        partner = parts[0][1]["partner"]
-        return {"parts": tuple((index, {**draws, "partner": partner}, mask) for index, draws, mask in parts)}
-
-    def _mix_index(self, numbers: Any) -> Any:
-        """Indices of the mixes that uniform numbers in [0, 1) pick."""
-        return np.searchsorted(self._ends, numbers, side="right")
-
-    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return no draws, because ``draw`` draws the parameters of the mixes."""
-        return {}
-
-    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the rows of all samples, each by the mix that the sample picked."""
-        for index, mix_draws, mask in draws["parts"]:
-            mix = self.mixes[index][1]
-            if mask is None:
-                mix.rows(mix_draws, size, out)
-                continue
-            rows = np.empty_like(out)
-            mix.rows(mix_draws, size, rows)
-            out[mask] = rows[mask]
+        partner = next(iter(layer.values()))["partner"]
+        for choice, mix_draws in layer.items():
+            mix_draws.update(partner=partner, apply_mask=mix_draws["apply_mask"] & (picks == choice))
+        apply_mask = reduce(np.logical_or, [mix_draws["apply_mask"] for mix_draws in layer.values()])
+        return {"layers": (layer,), "partner": partner, "apply_mask": apply_mask}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Do nothing, because ``rows`` writes all columns."""
+        """Write the columns of each sample by the mix that it picked."""
+        for choice, mix_draws in draws["layers"][0].items():
+            rows = np.zeros_like(out)
+            self.mixes[choice].write(mix_draws, size, rows)
+            out[mix_draws["apply_mask"], LABEL_WEIGHT:] = rows[mix_draws["apply_mask"], LABEL_WEIGHT:]
 
     def params(self, draws: OpDraws, size: Size) -> Any:
-        """Draws in the format of the container's ``params=`` argument.
-
-        Raises:
-            ArgumentError: If ``pick="sample"``.
-        """
-        if self._pick == "sample":
-            raise kornia_params_error(self.name)
-        ((index, mix_draws, _),) = draws["parts"]
-        name, mix = self.mixes[index]
-        return [ParamItem(name, mix.params(mix_draws, size))]
+        """Draws in the format of the container's ``params=`` argument."""
+        ((choice, mix_draws),) = draws["layers"][0].items()
+        return [ParamItem(self.mixes[choice].name, self.mixes[choice].params(mix_draws, size))]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
-        return f"for each {self._pick} {' or '.join(mix.describe() for _, mix in self.mixes)}"
+        return f"for each {self.pick} {' or '.join(mix.describe() for mix in self.mixes)}"

@@ -1,7 +1,8 @@
 """Ops that run one of several pointwise ops, or one of several affine warps, per sample.
 
 *Policies*, such as RandAugment, pick operations at random. These ops run the picked operations, so that one kernel serves all
-picks. A *row* holds the parameters of one sample for the kernel. An op with an *apply mask* of 0 in its row is skipped.
+picks. Their draws hold ``"parts"`` (``OpDraws``). A *row* holds the parameters of one sample for the kernel. An op with an
+*apply mask* of 0 in its row is skipped.
 """
 
 from collections.abc import Sequence
@@ -32,10 +33,10 @@ class OneOf(PointOp):
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
         super().__init__(name, ops[0].module)
         self._op_by_code = {op.code: op for op in ops}
-        self._ops = tuple(ops)
         self.flags = sum(1 << code for code in self._op_by_code)
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
+        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked none of the ops
 
     def _read(self, module: Any) -> None:
         """Do nothing, because the ops in ``ops`` read their settings."""
@@ -45,42 +46,19 @@ class OneOf(PointOp):
         """True if ``op`` can be picked: a pointwise op without flags that depends neither on coordinates nor on the mean."""
         return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
 
-    @property
-    def is_random(self) -> bool:
-        """True, because a sample may pick no op."""
-        return True
-
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return ``None``, because the module that picks checks the ops."""
-        return None
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Return ``None``, because the module that picks checks the ops."""
-        return None
-
     def row_width(self, channels: int) -> int:
         """Number of columns of a row: the apply mask, the code, and the columns of the op with the longest row."""
-        return 2 + max(op.row_width(channels) for op in self._ops)
+        return 2 + max(op.row_width(channels) for op in self._op_by_code.values())
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the code and the row of the op that each sample picked; zeros for samples that picked none.
-
-        ``draws["parts"]`` holds tuples (op, its draws, mask of the samples that picked it, or ``None`` for all).
-        """
+        """Write the code and the row of the op that each sample picked; zeros for samples that picked none."""
         out[:, 1:] = 0
-        for op, op_draws, mask in draws["parts"]:
-            width = op.row_width(size.channels)
-            if mask is None:
-                out[:, 0] = op_draws["apply_mask"]
-                out[:, 1] = op.code
-                op.rows(op_draws, size, out[:, 2 : 2 + width])
-                continue
-            samples = np.flatnonzero(mask)
-            rows = np.zeros((len(samples), width), dtype=np.float32)
+        for op, op_draws in draws["parts"]:
+            samples = np.flatnonzero(op_draws["apply_mask"])
+            rows = np.zeros((len(samples), op.row_width(size.channels)), dtype=np.float32)
             op.rows(select_samples(op_draws, samples), size.select(samples), rows)
-            out[samples, 0] = rows[:, 0]
             out[samples, 1] = op.code
-            out[samples, 2 : 2 + width] = rows
+            out[samples, 2 : 2 + rows.shape[1]] = rows
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply every op to the samples that picked it."""
@@ -121,16 +99,10 @@ class AnyAffine(MatrixWarp):
         """True if ``op`` is an affine warp, which can be picked."""
         return isinstance(op, WarpOp) and op.matrix_type == "affine"
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Return ``None``, because the module that picks checks the ops."""
-        return None
-
     def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        # draws["parts"] holds tuples (op, its draws, mask of the samples that picked it).
-        samples_of_ops = [np.empty(0, np.int64)]
-        matrices = [np.empty((0, 3, 3))]
-        for op, op_draws, mask in draws["parts"]:
-            samples = np.flatnonzero(mask)
-            samples_of_ops.append(samples)
-            matrices.append(op.matrix(select_samples(op_draws, samples), size.select(samples)))
-        return np.concatenate(samples_of_ops), np.concatenate(matrices)
+        samples = [np.flatnonzero(op_draws["apply_mask"]) for _, op_draws in draws["parts"]]
+        matrices = [
+            op.matrix(select_samples(op_draws, indices), size.select(indices))
+            for (op, op_draws), indices in zip(draws["parts"], samples, strict=True)
+        ]
+        return np.concatenate(samples), np.concatenate(matrices)

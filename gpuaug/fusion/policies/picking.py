@@ -1,25 +1,21 @@
-"""Base classes of the ops of modules that pick some of their *children* at random, and of *policies* such as RandAugment.
+"""Base classes of the ops of *policies*: modules that pick one or several of their *choices*, such as RandAugment.
 
-A child is one module, or several modules that run in sequence, its *members*. A *plan* is the list of passes, that is, kernels
-that read and write all images, for images of one size. A *fallback module* has no op: its library runs it.
+A choice is a list of ops that run in sequence. A *draw* picks one choice per sample, or one per batch. A *layer* is the k-th op
+of all choices: a sample runs at most one op of a layer. A *plan* is the list of passes, that is, kernels that read and write
+all images, for images of one size.
 
-A policy picks per sample or per batch. Its plan is the same for all picks, so that few kernels are compiled. For each pick and
-each position in a child, the plan holds one op that can run any pointwise op (``OneOf``), one that can run any affine warp
-(``AnyAffine``), and so on. The apply mask of such an op is True for the samples that picked one of the ops that it can run.
+The plan of a policy is the same for all picks, so that few kernels are compiled. For each draw and each layer, the plan holds
+one op that can run any pointwise op (``OneOf``), one that can run any affine warp (``AnyAffine``), and so on. The apply mask of
+such an op is True for the samples that picked one of the ops that it can run.
 """
 
 import copy
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
-from kornia.augmentation.container.params import ParamItem
 
-from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, ChannelOp, Op, OpDraws, PointOp, Size
-from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.base import ChannelOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.filters import AutoContrast, Equalize, EqualizeOrContrast
 from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
 from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
@@ -28,58 +24,43 @@ Pick = Literal["batch", "sample"]
 """Whether all samples of a batch share the picks, or each sample picks separately."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One module of a ``Child``, and its op."""
+class Choice(NamedTuple):
+    """What can be picked."""
 
     name: str
-    op: Op | EagerOp
-    operation: Any = None
-    """In a policy: Kornia's wrapper of the augmentation, or the ``PolicyOperation`` of ``policies/torchvision.py``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """What can be picked: one module, or several modules that run in sequence."""
-
-    name: str
-    members: tuple[Member, ...]
-    is_container: bool
-    """True if the child is a container of the user's pipeline."""
-
-
-class Entry(NamedTuple):
-    """Draws of one member of a child."""
-
-    child: int
-    """Index of the child."""
-    position: int
-    """Index of the member in the child."""
-    draws: OpDraws
-    size: Size
-    """Size of the input images of the member."""
-    mask: Array | None
-    """Mask of the samples that picked the child, (B,) bool; ``None`` for all samples."""
-
-    @property
-    def apply_mask(self) -> Array:
-        """Mask of the samples that the member is applied to, (B,) bool."""
-        apply_mask: Array = self.draws["apply_mask"]
-        return apply_mask if self.mask is None else apply_mask & self.mask
+    ops: tuple[Op, ...]
+    """Ops that run in sequence."""
+    operations: tuple[Any, ...] = ()
+    """Source of each op: Kornia's wrapper of an augmentation, or the ``Operation`` of ``policies/torchvision.py``."""
 
 
 class Picking(Op):
-    """Base class of the ops of modules that pick. Draws hold ``"layers"``, tuples of ``Entry``, in the order of execution."""
+    """Base class of the ops of modules that pick.
 
-    children: tuple[Child, ...]
+    Draws hold ``"layers"``, in the order of execution: per draw and layer, the draws of the ops by index of the choice. Their
+    ``"apply_mask"`` is False for the samples that did not pick the choice. A choice that no sample picked may be left out.
+    """
+
+    choices: tuple[Choice, ...]
+    pick: Pick
 
     def _read(self, module: Any) -> None:
-        """Do nothing, because the ops of the children read their settings."""
+        """Do nothing, because the ops of the choices read their settings."""
 
     @property
-    def ops(self) -> tuple[Op | EagerOp, ...]:
-        """Ops or fallback modules of all members of all children."""
-        return tuple(member.op for child in self.children for member in child.members)
+    def ops(self) -> tuple[Op, ...]:
+        """Ops of all choices."""
+        return tuple(op for choice in self.choices for op in choice.ops)
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers per draw: number of ops of the longest choice."""
+        return max((len(choice.ops) for choice in self.choices), default=0)
+
+    def layer(self, number: int) -> dict[int, Op]:
+        """Ops of a layer, by index of the choice. ``number``: index in ``"layers"`` of the draws."""
+        index = number % self.layer_count
+        return {choice: ops[index] for choice, (_, ops, _) in enumerate(self.choices) if index < len(ops)}
 
     @property
     def keepdim(self) -> bool:
@@ -92,36 +73,29 @@ _OPS_WITH_PARTS = OneOf | AnyAffine | EqualizeOrContrast
 
 
 class Policy(Picking):
-    """Base class of the ops of policies. A subclass sets ``children`` and ``count``, and draws the layers.
+    """Base class of the ops of policies. A subclass sets ``choices`` and ``count``, and draws the layers.
 
-    There is one layer for each pick and each position in a child, ordered by pick, then by position. A layer holds one
-    ``Entry`` for each child that has a member at the position. The entry of a child that no sample picked may be left out,
-    unless the child is in ``always_drawn``. ``"apply_mask"`` is True for the samples that the policy is applied to.
+    The draws of a choice in ``always_drawn`` must not be left out. ``"apply_mask"`` is True for the samples that the policy is
+    applied to.
     """
 
     count: int
-    """Number of picks per sample."""
-
-    @property
-    def positions(self) -> range:
-        """Indices of the members of the child with the most members."""
-        return range(max((len(child.members) for child in self.children), default=0))
+    """Number of draws per sample."""
 
     @cached_property
-    def _layers(self) -> list[list[tuple[Op, list[int]]]]:
-        """Ops of the plan, per layer: (op, indices of the children whose members the op runs)."""
+    def _plan_layers(self) -> list[list[tuple[Op, list[int]]]]:
+        """Ops of the plan, per draw and layer: (op, indices of the choices whose ops it runs)."""
         # Computed on first use, because ops are copied here, and may still be changed after the constructor returns.
-        return [self._layer(position) for _ in range(self.count) for position in self.positions]
+        return [self._plan_layer(number) for number in range(self.count * self.layer_count)]
 
-    def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
-        """Ops of one layer: (op, indices of the children whose members at ``position`` the op runs)."""
-        groups: dict[Any, list[int]] = {}
-        for index, child in enumerate(self.children):
-            if position < len(child.members):
-                groups.setdefault(_group_key(self.op(index, position)), []).append(index)
-        layer = [(self._group_op([self.op(index, position) for index in group]), group) for group in groups.values()]
+    def _plan_layer(self, number: int) -> list[tuple[Op, list[int]]]:
+        """Ops of the plan for one layer: (op, indices of the choices whose ops it runs)."""
+        groups: dict[Any, dict[int, Op]] = {}
+        for choice, op in self.layer(number).items():
+            groups.setdefault(_group_key(op), {})[choice] = op
+        plan_layer = [(self._group_op([*group.values()]), [*group]) for group in groups.values()]
         # A sample runs one op of a layer, so the ops may be in any order. Ops that can join the preceding pass come first.
-        return sorted(layer, key=lambda item: _rank(item[0]))
+        return sorted(plan_layer, key=lambda item: _rank(item[0]))
 
     def _group_op(self, ops: list[Op]) -> Op:
         """One op that can run any of ``ops``, which have the same ``_group_key``."""
@@ -141,52 +115,39 @@ class Policy(Picking):
 
     @cached_property
     def always_drawn(self) -> list[set[int]]:
-        """Indices of the children whose entries are always needed, per position in a child.
+        """Per layer, indices of the choices whose draws are always needed: the first of each op of the plan.
 
-        A plan op that runs ops of one class without ``"parts"`` needs draws of the class, even if no sample picked it.
+        An op of the plan without ``"parts"`` needs draws of its class, even if no sample picked it.
         """
-        layers = (self._layers[position] for position in self.positions)
-        return [{group[0] for op, group in layer if not isinstance(op, _OPS_WITH_PARTS)} for layer in layers]
-
-    def op(self, child: int, position: int) -> Op:
-        """Op of the member at ``position`` of child ``child``."""
-        op = self.children[child].members[position].op
-        assert isinstance(op, Op)
-        return op
+        return [{group[0] for _, group in plan_layer} for plan_layer in self._plan_layers]
 
     @property
     def plan_ops(self) -> tuple[Op, ...]:
-        """Ops of all layers, in order, which run in the passes for this op."""
-        return tuple(op for layer in self._layers for op, _ in layer)
+        """Ops of the plan, in order, which run in the passes for this op."""
+        return tuple(op for plan_layer in self._plan_layers for op, _ in plan_layer)
 
     def draws_by_op(self, draws: OpDraws) -> dict[Op, OpDraws]:
         """Draws of each op in ``plan_ops``."""
         draws_by_plan_op: dict[Op, OpDraws] = {}
-        for ops_of_layer, layer in zip(self._layers, draws["layers"], strict=True):
-            by_child = {entry.child: entry for entry in layer}
-            for plan_op, group in ops_of_layer:
-                entries = [by_child[index] for index in group if index in by_child]
-                masks = [entry.apply_mask for entry in entries]
-                if isinstance(plan_op, _OPS_WITH_PARTS):
-                    pairs = zip(entries, masks, strict=True)
-                    draws_by_plan_op[plan_op] = {
-                        "parts": [(self.op(entry.child, entry.position), entry.draws, mask) for entry, mask in pairs]
-                    }
-                else:
-                    draws_by_plan_op[plan_op] = _merged_draws(entries, masks)
-                draws_by_plan_op[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(draws["apply_mask"]))
+        for number, (plan_layer, layer_draws) in enumerate(zip(self._plan_layers, draws["layers"], strict=True)):
+            ops = self.layer(number)
+            for plan_op, group in plan_layer:
+                parts = [(ops[choice], layer_draws[choice]) for choice in group if choice in layer_draws]
+                op_draws = (
+                    {"parts": parts} if isinstance(plan_op, _OPS_WITH_PARTS) else _merged_draws([part for _, part in parts])
+                )
+                masks = [part["apply_mask"] for _, part in parts]
+                draws_by_plan_op[plan_op] = {**op_draws, "apply_mask": reduce(np.logical_or, masks)}
         return draws_by_plan_op
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why an op of a child cannot be fused for images of ``size``, or ``None``."""
-        ops = (op for op in self.ops if isinstance(op, Op))
-        return next((f"{reason} ({op.describe()})" for op in ops if (reason := unsupported_pick(op, size)) is not None), None)
-
-
-def unsupported_pick(op: Op, size: Size) -> str | None:
-    """Reason why ``op`` cannot be picked within a fused pass for images of ``size``, or ``None``."""
-    begins_pass = ChannelOp.begins_pass(op, size.channels)
-    return op.unsupported_size(size) or (f"needs a separate pass for {size.channels} channels" if begins_pass else None)
+        """Reason why an op of a choice cannot be fused for images of ``size``, or ``None``."""
+        for op in self.ops:
+            begins_pass = ChannelOp.begins_pass(op, size.channels)
+            reason = op.unsupported_size(size) or (f"needs a separate pass for {size.channels} channels" if begins_pass else "")
+            if reason:
+                return f"{reason} ({op.describe()})"
+        return None
 
 
 def _group_key(op: Op) -> tuple[Any, ...]:
@@ -209,50 +170,11 @@ def _rank(op: Op) -> int:
     return 2 if isinstance(op, WarpOp) else 1 if isinstance(op, GatherOp) else 4
 
 
-def _merged_draws(entries: list[Entry], masks: list[Array]) -> OpDraws:
-    """Draws that have, for each sample, the values of the entry whose mask is True. All entries are of ops of one class."""
-    merged = dict(entries[0].draws)
-    for entry, mask in zip(entries[1:], masks[1:], strict=True):
-        for name, values in entry.draws.items():
-            if name != "apply_mask" and values is not merged[name]:
-                merged[name] = np.where(mask, values, merged[name])
+def _merged_draws(parts: list[OpDraws]) -> OpDraws:
+    """Draws that have, for each sample, the values of the part whose apply mask is True. All parts are of ops of one class."""
+    merged = dict(parts[0])
+    for part in parts[1:]:
+        for name, values in part.items():
+            if values is not merged[name]:
+                merged[name] = np.where(part["apply_mask"], values, merged[name])
     return merged
-
-
-_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
-"""Parameters of Kornia that have one value per clip, not one per frame."""
-
-_BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
-"""Parameters of Kornia that are indices into the batch."""
-
-
-def for_frames(params: Any, size: Size) -> Any:
-    """Return parameters in Kornia's format, repeated per frame of clips as in ``VideoSequential``.
-
-    Args:
-        params: Parameters per clip. Those of a module that Kornia runs are per frame already, and must not be passed.
-        size: Size of the clips; images are not repeated.
-    """
-    if not size.frames:
-        return params
-    if isinstance(params, list):
-        return [ParamItem(item.name, for_frames(item.data, size)) for item in params]
-    if not isinstance(params, dict):
-        return params
-    result = {}
-    for name, value in params.items():
-        axis = 1 if name in ("crop_src", "mix_pairs") else 0
-        repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
-        if name in _BATCH_INDICES:
-            frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
-            repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
-        result[name] = repeated
-    return result
-
-
-def kornia_params_error(name: str) -> ArgumentError:
-    """Error for a conversion to Kornia's ``params=`` with ``pick="sample"``, which Kornia does not support."""
-    return ArgumentError(
-        f"pick must be 'batch' for as_kornia(), got 'sample': Kornia's {name} picks once for all "
-        "samples. Fuse with pick='batch' to compare the results."
-    )

@@ -1,12 +1,12 @@
 """torchvision's RandAugment, TrivialAugmentWide and AutoAugment, with independent picks per sample.
 
-A *policy* picks some of its *children* at random, each of which runs one operation or several in sequence. An *operation* is
-an augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
-*lowered*: the operations run as ops in fused passes.
+A *policy* picks some of its *choices* at random, each of which runs one *operation* or several in sequence: augmentations with
+a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are *lowered*: the
+operations run as ops in fused passes. A *layer* is the k-th operation of all choices.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,13 @@ from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjustment
-from gpuaug.fusion.policies.picking import Child, Entry, Member, Policy
+from gpuaug.fusion.policies.picking import Choice, Policy
 
-_CACHE_SIZE = 256
-"""Maximum number of cached tables of magnitudes."""
+Operation = tuple[str, float, int | None]
+"""Operation of a policy, as in ``v2.AutoAugment``.
 
-
-@dataclass(frozen=True, slots=True)
-class PolicyOperation:
-    """Operation of a policy, and the setting for its magnitude."""
-
-    name: str
-    """Name of the operation in torchvision."""
-    bins: int
-    """Number of bins of the magnitude."""
-    bin: int | None
-    """Index of the bin of all samples; ``None`` to draw a bin per sample."""
-    p: float = 1.0
-    """Probability that a sample that picked the operation runs it."""
+(name, probability that a sample that picked the operation runs it, index of the bin of all samples or ``None`` to draw a bin).
+"""
 
 
 class TorchvisionPolicy(TorchvisionOp, Policy):
@@ -47,140 +36,111 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         units: dtype whose value range the transform's settings refer to.
     """
 
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+    pick = "sample"
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
         super().__init__(name, transform, units)
-        self.children = tuple(_child(operations, transform, units) for operations in _operations_of_children(transform))
-        self.count = max(0, int(transform.num_ops)) if isinstance(transform, v2.RandAugment) else 1  # type: ignore[call-overload]
-        self._magnitudes: dict[Any, _Magnitudes] = {}
-        """Cache of ``_magnitudes_at``. A draw of RandAugment for 64 images takes 49 µs with the cache, and 76 µs without."""
+        self.count = max(0, int(transform.num_ops)) if isinstance(transform, v2.RandAugment) else 1
+        self._bins = 10 if isinstance(transform, v2.AutoAugment) else transform.num_magnitude_bins
+        """Number of bins of a magnitude."""
+        self.choices = tuple(_choice(operations, transform, units) for operations in _operations_of_choices(transform))
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        operations: Iterator[PolicyOperation] = (member.operation for child in self.children for member in child.members)
-        if any(operation.bin is not None and not -operation.bins <= operation.bin < operation.bins for operation in operations):
+        bins = (bin_ for choice in self.choices for *_, bin_ in choice.operations if bin_ is not None)
+        if any(not -self._bins <= bin_ < self._bins for bin_ in bins):
             return "the magnitude of an operation is not one of its bins"
         ops = (op for op in self.ops if isinstance(op, TorchvisionOp))
         return next((reason for op in ops if (reason := op.unsupported()) is not None), None)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children, and draw the magnitudes of their operations.
+        """Pick choices, and draw the magnitudes of their operations.
 
         Returns:
-            ``"layers"``, as ``Policy`` describes.
+            ``"layers"``, as ``Picking`` describes.
         """
         applies = self.draw_apply_mask(sampler, size.batch)
-        # Indices of children, (picks, B). A sample may pick a child twice.
-        picks = (sampler.uniform(self.count) * len(self.children)).astype(np.int64)
-        layers = (self._entries(row, position, applies, sampler, size) for row in picks for position in self.positions)
+        # Indices of choices, (picks, B). A sample may pick a choice twice.
+        picks = (sampler.uniform(self.count) * len(self.choices)).astype(np.int64)
+        layers = [
+            self._draw_layer(index, picks_of_draw, applies, sampler.uniform(3), size)
+            for picks_of_draw in picks
+            for index in range(self.layer_count)
+        ]
         return {"apply_mask": applies, "layers": tuple(layers)}
 
-    def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
-        """Return one layer: per child, the draws of its operation at ``position``, and the mask of the samples that run it.
+    def _draw_layer(self, index: int, picks: Array, applies: Array, numbers: Array, size: Size) -> dict[int, OpDraws]:
+        """Return the draws of the operations of one layer, by index of the choice.
 
         Args:
-            picks: Index of the child that each sample picked, (B,).
-            position: Index of the operation in the child.
+            index: Index of the layer.
+            picks: Index of the choice that each sample picked, (B,).
             applies: Mask of the samples that the policy is applied to, (B,) bool.
-            sampler: Source of random numbers.
+            numbers: Uniform numbers in [0, 1), (3, B): whether the operation runs, its bin, and its sign.
             size: Size of the images.
         """
-        uniform_p, *uniforms = sampler.uniform(3)
-        layer = []
-        magnitudes = self._magnitudes_at(position, size)
-        values = magnitudes.select(picks, *uniforms)
-        for index, child in enumerate(self.children):
-            if position < len(child.members):
-                member = child.members[position]
-                mask = applies & (picks == index)
-                if member.operation.p < 1:
-                    mask &= uniform_p < member.operation.p
-                draws: OpDraws = {"magnitude": values} if magnitudes.has_magnitude[index] else {}
-                if isinstance(member.op, Adjustment):
-                    draws["adjustment"] = member.op.adjustment
-                layer.append(Entry(index, position, {**draws, "apply_mask": mask}, size, mask))
-        return tuple(layer)
+        tables, has_magnitude, is_signed = self._magnitudes(index, size.height, size.width)
+        # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
+        runs, bins, signs = numbers
+        magnitude = tables[picks, (bins * tables.shape[1]).astype(np.int64)]
+        magnitude = np.where(is_signed[picks] & (signs < 0.5), -magnitude, magnitude)
+        layer: dict[int, OpDraws] = {}
+        for choice, op in self.layer(index).items():
+            p = self.choices[choice].operations[index][1]
+            draws: OpDraws = {"magnitude": magnitude} if has_magnitude[choice] else {}
+            if isinstance(op, Adjustment):
+                draws["adjustment"] = op.adjustment
+            mask = applies & (picks == choice)
+            layer[choice] = {**draws, "apply_mask": mask & (runs < p) if p < 1 else mask}
+        return layer
 
-    def _magnitudes_at(self, position: int, size: Size) -> "_Magnitudes":
-        """Magnitudes of the children's operations at ``position``, for images of ``size``."""
-        key = position, size.height, size.width
-        if key not in self._magnitudes:
-            if len(self._magnitudes) >= _CACHE_SIZE:
-                self._magnitudes.clear()
-            members = [child.members[position] if position < len(child.members) else None for child in self.children]
-            self._magnitudes[key] = _Magnitudes([self._table(member, size) for member in members])
-        return self._magnitudes[key]
+    @functools.lru_cache(256)  # noqa: B019
+    def _magnitudes(self, index: int, height: int, width: int) -> tuple[Array, Array, Array]:
+        """Magnitudes of the operations of layer ``index``, for images of ``height`` x ``width`` pixels.
 
-    def _table(self, member: Member | None, size: Size) -> tuple[Array | None, bool]:
-        """Return (magnitudes of an operation from torchvision's table, whether the sign is random).
+        Cached: a draw of RandAugment for 64 images takes 49 µs with the cache, and 76 µs without.
 
-        The magnitudes are those of the bins that can be drawn, (bins,) float64; ``None`` for an operation without a magnitude.
+        Returns:
+            Magnitudes of the bins that can be drawn, from torchvision's table, (choices, bins) float64; whether an operation
+            has a magnitude; and whether its sign is random, (choices,) bool.
         """
-        if member is None:
-            return None, False
-        operation: PolicyOperation = member.operation
-        magnitudes_of, signed = self.module._AUGMENTATION_SPACE[operation.name]  # type: ignore[union-attr, index]
-        with initial_settings():
-            magnitudes = magnitudes_of(operation.bins, size.height, size.width)
-        if magnitudes is None:
-            return None, signed
-        table: Array = magnitudes.double().numpy()
-        return table if operation.bin is None else table[[operation.bin]], signed
+        space: Any = self.module._AUGMENTATION_SPACE
+        tables: list[Any] = [0.0] * len(self.choices)
+        has_magnitude, is_signed = np.zeros((2, len(self.choices)), bool)
+        for choice in self.layer(index):
+            name, _, bin_ = self.choices[choice].operations[index]
+            magnitudes_of, is_signed[choice] = space[name]
+            with initial_settings():
+                magnitudes = magnitudes_of(self._bins, height, width)
+            if magnitudes is not None:
+                has_magnitude[choice] = True
+                tables[choice] = magnitudes.double().numpy()[slice(None) if bin_ is None else [bin_]]
+        return np.stack(np.broadcast_arrays(*tables, np.zeros(1))[:-1]), has_magnitude, is_signed
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls of the operations that run for ``sample``, in order."""
         calls: list[Call] = []
-        for entry in (entry for layer in draws["layers"] for entry in layer if entry.mask[sample]):
-            op = self.op(entry.child, entry.position)
-            assert isinstance(op, TorchvisionOp)
-            calls += op.calls(entry.draws, sample, entry.size)
+        for number, layer in enumerate(draws["layers"]):
+            for choice, op_draws in layer.items():
+                op = self.layer(number)[choice]
+                assert isinstance(op, TorchvisionOp)
+                calls += op.calls(op_draws, sample, size) if op_draws["apply_mask"][sample] else []
         return calls
 
 
-class _Magnitudes:
-    """Magnitudes of all operations of one layer, from which a sample draws the magnitude of the operation that it picked.
-
-    Args:
-        tables: Result of ``TorchvisionPolicy._table`` for each child.
-    """
-
-    def __init__(self, tables: Sequence[tuple[Array | None, bool]]) -> None:
-        self.has_magnitude = [table is not None for table, _ in tables]
-        self._signed = np.array([signed for _, signed in tables])
-        bins = max((len(table) for table, _ in tables if table is not None), default=1)
-        self._values = np.zeros((len(tables), bins))
-        for values, (table, _) in zip(self._values, tables, strict=True):
-            values[:] = 0 if table is None else table
-
-    def select(self, picks: Array, bins: Array, signs: Array) -> Array:
-        """Return the signed magnitude of each sample, (B,) float64.
-
-        Args:
-            picks: Index of the picked child, (B,).
-            bins: Uniform numbers in [0, 1) that select the bin, (B,).
-            signs: Uniform numbers in [0, 1) that select the sign, (B,).
-        """
-        count = self._values.shape[1]
-        values = self._values.take(picks * count + (bins * count).astype(np.int64))
-        return np.where(self._signed.take(picks) & (signs < 0.5), -values, values)
-
-
-def _operations_of_children(policy: Any) -> list[tuple[PolicyOperation, ...]]:
-    """Operations of each child of a policy, in the order in which they run."""
+def _operations_of_choices(policy: Any) -> list[Sequence[Operation]]:
+    """Operations of each choice of a policy, in the order in which they run."""
     if isinstance(policy, v2.AutoAugment):
-        return [tuple(PolicyOperation(name, 10, index, p) for name, p, index in pair) for pair in policy._policies]
-    bins = policy.num_magnitude_bins
+        return list(policy._policies)
     index = policy.magnitude if isinstance(policy, v2.RandAugment) else None
-    return [(PolicyOperation(name, bins, index),) for name in policy._AUGMENTATION_SPACE]
+    return [[(name, 1.0, index)] for name in policy._AUGMENTATION_SPACE]
 
 
-def _child(operations: tuple[PolicyOperation, ...], policy: nn.Module, units: Units) -> Child:
-    """Create a child with an op for each operation except the identity."""
-    members = [
-        Member(operation.name, OPERATIONS[operation.name](operation.name, policy, units), operation)
-        for operation in operations
-        if operation.name != "Identity"
-    ]
-    return Child(", ".join(operation.name for operation in operations), tuple(members), is_container=False)
+def _choice(operations: Sequence[Operation], policy: nn.Module, units: Units) -> Choice:
+    """Create a choice with an op for each operation except the identity."""
+    operations = [operation for operation in operations if operation[0] != "Identity"]
+    names = [name for name, _, _ in operations]
+    return Choice(", ".join(names), tuple(OPERATIONS[name](name, policy, units) for name in names), tuple(operations))
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = dict.fromkeys(

@@ -17,7 +17,6 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, IdentityOp, WarpOp, only_moves_and_recolours
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
-from gpuaug.fusion.policies.random_apply import RandomApply
 
 _PAD_ADVICE = "Pad or resize before it"
 _SHRINK_ADVICE = "Split or downsample them in the dataset."
@@ -112,7 +111,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
     current_size = size
     for op in ops:
         lowered = op.lowered if isinstance(op, EagerOp) else op
-        if lowered is None or isinstance(lowered, RandomApply):
+        if lowered is None:
             current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
         probability = lowered.p * lowered.p_batch

@@ -33,9 +33,6 @@ SETTINGS = {
     ],
     "pad_value of PadTo_0": lambda values: [K.PadTo((20, 20), pad_value=values)],
     "mean of Normalize_0": lambda values: [K.Normalize(torch.tensor(values), torch.tensor(0.5))],
-    "mean of Normalize_2": lambda values: K.AugmentationSequential(
-        K.RandomInvert(), K.RandomGamma(), K.Normalize(torch.tensor(values), torch.tensor(0.5)), random_apply=True
-    ),
     "std of Normalize_0": lambda values: [K.Normalize(torch.tensor(0.5), torch.tensor(values) + 0.5)],
     "mean of Denormalize_0": lambda values: [K.Denormalize(torch.tensor(values), torch.tensor(0.5))],
     "mean of Normalize_1": lambda values: [v2.RandomInvert(), v2.Normalize(list(values), [0.5])],
@@ -108,9 +105,6 @@ WITH_GRADIENTS = {
     "RandomClahe": lambda: K.RandomClahe(parameter(1.0, 4.0), (2, 2), p=1.0),
     "RandomMixUpV2": lambda: K.RandomMixUpV2(parameter(0.1, 0.9), p=1.0),
     "RandomCutMixV2": lambda: K.RandomCutMixV2(beta=parameter(2.0), cut_size=parameter(0.1, 0.9), p=1.0),
-    "random_apply": lambda: K.AugmentationSequential(
-        K.RandomInvert(p=1.0), K.RandomHorizontalFlip(p=1.0), random_apply=1, random_apply_weights=parameter(0.3, 0.7)
-    ),
     "random_apply of mixes": lambda: K.AugmentationSequential(
         K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0), random_apply=1, random_apply_weights=parameter(0.3, 0.7)
     ),

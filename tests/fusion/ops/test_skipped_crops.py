@@ -119,9 +119,6 @@ TOGETHER = {
         skipping(),
         by_chance(K.RandomCrop(SIZE, padding=6, fill=0.5), "sample", 0.5),
     ],
-    "one of several": lambda: [
-        K.AugmentationSequential(K.RandomResizedCrop(SIZE, p=0.5), K.RandomHorizontalFlip(), random_apply=1),
-    ],
 }
 
 

@@ -4,12 +4,14 @@ import pickle
 from collections import Counter
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
 from support.comparison.values import assert_values
 
 import gpuaug
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_mix import OneMix
 
 pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
@@ -80,13 +82,13 @@ def test_one_mix_picks_have_kornia_distribution():
 
 
 def test_one_mix_picks_follow_random_apply_weights():
-    mixes = K.RandomMixUpV2(), K.RandomCutMixV2(), K.RandomMixUpV2(lambda_val=(0.0, 0.0)), K.RandomMixUpV2()
+    mixes = K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0), K.RandomMixUpV2((0.0, 0.0), p=1.0), K.RandomMixUpV2(p=1.0)
     made = K.ImageSequential(*mixes, random_apply=1, random_apply_weights=[3.0, 6.0, 1.0, 0.0])
     calls, names = 1500, [name for name, _ in made.named_children()]
     augment = gpuaug.fuse(made)
     by_batch = Counter(picked(augment, seed) for seed in range(calls))
-    parts = gpuaug.fuse(made, pick="sample").draw((calls, 1, 4, 4), seed=0)._drawn[0]["parts"]
-    by_sample = Counter({names[index]: int(where.sum()) for index, _, where in parts})
+    draws = gpuaug.fuse(made, pick="sample").draw((calls, 1, 4, 4), seed=0)
+    by_sample = Counter(next(iter(draws.of(sample))).split("/")[-1] for sample in range(calls))
     for found in (by_batch, by_sample):
         assert found[names[3]] == 0
         assert found.total() == calls
@@ -95,10 +97,12 @@ def test_one_mix_picks_follow_random_apply_weights():
             assert abs(found[name] - share * calls) < 5 * (calls * share * (1 - share)) ** 0.5
 
 
-def test_one_mix_never_picks_a_weight_of_zero():
-    made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
-    (op,) = gpuaug.fuse(made)._program().ops
-    assert op._mix_index([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
+def test_one_mix_never_picks_a_weight_of_zero(monkeypatch):
+    mixes = [K.RandomMixUpV2(p=1.0) for _ in range(4)]
+    augment = gpuaug.fuse(K.ImageSequential(*mixes, random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0]), pick="sample")
+    monkeypatch.setattr(Sampler, "uniform", lambda *_: np.float32([0, 1 - 2**-24]))
+    draws = augment.draw((2, 3, 4, 4), seed=0)
+    assert [list(draws.of(sample)) for sample in range(2)] == [[f"ImageSequential/RandomMixUpV2_{index}"] for index in (1, 2)]
 
 
 def test_pick_sample_mixes_differ_but_share_one_permutation():
@@ -124,9 +128,8 @@ def test_one_mix_apply_mask_is_drawn_once_per_batch():
     by_sample, batch = gpuaug.fuse(either(p=0.5), pick="sample"), (64, 1, 4, 4)
     seen = set()
     for seed in range(40):
-        parts = by_sample.draw(batch, seed=seed)._drawn[0]["parts"]
-        assert all(drawn["apply_mask"].all() or not drawn["apply_mask"].any() for _, drawn, _ in parts)
-        seen.add(tuple(bool(drawn["apply_mask"][0]) for _, drawn, _ in parts))
+        draws = by_sample.draw(batch, seed=seed)
+        seen.add(frozenset(name.split("/")[-1] for sample in range(64) for name in draws.of(sample)))
     assert len(seen) == 4
 
 
@@ -168,10 +171,10 @@ def test_one_mix_keepdim_returns_a_single_image():
     ("made", "reason"),
     [
         (lambda: either(random_apply=(0, 1)), "random_apply of zero or more mixes"),
-        (lambda: either(weights=[0.0, 0.0]), "random_apply_weights are all 0"),
-        (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomInvert(), random_apply=1), "a mix beside other modules"),
-        (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomCutMixV2(num_mix=2), random_apply=1), "a mix beside other"),
-        (lambda: K.ImageSequential(K.RandomMixUpV2(), either(), random_apply=1), "over modules that pick modules themselves"),
+        (lambda: either(weights=[0.0, 0.0]), "random_apply_weights are not finite, negative or all 0"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomInvert(), random_apply=1), "MixUp and CutMix alone"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomCutMixV2(num_mix=2), random_apply=1), "MixUp and CutMix alone"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), either(), random_apply=1), "MixUp and CutMix alone"),
     ],
 )
 @left_to_kornia

@@ -17,7 +17,7 @@ def segments_of(*modules, **options):
 
 
 def names(segment):
-    return [op.name for op in (segment.ops if segment.separate_op is None else (segment.separate_op,))]
+    return [op.name for op in segment.all_ops]
 
 
 @left_to_kornia
@@ -58,7 +58,7 @@ def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
     assert [names(segment) for segment in segments.all_segments(SIZE)] == [["RandomInvert_0", "RandomGaussianBlur_1"]]
     small = segments.all_segments(Size(4, 3, 4, 4))
     assert [names(segment) for segment in small] == [["RandomInvert_0"], ["RandomGaussianBlur_1"]]
-    assert small[1].separate_op.reason
+    assert small[1].fallback.reason
 
 
 @left_to_kornia
@@ -97,12 +97,3 @@ def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
     for side in range(8, 20):
         segments.at(0, Size(1, 3, side, side), masks=False)
         assert len(segments._cached) <= 3
-
-
-def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():
-    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=(0, 1)))
-    picked = [augment._program().segments.picked_ops(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
-    assert {len(parts) for parts in picked} == {1}
-    kinds = {type(op).__name__ for ((ops, _),) in picked for op in ops}
-    assert kinds == {"IdentityOp", "OneOf"}
-    assert all(len(ops) == len(drawn) == 1 for ((ops, drawn),) in picked)

@@ -110,14 +110,6 @@ def setting_that_is_not_lowered(told):
     gpuaug.fuse(K.RandomGaussianBlur((3, 3), (0.1, 2.0)))(IMAGES)
 
 
-@example("Remove them from …, …")
-def picks_from_what_is_not_lowered(told):
-    with told:
-        gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=1.0), K.RandomMedianBlur(), random_apply=1))
-    augment = gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=1.0), random_apply=1))
-    torch.testing.assert_close(augment(IMAGES), 1 - IMAGES / 255)
-
-
 @example("pipeline must be an instance, got the class")
 def class_as_pipeline(told):
     with told:
@@ -492,11 +484,3 @@ def images_without_pixels(told):
     with told:
         augment(IMAGES[:, :, :0])
     assert augment(IMAGES).shape == (2, 3, 4, 4)
-
-
-@example("Leave pick out, or replace random_apply of … by a probability p of each module")
-def picks_by_sample_in_an_order(told):
-    with told:
-        gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=1.0), K.RandomHorizontalFlip(p=1.0), random_apply=1), pick="sample")
-    gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=1.0), K.RandomHorizontalFlip(p=1.0), random_apply=1))(IMAGES)
-    gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=0.5), K.RandomHorizontalFlip(p=0.5)), pick="sample")(IMAGES)

@@ -22,23 +22,19 @@ def through_both(modules, images, dtype, memory_format, frames=0):
     size = size_of(images, frames)
     draws = program.draw(size, 1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
-    expected, got, expected_masks, got_masks = images, images, masks, masks
-    parts = program.segments.picked_ops(draws._drawn)
-    for number, (ops, drawn) in enumerate(parts):
-        size = size_of(got, frames)
-        segment = program.segments.at(0, size, masks=True, ops=ops)
-        assert segment.stop == len(ops), f"left to Kornia: {segment.separate_op}"
-        plan = segment.plan
-        table = torch.zeros(size.batch, plan.width)
-        fill_table(plan, size, draws_of_plan_ops(segment.ops, drawn), table.numpy())
-        table = table.to(images.device)
-        expected = run(plan, expected, table)
-        last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)
-        got = backend.run(plan, got, table, *last)
-        for step in plan.passes:
-            if step.gather_ops:
-                expected_masks = gather_mask(step, expected_masks, table)
-                got_masks = backend.run_mask(step, got_masks, table)
+    segment = program.segments.at(0, size, masks=True)
+    assert segment.stop == len(program.ops), f"left to Kornia: {segment.fallback}"
+    plan = segment.plan
+    table = torch.zeros(size.batch, plan.width)
+    fill_table(plan, size, draws_of_plan_ops(segment.ops, draws._drawn), table.numpy())
+    table = table.to(images.device)
+    expected = run(plan, images, table)
+    got = backend.run(plan, images, table, dtype, memory_format)
+    expected_masks, got_masks = masks, masks
+    for step in plan.passes:
+        if step.gather_ops:
+            expected_masks = gather_mask(step, expected_masks, table)
+            got_masks = backend.run_mask(step, got_masks, table)
     return converted(expected, dtype), got, expected_masks, got_masks
 
 

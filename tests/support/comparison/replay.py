@@ -5,7 +5,6 @@ import torch
 from support.comparison.values import assert_values
 
 import gpuaug
-from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import LARGEST, converted
 
 left_to_kornia = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
@@ -49,19 +48,3 @@ def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=F
     expected, got = both(pipeline, images, draws=draws, **options)
     assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
     return got
-
-
-def programs(augment, shape, seeds):
-    """What the kernels of all passes are compiled for, but for types and strides."""
-    found = set()
-    for seed in range(seeds):
-        draws = augment.draw(shape, seed=seed)
-        for ops, _ in augment._program().segments.picked_ops(draws._drawn):
-            start = 0
-            while start < len(ops):
-                segment = augment._program().segments.at(start, Size(*shape), masks=False, ops=ops)
-                start = segment.stop
-                for step in segment.plan.passes if segment.plan else ():
-                    kind = getattr(step.front, "kind", type(step.front).__name__)
-                    found.add((kind, getattr(step, "columns", None), step.point_program, step.route_column))
-    return found

@@ -36,7 +36,6 @@ class RandomPipeline:
     layout: str
     out: torch.memory_format
     seed: int
-    random_apply: bool = False
 
     def images(self):
         made = photographs(*self.shape, dtype=self.dtype, seed=self.seed)
@@ -97,6 +96,4 @@ def cases(draw):
         draw(st.sampled_from(["plain", "channels last", "strided", "transposed"])),
         draw(st.sampled_from([torch.contiguous_format, torch.channels_last])),
         draw(st.integers(0, 2**32)),
-        # A mix has its own rules there, and is left to Kornia.
-        draw(st.sampled_from([False, False, True])) and not any(each.kind in MIXES for each in steps),
     )
