@@ -128,7 +128,9 @@ def test_sanitize_finds_the_labels_that_torchvision_finds(names, form):
 
 
 @pytest.mark.parametrize(
-    ("getter", "told"), [(lambda sample: sample[1]["labels"], True), ("default", False), (None, False)], ids=str
+    ("getter", "told"),
+    [(lambda sample: sample[1]["labels"], True), ("default", False), (None, False)],
+    ids=["function", "default", "None"],
 )
 def test_a_function_as_labels_getter_is_told_of(getter, told):
     pipeline = [v2.RandomHorizontalFlip(), v2.SanitizeBoundingBoxes(labels_getter=getter)]
