@@ -132,7 +132,11 @@ class Draws:
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
         def kornia_form(tree: Tree) -> Any:
-            """Return the draws of a module, or the list of draws of a container or sequence, in Kornia's format."""
+            """Return the draws of a module, or the list of draws of a container or sequence, in Kornia's format.
+
+            Raises:
+                ArgumentError: For picks per sample.
+            """
             assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
                 op_draws, size = next(drawn_sizes)

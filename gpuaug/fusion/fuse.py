@@ -459,7 +459,8 @@ class Fused(nn.Module):
 
     def _run_segments(self, program: Program, call_inputs: CallInputs, draws: Draws) -> None:
         """Run, segment by segment, a pipeline whose ops do not all share one plan."""
-        size, start = call_inputs.image_size, 0
+        size = call_inputs.image_size
+        start = 0
         while start < len(program.ops):
             segment = program.segments.at(start, size, masks=call_inputs.has_masks)
             segment_draws = draws._drawn[start : segment.stop]
@@ -474,7 +475,8 @@ class Fused(nn.Module):
                 if not is_last:
                     call_inputs.check_size(segment.fallback, size)
             elif segment.plan is not None:
-                plan, draws_by_op = segment.plan, draws_of_plan_ops(segment.ops, segment_draws)
+                plan = segment.plan
+                draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
                 table = make_table(plan, size, draws_by_op, call_inputs.device, has_points=call_inputs.has_points)
                 call_inputs.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
                 size = replace(size.to(plan.out.height, plan.out.width), frames=plan.out.frames)

@@ -68,7 +68,7 @@ def test_definition_is_of_arguments_alone(kind):
 
 DIFFERENT = {
     "a probability": (fuse(pipeline()), fuse(pipeline(0.8)), "RandomHorizontalFlip(p=0.5", "RandomHorizontalFlip(p=0.8"),
-    "which apply": (fuse(pipeline()), fuse(pipeline(random_apply=1)), "random_apply=False", "random_apply=(1, 2)"),
+    "which apply": (pipeline(), pipeline(random_apply=1), "random_apply=False", "random_apply=(1, 2)"),
     "an option": (fuse(pipeline()), fuse(pipeline(), views=2), "views=1", "views=2"),
     "a bare pipeline": (pipeline(), pipeline(0.8), "RandomHorizontalFlip(p=0.5", "RandomHorizontalFlip(p=0.8"),
     "an encoder": (FeatureStage(encoder()), FeatureStage(encoder(4)), "out_features=3", "out_features=4"),

@@ -305,10 +305,9 @@ class EagerKornia(EagerOp):
 def _out_drawn(item: Any, size: Size) -> Size:
     """Output size of a module, or of the modules of a container, according to Kornia's parameters."""
     data = getattr(item, "data", None)
-    if isinstance(data, list):
-        for inner in data:
-            size = _out_drawn(inner, size)
-    elif data and len(data.get("output_size", ())) and bool((data["batch_prob"] > 0.5).all()):
+    for inner in data if isinstance(data, list) else ():
+        size = _out_drawn(inner, size)
+    if isinstance(data, dict) and len(data.get("output_size", ())) and bool((data["batch_prob"] > 0.5).all()):
         size = size.to(*data["output_size"][0].int().tolist())
     return size
 

@@ -129,7 +129,8 @@ class KorniaPolicy(Policy):
         """Draws in the format of the ``params=`` argument of Kornia's module."""
         items = []
         for index, pick in enumerate(draws["picks"][:, 0]):
-            choice, layers = self.choices[pick], draws["layers"][index * self.layer_count :]
+            choice = self.choices[pick]
+            layers = draws["layers"][index * self.layer_count :]
             data = [ParamItem(op.name, op.params(layer[pick], size)) for op, layer in zip(choice.ops, layers, strict=False)]
             items.append(ParamItem(choice.name, data))
         return items

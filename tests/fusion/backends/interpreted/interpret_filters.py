@@ -103,7 +103,7 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
     drawn = op.draw(Sampler((1,), size.batch), size)
     drawn["apply_mask"] = np.arange(size.batch) >= (op.is_random and not isinstance(module, tuple))
     if isinstance(module, tuple):
-        drawn["parts"] = [(each, {}, np.arange(size.batch) == index) for index, each in enumerate(op.picks)]
+        drawn["parts"] = [(each, {"apply_mask": np.arange(size.batch) == index}) for index, each in enumerate(op.picks)]
     # Columns before the filter's own belong to other passes.
     table = np.full((size.batch, 2 + op.width + way), np.nan, np.float32)
     op.rows(drawn, size, table[:, 2 : 2 + op.width])
