@@ -13,8 +13,14 @@ import torch
 
 from gpuaug.core.rng import generator_lock
 
-Variable = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""(function that returns the value, function that sets it) of a variable: the state of a generator, or a sampler's epoch."""
+
+class Variable(NamedTuple):
+    """Variable that a sampler changes: the state of a generator, or the epoch of a sampler."""
+
+    owner: Any
+    """The generator or sampler."""
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
 
 
 class _Change(NamedTuple):
@@ -40,7 +46,6 @@ class DrawsAhead:
        is the counting of epochs by a sampler that counts at its end.
     2. Global generators are read while no stage is running, which would have set them to the state of the stage.
     3. Before another iteration draws from the same generators, the sampler is read to its end, so that it draws nothing later.
-       Draws that a plain ``DataLoader`` would make later are postponed.
 
     Args:
         variables: States of the sampler's generators, without global generators, from which the training loop draws, too, and
@@ -56,10 +61,6 @@ class DrawsAhead:
         self._locks = False
         """Whether the sampler draws from global generators."""
         self._is_stopped = False
-        self._is_postponed = False
-        """Whether ``postpone`` was called."""
-        self.makes_postponed_draws = False
-        """Whether ``count_returned`` makes postponed draws: no other iteration has drawn, or its draws were undone."""
         self.items_before_first = sys.maxsize
         """Number of items that a plain ``DataLoader`` has read before the first call of ``next``.
 
@@ -83,12 +84,10 @@ class DrawsAhead:
 
     def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
         """Return ``read()``, which reads the item with index ``item`` of the sampler. Return an empty list after ``stop``."""
-        if self._is_postponed:
-            return []  # the sampler has been read to its end
-        values_before = [get_value() for get_value, _ in self.variables]
+        values_before = [variable.get() for variable in self.variables]
         items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._locks else read()
         for variable, before in zip(self.variables, values_before, strict=True):
-            after = variable[0]()
+            after = variable.get()
             if not _equal(before, after):
                 self._changes.append(_Change(item, variable, before, after))
         while self._changes and self._changes[0].item < self._num_plain:
@@ -104,34 +103,15 @@ class DrawsAhead:
 
         A variable that another iteration, or the program, has changed since is not changed.
         """
-        if self._is_postponed:
-            self._changes.clear()
         while self._changes:
-            item, (get_value, set_value), before, after = self._changes.pop()
-            if item >= self._num_plain and _equal(get_value(), after):
-                set_value(before)
-
-    def count_returned(self) -> None:
-        """Record that the training loop has received a result of ``next``, and make postponed draws that are due."""
-        self.num_returned += 1
-        while self.makes_postponed_draws and self._changes and self._changes[0].item < self._num_plain:
-            _, (get_value, set_value), before, after = self._changes.popleft()
-            if _equal(get_value(), before):
-                set_value(after)
-
-    def postpone(self) -> None:
-        """Set variables to the values that a plain ``DataLoader`` would have left so far. Call after the last ``read``."""
-        self.makes_postponed_draws = False
-        if self._is_postponed:
-            return
-        changes = [change for change in self._changes if change.item >= self._num_plain]
-        self.undo()
-        self._changes.extend(changes)
-        self._is_postponed = True
+            item, variable, before, after = self._changes.pop()
+            if item >= self._num_plain and _equal(variable.get(), after):
+                variable.set(before)
 
     def uses_any_of(self, variables: Sequence[Variable]) -> bool:
         """Whether the iteration is open, and its sampler changes one of ``variables``."""
-        return not self._is_stopped and not _owners(self.variables).isdisjoint(_owners(variables))
+        owners = {id(variable.owner) for variable in variables}
+        return not self._is_stopped and any(id(variable.owner) in owners for variable in self.variables)
 
     @property
     def _num_plain(self) -> int:
@@ -149,19 +129,13 @@ def generator_variables(owners: Collection[Any]) -> list[Variable]:
         if any(value is generator for generator in global_generators) or isinstance(value, random.SystemRandom):
             continue
         if isinstance(value, torch.Generator | np.random.RandomState):
-            variables.append((value.get_state, value.set_state))
+            variables.append(Variable(value, value.get_state, value.set_state))
         elif isinstance(value, np.random.Generator):
             bits = value.bit_generator
-            variables.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
+            variables.append(Variable(value, partial(getattr, bits, "state"), partial(setattr, bits, "state")))
         elif isinstance(value, random.Random):
-            variables.append((value.getstate, value.setstate))
+            variables.append(Variable(value, value.getstate, value.setstate))
     return variables
-
-
-def _owners(variables: Sequence[Variable]) -> set[int]:
-    """Return the identities of the generators and samplers that hold variables."""
-    getters = [get_value for get_value, _ in variables]
-    return {id(getter.args[0] if isinstance(getter, partial) else getter.__self__) for getter in getters}  # type: ignore[attr-defined]
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -31,16 +31,8 @@ class ReadState(NamedTuple):
     """Whether the batch is the last of the epoch."""
 
 
-class RunPosition(NamedTuple):
-    """Seed, epoch and index of the next batch. Saved with the state of Accelerate's loader."""
-
-    seed: int
-    epoch: int
-    batch: int
-
-
 _POSITION_KEY = "gpuaug"
-"""Key of the ``RunPosition`` in the state of Accelerate's loader."""
+"""Key of the seed, the epoch and the index of the next batch in the state of Accelerate's loader."""
 
 
 class PreparedLoader:
@@ -90,22 +82,22 @@ class PreparedLoader:
         self._open_iterations += 1
         self._loader.begin()
 
-    def hand_over(self, read_state: ReadState, next_position: RunPosition) -> None:
+    def hand_over(self, read_state: ReadState, next_position: dict[str, int]) -> None:
         """Set the attributes of Accelerate's loader for a batch that is handed over.
 
         Args:
             read_state: State after the batch.
-            next_position: Position of the next batch.
+            next_position: Seed, epoch and index of the next batch.
         """
         self._loader.end_of_dataloader = read_state.is_last
         if "dl_state_dict" in vars(self._loader) and isinstance(read_state.state, dict):
-            state = {**read_state.state, "_iterator_finished": read_state.is_last, _POSITION_KEY: tuple(next_position)}
+            state = {**read_state.state, "_iterator_finished": read_state.is_last, _POSITION_KEY: next_position}
             self._loader.dl_state_dict = state
 
-    def loaded_position(self) -> RunPosition | None:
+    def loaded_position(self) -> dict[str, int] | None:
         """Return the position in a state that Accelerate has loaded, if no iteration has begun from it yet; else ``None``."""
         state = getattr(self.dataloader, "next_iter_state", None)
-        return RunPosition(*state[_POSITION_KEY]) if isinstance(state, dict) and _POSITION_KEY in state else None
+        return state.get(_POSITION_KEY) if isinstance(state, dict) else None
 
     def end(self, epoch: int) -> None:
         """Record that the training loop has reached the end of an epoch."""
@@ -163,7 +155,7 @@ class _ReadAheadIterator(Iterator[Any]):
             raise StopIteration
         batch, state = self._next
         self._read()
-        self._last_state = ReadState(state, self._has_ended)
+        self._last_state = ReadState(self._read_inner_state(True) if self._has_ended else state, self._has_ended)
         return batch
 
     def _read(self) -> None:

@@ -19,6 +19,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note, without_addresses
+from gpuaug.core.settings import default_device
 
 _WAKE_ITEM = (None, None)
 """(index, data) in the form of a worker's result. A ``DataLoader`` that receives it raises, because no task has this index."""
@@ -354,18 +355,29 @@ def index_sampler(loader: Any) -> Any:
 
 
 @contextmanager
-def sampler_replaced(loader: Any, replacement: Any) -> Iterator[None]:
-    """Context manager in which ``replacement`` is the sampler of ``loader``."""
+def replaced_while_beginning(loader: Any, sampler: Any, worker_seed: int | None) -> Iterator[None]:
+    """Context manager in which ``sampler`` is the sampler of ``loader``, and a seed decides the seeds of workers.
+
+    Args:
+        loader: A ``DataLoader``.
+        sampler: Replacement for the result of ``index_sampler``.
+        worker_seed: Seed for the seeds of workers. ``None``: the loader draws them from its generator.
+    """
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     user_sampler = vars(loader)[name]
+    user_generator = loader.generator
 
     def set_sampler(sampler: Any) -> None:
         vars(loader)[name] = sampler  # DataLoader.__setattr__ would raise
         if loader._iterator is not None:  # with persistent workers
             loader._iterator._index_sampler = sampler
 
-    set_sampler(replacement)
+    set_sampler(sampler)
+    if worker_seed is not None:
+        device = default_device() if user_generator is None else user_generator.device
+        loader.generator = torch.Generator(device).manual_seed(worker_seed)
     try:
         yield
     finally:
         set_sampler(user_sampler)
+        loader.generator = user_generator
