@@ -29,6 +29,8 @@ class ReadState(NamedTuple):
     """State of the ``DataLoader`` after the batch."""
     is_last: bool
     """Whether the batch is the last of the epoch."""
+    next_state: Any
+    """State that Accelerate saves: ``state``, or the state at the end of the epoch after the last batch."""
 
 
 _POSITION_KEY = "gpuaug"
@@ -90,14 +92,19 @@ class PreparedLoader:
             next_position: Seed, epoch and index of the next batch.
         """
         self._loader.end_of_dataloader = read_state.is_last
-        if "dl_state_dict" in vars(self._loader) and isinstance(read_state.state, dict):
-            state = {**read_state.state, "_iterator_finished": read_state.is_last, _POSITION_KEY: next_position}
+        if "dl_state_dict" in vars(self._loader) and isinstance(read_state.next_state, dict):
+            state = {
+                **read_state.next_state,
+                "_iterator_finished": read_state.is_last,
+                _POSITION_KEY: tuple(next_position.values()),
+            }
             self._loader.dl_state_dict = state
 
     def loaded_position(self) -> dict[str, int] | None:
         """Return the position in a state that Accelerate has loaded, if no iteration has begun from it yet; else ``None``."""
         state = getattr(self.dataloader, "next_iter_state", None)
-        return state.get(_POSITION_KEY) if isinstance(state, dict) else None
+        values = state.get(_POSITION_KEY) if isinstance(state, dict) else None
+        return None if values is None else dict(zip(("seed", "epoch", "batch"), values, strict=True))
 
     def end(self, epoch: int) -> None:
         """Record that the training loop has reached the end of an epoch."""
@@ -131,14 +138,18 @@ class _ReadAheadIterator(Iterator[Any]):
         self._error: BaseException | None = None
         """Error of reading ahead, to be raised by the next call of ``next``."""
         self._has_begun = self._has_ended = False
-        self._last_state = ReadState(read_inner_state(False), is_last=False)
+        state = read_inner_state(False)
+        self._last_state = ReadState(state, False, state)
         # ``end_workers`` and ``wake`` of ``wrapped_loader`` use these attributes of a DataLoader's iterator.
         self._shutdown_workers = partial(end_workers, iterator)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def read_state(self, ended: bool) -> ReadState:
         """Return the state after the batch that ``next`` returned last, or at the end."""
-        return ReadState(self._read_inner_state(True), is_last=True) if ended else self._last_state
+        if not ended:
+            return self._last_state
+        state = self._read_inner_state(True)
+        return ReadState(state, True, state)
 
     def __next__(self) -> Any:
         if not self._has_begun:
@@ -155,7 +166,8 @@ class _ReadAheadIterator(Iterator[Any]):
             raise StopIteration
         batch, state = self._next
         self._read()
-        self._last_state = ReadState(self._read_inner_state(True) if self._has_ended else state, self._has_ended)
+        next_state = self._read_inner_state(True) if self._has_ended else state
+        self._last_state = ReadState(state, self._has_ended, next_state)
         return batch
 
     def _read(self) -> None:

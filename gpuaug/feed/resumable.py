@@ -79,6 +79,9 @@ class Source:
     draws_ahead: DrawsAhead | None = None
     """Draws of the sampler in the epoch that was begun last; ``None`` if they are not known."""
 
+    variables: Sequence[Variable] = ()
+    """States of generators and epochs that samplers of the loader change."""
+
     def __init__(self, loader: Any) -> None:
         self.has_state = is_stateful(loader)
         """Whether the state can be saved and loaded."""
@@ -160,19 +163,10 @@ class Source:
         return False
 
 
-def is_resumable(loader: Any) -> bool:
-    """Return whether an epoch of ``loader`` can begin at any batch without loading earlier batches."""
-    if type(loader) in {list, tuple}:
-        return True
-    # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
-    # iterator, which can be iterated only once.
-    return is_by_index(loader) and getattr(loader, "in_order", True) and not isinstance(index_sampler(loader), Iterator)
-
-
 def is_by_index(loader: Any) -> bool:
-    """Return whether ``loader`` is a ``DataLoader`` of a map-style dataset, without a state, whose sampler can be replaced."""
+    """Return whether ``loader`` is a list, or a ``DataLoader`` of a map-style dataset whose sampler can be replaced."""
     if not isinstance(loader, DataLoader) or is_stateful(loader) or not uses_iteration_of(loader, DataLoader):
-        return False
+        return type(loader) in {list, tuple}
     return not isinstance(loader.dataset, IterableDataset)
 
 
@@ -210,11 +204,13 @@ class IndexedSource(Source):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
-        self.has_state = self.begins_anywhere = is_resumable(loader)
         self._by_index = isinstance(loader, DataLoader)
         self._dataset: Any = loader.dataset if self._by_index else loader
         self.sampler: Any = index_sampler(loader) if self._by_index else None
         """Batch sampler of the loader, or its sampler if it has no batch sampler."""
+        # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
+        # iterator, which can be iterated only once.
+        self.has_state = self.begins_anywhere = getattr(loader, "in_order", True) and not isinstance(self.sampler, Iterator)
         names = [type(sampler).__name__ for sampler in (self.sampler, getattr(loader, "sampler", None))]
         self._sampler_names = " of ".join(dict.fromkeys(names))
         paths = parts(loader) if self._by_index else {}
@@ -234,7 +230,7 @@ class IndexedSource(Source):
             is_stateful(loader) and not isinstance(self._dataset, IterableDataset)
         )
         self._worker_settings = {"persistent_workers": loader.persistent_workers} if depends else {}
-        self._variables = [
+        self.variables = [
             *generator_variables([loader, *samplers] if self._by_index else []),
             *(Variable(part, partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()),
         ]
@@ -370,19 +366,17 @@ class IndexedSource(Source):
             state = self.state()
             return islice(begin_iterator(loader), start.batches, None), lambda _ended: state
         recording = _RecordingSampler(self, start)
-        read_open_to_end(self._variables)
+        read_open_to_end(self.variables)
         states_before = states_of(recording.generators)
+        iterator = None
         try:
             with replaced_while_beginning(loader, recording, start.worker_seed):
                 iterator = begin_iterator(loader)
                 recording.newest.begin()
-            try:
-                recording.check_order()
-            except GpuAugError:
-                end_workers(iterator)
-                loader._iterator = None
-                raise
+            recording.check_order()
         except BaseException:
+            end_workers(iterator)
+            loader._iterator = None
             set_states(recording.generators, states_before)
             raise
         if start.worker_seed is not None:  # the program restores torch's global generator itself
@@ -399,7 +393,7 @@ class IndexedSource(Source):
 
     def new_draws_ahead(self) -> DrawsAhead:
         """Return a record of the draws of an epoch, and set ``draws_ahead``."""
-        self.draws_ahead = DrawsAhead(self._variables, is_custom=self._has_custom_sampler)
+        self.draws_ahead = DrawsAhead(self.variables, is_custom=self._has_custom_sampler)
         return self.draws_ahead
 
 

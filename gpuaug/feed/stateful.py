@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.feed.draws_ahead import set_states, states_of
-from gpuaug.feed.resumable import START_WITH_NEW_WORKERS, IndexedSource, Source, Start, generators_of, is_by_index, is_resumable
+from gpuaug.feed.resumable import START_WITH_NEW_WORKERS, IndexedSource, Source, Start, generators_of, is_by_index
 from gpuaug.feed.wrapped_loader import (
     IteratorAndReader,
     StateReader,
@@ -47,6 +47,7 @@ class StatefulSource(Source):
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._indexed = IndexedSource(loader)
+        self.variables = self._indexed.variables
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in type(loader.dataset).__mro__)
         self._dataset_has_state = has_state_methods(loader.dataset)
@@ -228,7 +229,7 @@ def source_of(loader: Any) -> Source:
         return GraphSource(loader)
     if keeps_state(loader):
         return StatefulSource(loader)
-    return IndexedSource(loader) if is_resumable(loader) or is_by_index(loader) else Source(loader)
+    return IndexedSource(loader) if is_by_index(loader) else Source(loader)
 
 
 def keeps_state(loader: Any) -> bool:

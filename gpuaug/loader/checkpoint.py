@@ -14,7 +14,7 @@ from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, ReadState
-from gpuaug.feed.resumable import START_WITH_NEW_WORKERS, Start
+from gpuaug.feed.resumable import START_WITH_NEW_WORKERS, Start, read_open_to_end
 from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, set_epoch_of
 from gpuaug.loader.agreement import Difference, batches_done, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
@@ -82,10 +82,6 @@ class _Plan(NamedTuple):
     """Differences between the saved run and the current run."""
 
 
-_POSITION_ATTRIBUTES = ("_seed", "_seed_is_set", "_saved", "_epoch", "_next")
-"""Attributes of ``Progress`` that hold the position of the training loop and of the next iterator."""
-
-
 class Progress:
     """Counter of epochs and batches, with the wrapped loader's state after the batch that was handed over last.
 
@@ -130,25 +126,25 @@ class Progress:
         self._seed_is_set = True
 
     @property
-    def position_state(self) -> tuple[Any, ...]:
-        """Position of the training loop and of the next iterator, as an opaque tuple. Assign the tuple to restore both."""
-        return tuple(getattr(self, name) for name in _POSITION_ATTRIBUTES)
+    def position_state(self) -> dict[str, Any]:
+        """Position of the training loop and of the next iterator. Assign the mapping to restore both."""
+        return {name: vars(self)[name] for name in ("_seed", "_seed_is_set", "_saved", "_epoch", "_next")}
 
     @position_state.setter
-    def position_state(self, value: tuple[Any, ...]) -> None:
-        for name, entry in zip(_POSITION_ATTRIBUTES, value, strict=True):
-            setattr(self, name, entry)
+    def position_state(self, value: Mapping[str, Any]) -> None:
+        vars(self).update(value)
 
     @property
-    def position_state_of_copy(self) -> tuple[Any, ...]:
+    def position_state_of_copy(self) -> dict[str, Any]:
         """``position_state`` for a copy of the loader, whose persistent workers start anew if this loader's are running.
 
         The copy's workers get a seed without drawing it from the loader's generators, as running workers draw none.
         """
+        read_open_to_end(self._source.variables)  # as the next iterator of this loader would do
         following = self._next
         if following.start == Start() and has_persistent_workers(self._loader) and self._feed.has_running_workers:
             following = following._replace(start=START_WITH_NEW_WORKERS)
-        return (*self.position_state[:-1], following)
+        return {**self.position_state, "_next": following}
 
     @property
     def can_resume(self) -> bool:

@@ -159,8 +159,9 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
         (
             shuffled,
             stopped_at(2, streamed(lambda: plain)),
-            "state['source'] must be the state of a StatefulDataLoader, got the state of a plain DataLoader or a list. "
-            "Wrap a loader of the type that was wrapped in the saved run.",
+            "state['source'] must be the state of a StatefulDataLoader, got {'epochs': {}, 'generators': {}, "
+            "'order': {'batches': 2, 'checksum': 2432700938}, 'rank': 0, ...}. "
+            "Pass what state_dict() of a StreamedLoader around a StatefulDataLoader returned.",
         ),
     ]:
         loader = streamed(make)
