@@ -49,8 +49,9 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterato
     for name, saved, way_out in _compared(state):
         value = current_values.get(name, "none")
         if saved != value:
-            are_texts = isinstance(saved, str) and isinstance(value, str)
-            yield Difference(name, *(_first_difference(saved, value) if are_texts else (saved, value)), way_out)
+            if isinstance(saved, str) and isinstance(value, str):
+                saved, value = _first_difference(saved, value)
+            yield Difference(name, saved, value, way_out)
 
 
 def _compared(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

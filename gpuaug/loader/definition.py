@@ -194,7 +194,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     if dataclasses.is_dataclass(value):
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
         return
-    cls = type(value)
+    cls: Any = type(value)
     of_library = any(map(_is_of_library, cls.__mro__))
     of_kornia = any(base.__module__.startswith("kornia.") for base in cls.__mro__)
     for name, attribute in getattr(value, "__dict__", {}).items():
