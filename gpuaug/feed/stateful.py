@@ -151,11 +151,11 @@ class StatefulSource(Source):
         self._resumed = state is not None
         if self._records_order and (state is None) is (extra_state is None) and not loader._initial_iter_for_state_dict:
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
-            iterator, read_extra = self._indexed.begin(loader, Start(0, worker_seed, extra_state, start.same_order))
+            iterator, read_order = self._indexed.begin(loader, Start(0, worker_seed, extra_state, start.same_order))
             self.draws_ahead = self._indexed.draws_ahead
             if self.draws_ahead is not None:
                 self.draws_ahead.items_before_first += start.batches
-            return drop_first(iterator, start.batches), _with_extra(state_reader(loader, iterator), read_extra)
+            return drop_first(iterator, start.batches), _with_extra(state_reader(loader, iterator), read_order)
         iterator = begin_iterator(loader)
         if extra_state is not None:
             set_states(self._indexed.generators, extra_state["generators"])
