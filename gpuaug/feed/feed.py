@@ -32,7 +32,6 @@ from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
-from gpuaug.feed.resumable import Start
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
 from gpuaug.feed.stateful import keeps_state, source_of
@@ -40,6 +39,7 @@ from gpuaug.feed.worker import SlotCollate, describe_or_free_slot, sending_error
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
     IteratorAndReader,
+    Start,
     end_workers,
     has_persistent_workers,
     uses_iteration_of,

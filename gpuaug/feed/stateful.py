@@ -19,9 +19,11 @@ from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.feed.draws_ahead import set_states, states_of
-from gpuaug.feed.resumable import START_WITH_NEW_WORKERS, IndexedSource, Source, Start, generators_of, is_by_index
+from gpuaug.feed.resumable import IndexedSource, Source, generators_of, is_by_index
 from gpuaug.feed.wrapped_loader import (
+    START_WITH_NEW_WORKERS,
     IteratorAndReader,
+    Start,
     StateReader,
     begin_iterator,
     drop_first,
@@ -68,7 +70,11 @@ class StatefulSource(Source):
         return super().accepts(state) and (extra_state is None or self._indexed.accepts(extra_state))
 
     def check(self, loader: Any, state: Any) -> None:
-        """Check that ``state`` is a state of this type of loader, with the same number of workers."""
+        """Check that ``state`` is a state of this type of loader, with the same number of workers.
+
+        Raises:
+            ArgumentError: If the type or the number of workers differs.
+        """
         super().check(loader, state)
         if not isinstance(state, Mapping) or not state or self.is_before_first(state):
             return

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -352,6 +352,23 @@ def plain_value(value: Any) -> bool | int | str | None:
 def index_sampler(loader: Any) -> Any:
     """Return the batch sampler of a ``DataLoader``, or its sampler if it has no batch sampler."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+class Start(NamedTuple):
+    """Start of the next epoch of a wrapped loader. By default the epoch begins at its first batch."""
+
+    batches: int = 0
+    """Number of batches to skip."""
+    worker_seed: int | None = None
+    """Seed for the seeds of workers. ``None``: the ``DataLoader`` draws them from its generator."""
+    state: Any = None
+    """Loaded state of the wrapped loader; ``None``: the current state."""
+    same_order: bool = True
+    """Whether to raise an error if the order of the samples differs from the order in ``state``."""
+
+
+START_WITH_NEW_WORKERS = Start(worker_seed=0)
+"""Start of an epoch whose workers get a keyed seed, because the old workers had drawn theirs in an earlier epoch."""
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
+from gpuaug.feed.draws_ahead import read_open_to_end
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, ReadState
-from gpuaug.feed.resumable import START_WITH_NEW_WORKERS, Start, read_open_to_end
-from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, set_epoch_of
+from gpuaug.feed.wrapped_loader import START_WITH_NEW_WORKERS, Start, epoch_of, has_persistent_workers, set_epoch_of
 from gpuaug.loader.agreement import Difference, batches_done, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
 

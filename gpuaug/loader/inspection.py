@@ -11,9 +11,8 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
-from gpuaug.feed.draws_ahead import generator_variables
+from gpuaug.feed.draws_ahead import generator_variables, read_open_to_end
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.resumable import read_open_to_end
 from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
