@@ -37,6 +37,7 @@ from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_s
 from gpuaug.feed.stateful import keeps_state, source_of
 from gpuaug.feed.worker import SlotCollate, describe_or_free_slot, sending_errors
 from gpuaug.feed.wrapped_loader import (
+    FIRST_BATCH,
     BeginFunction,
     IteratorAndReader,
     Start,
@@ -125,7 +126,7 @@ class Feed:
         rings = [reference() for reference in self._rings]
         return sum(ring.pinned_bytes for ring in rings if ring is not None)
 
-    def open(self, current_stream: Callable[[], Any], depth: int, start: Start) -> FeedIterator:
+    def open(self, current_stream: Callable[[], Any], depth: int, start: Start = FIRST_BATCH) -> FeedIterator:
         """Begin an iteration over the wrapped loader.
 
         Args:

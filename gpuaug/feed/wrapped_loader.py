@@ -367,6 +367,9 @@ class Start(NamedTuple):
     """Whether to raise an error if the order of the samples differs from the order in ``state``."""
 
 
+FIRST_BATCH = Start()
+"""Start of an epoch at its first batch."""
+
 START_WITH_NEW_WORKERS = Start(worker_seed=0)
 """Start of an epoch whose workers get a keyed seed, because the old workers had drawn theirs in an earlier epoch."""
 

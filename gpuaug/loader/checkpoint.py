@@ -15,7 +15,14 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, 
 from gpuaug.feed.draws_ahead import read_open_to_end
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, ReadState
-from gpuaug.feed.wrapped_loader import START_WITH_NEW_WORKERS, Start, epoch_of, has_persistent_workers, set_epoch_of
+from gpuaug.feed.wrapped_loader import (
+    FIRST_BATCH,
+    START_WITH_NEW_WORKERS,
+    Start,
+    epoch_of,
+    has_persistent_workers,
+    set_epoch_of,
+)
 from gpuaug.loader.agreement import Difference, batches_done, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
 
@@ -59,7 +66,7 @@ class _Next(NamedTuple):
     """Index of the first batch, according to a loaded state."""
     skipped: int = 0
     """Number of further batches to skip, set with ``skip``."""
-    start: Start = Start()
+    start: Start = FIRST_BATCH
     """Start of the epoch of the wrapped loader, according to a loaded state."""
 
     @property
@@ -142,7 +149,7 @@ class Progress:
         """
         read_open_to_end(self._source.variables)  # as the next iterator of this loader would do
         following = self._next
-        if following.start == Start() and has_persistent_workers(self._loader) and self._feed.has_running_workers:
+        if following.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
             following = following._replace(start=START_WITH_NEW_WORKERS)
         return {**self.position_state, "_next": following}
 
@@ -155,7 +162,7 @@ class Progress:
         """Set the epoch of the next iterator."""
         is_other_epoch = epoch != self._next_epoch
         if self._next.start.state is not None and is_other_epoch and self._source.discard(self._feed.loader):
-            self._next = self._next._replace(first_batch=0, start=Start())  # the saved position belongs to another epoch
+            self._next = self._next._replace(first_batch=0, start=FIRST_BATCH)  # the saved position belongs to another epoch
         self._next = self._next._replace(epoch=epoch, chosen=True)
         set_epoch_of(self._loader, epoch)
 
@@ -343,7 +350,7 @@ class Progress:
         if plan.restarts:
             self._feed.end_persistent_workers()  # new workers draw their seeds from the generators, as in the first epoch
             self._source.restart(loader, saved.source)
-            start = Start()
+            start = FIRST_BATCH
         else:
             start = self._source.load(loader, saved.source, Start(saved.batch, same_order=strict), ended=plan.ended)
         self._seed = plan.seed
