@@ -1,20 +1,37 @@
-"""Random numbers that a sampler draws while it is read ahead of the training loop."""
+"""Sampler that is read ahead of the training loop, and the random numbers that it draws."""
 
 import pickle
 import random
 import sys
+import threading
+import weakref
+import zlib
+from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import generator_lock
+from gpuaug.feed.wrapped_loader import Start
 
-Variable = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""(function that returns the value, function that sets it) of a variable: the state of a generator, or a sampler's epoch."""
+GLOBAL = "torch"
+"""Key of torch's global generator among the generators from which a sampler may draw."""
+
+
+class Variable(NamedTuple):
+    """Variable that a sampler changes: the state of a generator, or the epoch of a sampler."""
+
+    owner: Any
+    """The generator or sampler."""
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
 
 
 class _Change(NamedTuple):
@@ -40,7 +57,6 @@ class DrawsAhead:
        is the counting of epochs by a sampler that counts at its end.
     2. Global generators are read while no stage is running, which would have set them to the state of the stage.
     3. Before another iteration draws from the same generators, the sampler is read to its end, so that it draws nothing later.
-       Draws that a plain ``DataLoader`` would make later are postponed.
 
     Args:
         variables: States of the sampler's generators, without global generators, from which the training loop draws, too, and
@@ -56,10 +72,6 @@ class DrawsAhead:
         self._locks = False
         """Whether the sampler draws from global generators."""
         self._is_stopped = False
-        self._is_postponed = False
-        """Whether ``postpone`` was called."""
-        self.makes_postponed_draws = False
-        """Whether ``count_returned`` makes postponed draws: no other iteration has drawn, or its draws were undone."""
         self.items_before_first = sys.maxsize
         """Number of items that a plain ``DataLoader`` has read before the first call of ``next``.
 
@@ -83,12 +95,10 @@ class DrawsAhead:
 
     def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
         """Return ``read()``, which reads the item with index ``item`` of the sampler. Return an empty list after ``stop``."""
-        if self._is_postponed:
-            return []  # the sampler has been read to its end
-        values_before = [get_value() for get_value, _ in self.variables]
+        values_before = [variable.get() for variable in self.variables]
         items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._locks else read()
         for variable, before in zip(self.variables, values_before, strict=True):
-            after = variable[0]()
+            after = variable.get()
             if not _equal(before, after):
                 self._changes.append(_Change(item, variable, before, after))
         while self._changes and self._changes[0].item < self._num_plain:
@@ -104,34 +114,15 @@ class DrawsAhead:
 
         A variable that another iteration, or the program, has changed since is not changed.
         """
-        if self._is_postponed:
-            self._changes.clear()
         while self._changes:
-            item, (get_value, set_value), before, after = self._changes.pop()
-            if item >= self._num_plain and _equal(get_value(), after):
-                set_value(before)
-
-    def count_returned(self) -> None:
-        """Record that the training loop has received a result of ``next``, and make postponed draws that are due."""
-        self.num_returned += 1
-        while self.makes_postponed_draws and self._changes and self._changes[0].item < self._num_plain:
-            _, (get_value, set_value), before, after = self._changes.popleft()
-            if _equal(get_value(), before):
-                set_value(after)
-
-    def postpone(self) -> None:
-        """Set variables to the values that a plain ``DataLoader`` would have left so far. Call after the last ``read``."""
-        self.makes_postponed_draws = False
-        if self._is_postponed:
-            return
-        changes = [change for change in self._changes if change.item >= self._num_plain]
-        self.undo()
-        self._changes.extend(changes)
-        self._is_postponed = True
+            item, variable, before, after = self._changes.pop()
+            if item >= self._num_plain and _equal(variable.get(), after):
+                variable.set(before)
 
     def uses_any_of(self, variables: Sequence[Variable]) -> bool:
         """Whether the iteration is open, and its sampler changes one of ``variables``."""
-        return not self._is_stopped and not _owners(self.variables).isdisjoint(_owners(variables))
+        owners = {id(variable.owner) for variable in variables}
+        return not self._is_stopped and any(id(variable.owner) in owners for variable in self.variables)
 
     @property
     def _num_plain(self) -> int:
@@ -149,19 +140,13 @@ def generator_variables(owners: Collection[Any]) -> list[Variable]:
         if any(value is generator for generator in global_generators) or isinstance(value, random.SystemRandom):
             continue
         if isinstance(value, torch.Generator | np.random.RandomState):
-            variables.append((value.get_state, value.set_state))
+            variables.append(Variable(value, value.get_state, value.set_state))
         elif isinstance(value, np.random.Generator):
             bits = value.bit_generator
-            variables.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
+            variables.append(Variable(value, partial(getattr, bits, "state"), partial(setattr, bits, "state")))
         elif isinstance(value, random.Random):
-            variables.append((value.getstate, value.setstate))
+            variables.append(Variable(value, value.getstate, value.setstate))
     return variables
-
-
-def _owners(variables: Sequence[Variable]) -> set[int]:
-    """Return the identities of the generators and samplers that hold variables."""
-    getters = [get_value for get_value, _ in variables]
-    return {id(getter.args[0] if isinstance(getter, partial) else getter.__self__) for getter in getters}  # type: ignore[attr-defined]
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -191,3 +176,171 @@ def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, t
     for name, generator in generators.items():
         if name in states:
             generator.set_state(states[name])
+
+
+class RecordingSampler:
+    """Replacement for the sampler of a ``DataLoader``. Its iterators record the states of generators.
+
+    Args:
+        source: ``IndexedSource`` of the loader.
+        start: Start of the epoch.
+    """
+
+    def __init__(self, source: Any, start: Start) -> None:
+        self.source = source
+        self.start = start
+        self.generators = {**source.generators, GLOBAL: torch.default_generator}
+        self.draws_ahead = source.new_draws_ahead()
+        self.has_other_order = False
+        """Whether the order differs from the saved epoch.
+
+        The error is raised after the ``DataLoader`` has created its iterator, whose workers can then be ended.
+        """
+
+    def __len__(self) -> int:
+        return len(self.source.sampler)
+
+    def __iter__(self) -> "EpochIndices":
+        # A DataLoader with workers calls this method twice, and reads only the second iterator.
+        self.newest = EpochIndices(self)
+        return self.newest
+
+    def check_order(self) -> None:
+        """Check that the order of the samples is the order of the saved epoch, if it must be.
+
+        Raises:
+            GpuAugError: If it is another order.
+        """
+        if self.has_other_order and self.start.same_order:
+            raise GpuAugError(
+                "The run cannot be resumed, because the sampler returns other batches than in the saved epoch. Use a "
+                "DataLoader with the same dataset, sampler and seed. A custom sampler may depend only on its epoch and its "
+                "attribute generator. To continue with another order, pass strict=False to load_state_dict."
+            )
+
+
+class EpochIndices(Iterator[Any]):
+    """Iterator over the indices of one epoch, with the state at the beginning of the epoch."""
+
+    def __init__(self, recording: RecordingSampler) -> None:
+        self._recording = recording
+        self.draws_ahead = recording.draws_ahead
+        self._indices: Iterator[Any] = iter(())
+        self._states: dict[str, torch.Tensor] = {}
+        """States of the generators before the order is drawn."""
+        self.order_is_drawn = False
+        """Whether ``iter(sampler)`` has drawn the order. Other samplers draw when their iterator is read."""
+        self._read_ahead: deque[Any] = deque()
+        """Items of the sampler that ``begin`` has read and that were not returned yet."""
+        self._checksums = array("I", [0])
+        """Checksum of the first n items of the sampler, at index n."""
+        self._error: Exception | None = None
+        """Error of the sampler when it was read ahead, raised after the items before it."""
+        self._lock = threading.Lock()
+        """Lock of the sampler's iterator: the pulling thread and ``read_to_end`` read it."""
+        self.start_state: dict[str, Any] = {}
+        """State at the beginning of the epoch; empty before ``begin``."""
+        if recording.start.worker_seed is None:
+            self._iterate()
+
+    def _iterate(self) -> None:
+        """Iterate the user's sampler. It may draw now, or when its iterator is read."""
+        recording = self._recording
+        self._states = states_of(recording.generators)
+        self._epochs = recording.source.epochs  # a sampler that counts epochs may increase its epoch in the next line
+        self._indices = iter(recording.source.sampler)
+        self.order_is_drawn = differ(self._states, states_of(recording.generators))
+
+    def begin(self) -> None:
+        """Make the sampler draw the order, and store the state at the beginning of the epoch. A second call does nothing."""
+        if self.start_state:
+            return
+        recording = self._recording
+        start = recording.start
+        saved = start.state or {}
+        order = saved.get("order", {})
+        num_compared = order.get("batches", 0)
+        try:
+            if start.worker_seed is not None:
+                set_states(recording.generators, saved.get("generators", {}))
+                recording.source.epochs = saved.get("epochs", {})
+                self._iterate()
+            if not self.order_is_drawn:
+                self._states = states_of(recording.generators)
+            read = partial(self._read, max(1, start.batches, num_compared))
+            self._read_ahead.extend(recording.draws_ahead.read_first(read))
+        except Exception as error:
+            self._error = error
+        if torch.equal(self._states[GLOBAL], torch.default_generator.get_state()):
+            del self._states[GLOBAL]  # the sampler does not draw from torch's global generator
+        self.start_state = recording.source.state(self._states, self._epochs)
+        _open.add(self)
+        if self._error is None:
+            is_same_rank = saved.get("rank") == self.start_state["rank"]
+            recording.has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
+            for _ in range(min(start.batches, len(self._read_ahead))):
+                self._read_ahead.popleft()
+
+    def read_to_end(self) -> None:
+        """Read the remaining items, if their number is known."""
+        length = 0
+        with suppress(Exception):  # a sampler need not have a length
+            length = len(self._recording)
+        with self._lock:
+            try:
+                for index in range(len(self._checksums) - 1, length + 1):  # the last reads the end
+                    self._read_ahead.extend(self.draws_ahead.read(index, partial(self._read, 1)))
+            except Exception as error:
+                self._error = error
+
+    def _read(self, count: int) -> list[Any]:
+        """Read at most ``count`` items of the user's sampler, and extend the checksums."""
+        items = list(islice(self._indices, count))
+        for item in items:
+            self._checksums.append(zlib.crc32(_bytes_of(item), self._checksums[-1]))
+        return items
+
+    def _order(self, batches: int) -> dict[str, int]:
+        """Return the number and the checksum of the first items of the sampler: ``batches`` items, or all if it has fewer."""
+        batches = min(batches, len(self._checksums) - 1)
+        return {"batches": batches, "checksum": self._checksums[batches]}
+
+    def state(self, batches: int | None) -> Mapping[str, Any]:
+        """Return the state after ``batches`` batches: the loader's state at the beginning of this epoch, and their order.
+
+        ``None``: the state at the end, which is the loader's current state, and under ``"last"`` the state after all batches.
+        """
+        number_read = len(self._checksums) - 1
+        # Before the first batch, the state has the first item, so that another order is noticed, too.
+        state = {**self.start_state, "order": self._order(number_read if batches is None else max(1, batches))}
+        return state if batches is not None else {**self._recording.source.state(), "last": state}
+
+    def __next__(self) -> Any:
+        self.begin()
+        with self._lock:
+            if self._read_ahead:
+                return self._read_ahead.popleft()
+            if self._error is not None:
+                raise self._error
+            for item in self.draws_ahead.read(len(self._checksums) - 1, partial(self._read, 1)):
+                return item
+        raise StopIteration
+
+
+_open: weakref.WeakSet[EpochIndices] = weakref.WeakSet()
+"""Iterators that ``begin`` was called for, of all loaders in this process: several loaders may draw from one generator."""
+
+
+def read_open_to_end(variables: Sequence[Variable]) -> None:
+    """Read the samplers of open iterations that change any of ``variables`` to their ends."""
+    for indices in list(_open):
+        if indices.draws_ahead.uses_any_of(variables):
+            indices.read_to_end()
+
+
+def _bytes_of(indices: Any) -> Any:
+    """Return the indices of a batch, or any other item of a sampler, as bytes that are equal in all processes."""
+    if type(indices) is list:
+        with suppress(TypeError, OverflowError):
+            return array("q", indices)  # a quarter of the time that repr takes
+    return without_addresses(repr(indices)).encode()

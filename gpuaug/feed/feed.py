@@ -14,7 +14,6 @@ place of a batch that it cannot send.
 import errno
 import math
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -32,15 +31,15 @@ from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
-from gpuaug.feed.resumable import ResumableLoader, Resume, is_by_index, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
-from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
+from gpuaug.feed.stateful import keeps_state, source_of
 from gpuaug.feed.worker import SlotCollate, describe_or_free_slot, sending_errors
 from gpuaug.feed.wrapped_loader import (
+    FIRST_BATCH,
     BeginFunction,
     IteratorAndReader,
-    begin_after,
+    Start,
     copy_of,
     end_persistent_workers,
     has_persistent_workers,
@@ -77,7 +76,8 @@ class Feed:
         begin_with: Callable[[BeginFunction, Any], IteratorAndReader] | None = None,
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
-        self._loader = loader
+        self.loader = loader
+        """The wrapped loader."""
         self._device = device
         self._page_locks = device.type == "cuda"
         self._requires_ring = feed == "ring"
@@ -89,11 +89,8 @@ class Feed:
         """Reason why batches travel without slots; an empty string if they use slots."""
         if feed == "ring" and self.reason:
             raise ArgumentError(f"feed must be 'auto' or 'plain' here, got 'ring', but {self.reason}. Leave feed out.")
-        resumable = is_resumable(loader)
-        self._recorder = ResumableLoader(loader) if resumable or is_by_index(loader) else None
-        """Reader of the sampler, also of a loader whose state cannot be saved."""
-        self.resumable = self._recorder if resumable else None
-        self.stateful = StatefulLoader(loader) if _keeps_state(loader) else None
+        self.source = source_of(loader)
+        """Adapter of the wrapped loader, which begins and resumes its epochs."""
         self._process = os.getpid()
         self._objects_of_parent: Any = None
         """Objects of the parent process, kept alive in a forked process."""
@@ -130,20 +127,20 @@ class Feed:
         rings = [reference() for reference in self._rings]
         return sum(ring.pinned_bytes for ring in rings if ring is not None)
 
-    def open(self, current_stream: Callable[[], Any], depth: int, resume: Resume | None = None) -> FeedIterator:
+    def open(self, current_stream: Callable[[], Any], depth: int, start: Start = FIRST_BATCH) -> FeedIterator:
         """Begin an iteration over the wrapped loader.
 
         Args:
             current_stream: Function that returns the handle of the calling thread's current stream.
             depth: Maximum number of batches to work on ahead. The ring has slots for at least this number of batches.
-            resume: Position at which the iteration begins; ``None``: the first batch.
+            start: Start of the iteration.
 
         Raises:
             Exception: Any error of ``iter(loader)``.
             GpuAugError: If ``feed`` is ``"ring"`` and the memory of the ring cannot be allocated.
         """
-        open_on = partial(self._open_on, resume, current_stream)
-        workers = _workers_of(self._loader)
+        open_on = partial(self._open_on, start, current_stream)
+        workers = _workers_of(self.loader)
         if self._process != os.getpid():
             # In a forked process, the ring and the workers belong to the parent. Freeing the copy of the loader would end the
             # parent's workers.
@@ -154,12 +151,12 @@ class Feed:
             self._loader_copy = self._ring = None
             self.workers = workers
         if self.reason:
-            return open_on(self._loader)
+            return open_on(self.loader)
         last = self._last_iteration() if self._last_iteration is not None else None
-        persistent = has_persistent_workers(self._loader)
+        persistent = has_persistent_workers(self.loader)
         if not persistent and last is not None and last.is_open:
             # The last iteration is open and uses the slots. This one uses none: a second ring would double the memory.
-            return open_on(self._loader)
+            return open_on(self.loader)
         if not persistent and self._last_iteration_ended is not None and not self._last_iteration_ended.is_set():
             # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
             self._ring = None
@@ -172,15 +169,15 @@ class Feed:
         if self._ring is None:
             self._ring = self._new_ring(slots_per_worker)
         if self._ring is None:
-            return open_on(self._loader)
+            return open_on(self.loader)
         self._ring.add_larger_slots()
         if not workers:
             self._ring.free_slots_of_ended_workers()
-            iteration = open_on(self._loader, self._ring)
-        elif _keeps_state(self._loader):
+            iteration = open_on(self.loader, self._ring)
+        elif keeps_state(self.loader):
             self._ring.free_slots_of_ended_workers()
-            with _collating_into(self._ring, self._loader):
-                iteration = open_on(self._loader, self._ring)
+            with _collating_into(self._ring, self.loader):
+                iteration = open_on(self.loader, self._ring)
         else:
             has_copy = persistent and self._loader_copy is not None
             loader_copy: Any = self._loader_copy if has_copy else self._copy_of_loader(self._ring)
@@ -195,13 +192,11 @@ class Feed:
         self._last_iteration_ended = getattr(iteration, "has_ended", None)
         return iteration
 
-    def _open_on(
-        self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None
-    ) -> FeedIterator:
+    def _open_on(self, start: Start, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None) -> FeedIterator:
         """Begin an iteration over the wrapped loader or a copy of it.
 
         Args:
-            resume: See ``open``.
+            start: See ``open``.
             current_stream: See ``open``.
             loader: The wrapped loader or its copy.
             ring: Ring for the batches of this iteration; ``None``: batches arrive without slots.
@@ -209,20 +204,15 @@ class Feed:
         receive: Receive | None = None
         if ring is not None:
             receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
-        keeps_state = _keeps_state(loader)
-        starts_workers = self.workers and (keeps_state or uses_iteration_of(loader, DataLoader))
+        is_stateful = keeps_state(loader)
+        starts_workers = self.workers and (is_stateful or uses_iteration_of(loader, DataLoader))
         memory = ring.memory if ring is not None else None
-        with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
-            reader = self._recorder or self.stateful
-            if reader is not None:
-                begin: BeginFunction = partial(reader.begin, resume=resume)
-            else:
-                skip = 0 if resume is None else resume.batches
-                begin = partial(begin_graph if is_graph(loader) else begin_after, skip=skip)
+        with sending_errors(loader, is_stateful, memory) if starts_workers else nullcontext():
+            begin: BeginFunction = partial(self.source.begin, start=start)
             if self._begin_with is not None:
                 begin = partial(self._begin_with, begin)
             iteration = open_feed_iterator(loader, current_stream, receive, begin)
-            iteration.draws_ahead = reader.draws_ahead if reader is not None else None
+            iteration.draws_ahead = self.source.draws_ahead
             if iteration.draws_ahead is not None and self._begin_with is not None:
                 iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
             return iteration
@@ -230,7 +220,7 @@ class Feed:
     @property
     def has_running_workers(self) -> bool:
         """Whether persistent workers are running."""
-        return has_running_workers(self._loader) or has_running_workers(self._loader_copy)
+        return has_running_workers(self.loader) or has_running_workers(self._loader_copy)
 
     def prepare(self, pulled: Pulled) -> None:
         """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
@@ -269,7 +259,7 @@ class Feed:
 
     def end_persistent_workers(self) -> None:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
-        loaders: tuple[Any, ...] = (self._loader, self._loader_copy)
+        loaders: tuple[Any, ...] = (self.loader, self._loader_copy)
         for loader in loaders:
             if has_persistent_workers(loader):
                 close_iterations(loader)
@@ -277,7 +267,7 @@ class Feed:
         self._loader_copy = None
 
     def _slots_per_worker(self, depth: int) -> int:
-        prefetch_factor = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
+        prefetch_factor = (getattr(self.loader, "prefetch_factor", None) or 2) if self.workers else 0
         # Batches that wait for the training thread or are being copied, in addition to the batches that workers prefetch.
         num_received = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetch_factor + 1 + math.ceil(num_received / max(self.workers, 1)))
@@ -313,7 +303,7 @@ class Feed:
 
     def _copy_of_loader(self, ring: Ring) -> Any:
         """Return a copy of the ``DataLoader`` whose workers write into the ring."""
-        loader_copy = copy_of(self._loader)
+        loader_copy = copy_of(self.loader)
         loader_copy.pin_memory = False
         loader_copy.collate_fn = SlotCollate(loader_copy.collate_fn, ring.memory)
         return loader_copy
@@ -385,21 +375,15 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
         return "the batches of a list are in memory already"
     if not isinstance(loader, DataLoader):
         return ""
-    if not (uses_iteration_of(loader, DataLoader) or _keeps_state(loader)):
+    if not (uses_iteration_of(loader, DataLoader) or keeps_state(loader)):
         return f"{type(loader).__name__} overrides how a DataLoader is iterated"
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
-    if _keeps_state(loader):
+    if keeps_state(loader):
         return "persistent workers hold the state of the loader" if loader.persistent_workers else ""
     if loader.num_workers and has_running_workers(loader):
         return "the loader's workers are running already"
     return ""
-
-
-def _keeps_state(loader: Any) -> bool:
-    """Return whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator and state in itself."""
-    cls = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
-    return cls is not None and isinstance(loader, cls) and uses_iteration_of(loader, cls)
 
 
 @contextmanager

@@ -29,18 +29,12 @@ class ReadState(NamedTuple):
     """State of the ``DataLoader`` after the batch."""
     is_last: bool
     """Whether the batch is the last of the epoch."""
-
-
-class RunPosition(NamedTuple):
-    """Seed, epoch and index of the next batch. Saved with the state of Accelerate's loader."""
-
-    seed: int
-    epoch: int
-    batch: int
+    next_state: Any
+    """State that Accelerate saves: ``state``, or the state at the end of the epoch after the last batch."""
 
 
 _POSITION_KEY = "gpuaug"
-"""Key of the ``RunPosition`` in the state of Accelerate's loader."""
+"""Key of the seed, the epoch and the index of the next batch in the state of Accelerate's loader."""
 
 
 class PreparedLoader:
@@ -90,22 +84,27 @@ class PreparedLoader:
         self._open_iterations += 1
         self._loader.begin()
 
-    def hand_over(self, read_state: ReadState, next_position: RunPosition) -> None:
+    def hand_over(self, read_state: ReadState, next_position: dict[str, int]) -> None:
         """Set the attributes of Accelerate's loader for a batch that is handed over.
 
         Args:
             read_state: State after the batch.
-            next_position: Position of the next batch.
+            next_position: Seed, epoch and index of the next batch.
         """
         self._loader.end_of_dataloader = read_state.is_last
-        if "dl_state_dict" in vars(self._loader) and isinstance(read_state.state, dict):
-            state = {**read_state.state, "_iterator_finished": read_state.is_last, _POSITION_KEY: tuple(next_position)}
+        if "dl_state_dict" in vars(self._loader) and isinstance(read_state.next_state, dict):
+            state = {
+                **read_state.next_state,
+                "_iterator_finished": read_state.is_last,
+                _POSITION_KEY: tuple(next_position.values()),
+            }
             self._loader.dl_state_dict = state
 
-    def loaded_position(self) -> RunPosition | None:
+    def loaded_position(self) -> dict[str, int] | None:
         """Return the position in a state that Accelerate has loaded, if no iteration has begun from it yet; else ``None``."""
         state = getattr(self.dataloader, "next_iter_state", None)
-        return RunPosition(*state[_POSITION_KEY]) if isinstance(state, dict) and _POSITION_KEY in state else None
+        values = state.get(_POSITION_KEY) if isinstance(state, dict) else None
+        return None if values is None else dict(zip(("seed", "epoch", "batch"), values, strict=True))
 
     def end(self, epoch: int) -> None:
         """Record that the training loop has reached the end of an epoch."""
@@ -139,14 +138,18 @@ class _ReadAheadIterator(Iterator[Any]):
         self._error: BaseException | None = None
         """Error of reading ahead, to be raised by the next call of ``next``."""
         self._has_begun = self._has_ended = False
-        self._last_state = ReadState(read_inner_state(False), is_last=False)
+        state = read_inner_state(False)
+        self._last_state = ReadState(state, False, state)
         # ``end_workers`` and ``wake`` of ``wrapped_loader`` use these attributes of a DataLoader's iterator.
         self._shutdown_workers = partial(end_workers, iterator)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def read_state(self, ended: bool) -> ReadState:
         """Return the state after the batch that ``next`` returned last, or at the end."""
-        return ReadState(self._read_inner_state(True), is_last=True) if ended else self._last_state
+        if not ended:
+            return self._last_state
+        state = self._read_inner_state(True)
+        return ReadState(state, True, state)
 
     def __next__(self) -> Any:
         if not self._has_begun:
@@ -163,7 +166,8 @@ class _ReadAheadIterator(Iterator[Any]):
             raise StopIteration
         batch, state = self._next
         self._read()
-        self._last_state = ReadState(state, self._has_ended)
+        next_state = self._read_inner_state(True) if self._has_ended else state
+        self._last_state = ReadState(state, self._has_ended, next_state)
         return batch
 
     def _read(self) -> None:

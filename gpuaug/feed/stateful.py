@@ -15,14 +15,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.feed.draws_ahead import DrawsAhead, set_states, states_of
-from gpuaug.feed.resumable import ResumableLoader, Resume
+from gpuaug.feed.draws_ahead import set_states, states_of
+from gpuaug.feed.resumable import IndexedSource, Source, generators_of, is_by_index
 from gpuaug.feed.wrapped_loader import (
+    START_WITH_NEW_WORKERS,
     IteratorAndReader,
+    Start,
     StateReader,
     begin_iterator,
     drop_first,
@@ -31,237 +32,216 @@ from gpuaug.feed.wrapped_loader import (
     has_state_methods,
     parts,
     state_reader,
+    uses_iteration_of,
 )
 
 _EXTRA_KEY = "gpuaug_order"
 """Key of the additional state in torchdata's state."""
 
 
-class StatefulLoader:
-    """Reader of a ``StatefulDataLoader``'s state, which can begin the loader's epochs at a loaded state.
+class StatefulSource(Source):
+    """Adapter of a ``StatefulDataLoader``, which begins epochs at a loaded state.
 
     Args:
         loader: The user's loader.
     """
 
     def __init__(self, loader: Any) -> None:
-        self._resumable = ResumableLoader(loader)
+        super().__init__(loader)
+        self._indexed = IndexedSource(loader)
+        self.variables = self._indexed.variables
         self._is_stream = isinstance(loader.dataset, IterableDataset)
+        self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in type(loader.dataset).__mro__)
+        self._dataset_has_state = has_state_methods(loader.dataset)
         self._records_order = (
             not self._is_stream and not has_state_methods(loader.batch_sampler) and not has_state_methods(loader.sampler)
         )
         """Whether the additional state has to describe the order of the samples."""
-        self._same_order = True
         self._resumed = False
         """Whether the last epoch began from a state."""
 
-    @property
-    def draws_ahead(self) -> DrawsAhead | None:
-        """Draws of the sampler in the epoch that was begun last; ``None`` if they are not known."""
-        return self._resumable.draws_ahead
+    def settings(self) -> dict[str, Any]:
+        """Return name → value of the settings, other than the order, on which the batches of an epoch depend."""
+        return self._indexed.settings()
 
     def accepts(self, state: Any) -> bool:
-        """Return whether ``begin`` can use ``state`` after it was loaded into the loader."""
-        return not isinstance(state, Mapping) or _EXTRA_KEY not in state or self._resumable.accepts(state[_EXTRA_KEY])
+        """Return whether ``state`` is a state of torchdata's, with a valid additional state or none."""
+        extra_state = self.index_state(state)
+        return super().accepts(state) and (extra_state is None or self._indexed.accepts(extra_state))
 
-    def settings(self, state: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the settings (in ``state``, of the loader), on which the batches of an epoch depend; both empty if unknown."""
-        if isinstance(state, Mapping) and _EXTRA_KEY in state:
-            return state[_EXTRA_KEY]["settings"], self._resumable.settings()
-        return {}, {}
+    def check(self, loader: Any, state: Any) -> None:
+        """Check that ``state`` is a state of this type of loader, with the same number of workers.
 
-    def restore(self, state: Any, *, same_order: bool) -> None:
-        """Set the epochs of samplers and of the stream to the epochs in a state that was loaded into the loader.
-
-        Args:
-            state: State of the loader.
-            same_order: Whether ``begin`` raises an error if the order of the samples differs from the resumed epoch.
+        Raises:
+            ArgumentError: If the type or the number of workers differs.
         """
-        self._same_order = same_order
-        if isinstance(state, Mapping) and _EXTRA_KEY in state:
-            self._resumable.epochs = state[_EXTRA_KEY]["epochs"]
+        super().check(loader, state)
+        if not isinstance(state, Mapping) or not state or self.is_before_first(state):
+            return
+        main = state.get("_snapshot", {}).get("_main_snapshot", {})
+        workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
+        if workers != loader.num_workers:
+            raise ArgumentError(
+                f"num_workers must be {workers}, as in the saved run, got {loader.num_workers}. "
+                "A StatefulDataLoader resumes with the same number of workers only; a plain DataLoader with any number."
+            )
 
-    def state_before_first(self) -> dict[str, Any]:
+    def index_state(self, state: Any) -> Mapping[str, Any] | None:
+        """Return the additional state in ``state``; ``None`` without one."""
+        return state.get(_EXTRA_KEY) if isinstance(state, Mapping) else None
+
+    def state_before_first(self, loader: Any) -> Any:
         """Return the state before the first batch of the first epoch, without torchdata's state.
 
         Reading torchdata's state would start workers.
         """
-        return {_EXTRA_KEY: {**self._state(), "ended": False}}
+        return {_EXTRA_KEY: self._indexed.state()}
 
-    def restart(self, loader: Any, state: Any) -> None:
-        """Let the next epoch begin at its first batch.
-
-        Args:
-            loader: The user's loader.
-            state: State before the first batch; ``None``: generators and epochs of samplers are not changed.
-        """
-        self.discard_loaded_state(loader)
-        if state is not None:
-            self._resumable.restart(state[_EXTRA_KEY])
+    def is_before_first(self, state: Any) -> bool:
+        """Return whether ``state`` is from before the first batch: a result of ``state_before_first``, or ``None``."""
+        return state is None or (isinstance(state, Mapping) and set(state) == {_EXTRA_KEY})
 
     def can_restart(self, loader: Any) -> bool:
         """Return whether ``restart`` suffices after batches were read: no object in this process has a position of its own."""
-        is_read_here = not loader.num_workers and not _is_hugging_face_stream(loader.dataset)
-        return not (is_read_here and has_state_methods(loader.dataset)) and not self._resumable.has_custom_sampler_with_state
+        is_read_here = not loader.num_workers and not self._is_of_hugging_face
+        return not (is_read_here and self._dataset_has_state) and not self._indexed.has_custom_sampler_with_state
 
-    @staticmethod
-    def discard_loaded_state(loader: Any) -> None:
+    def restart(self, loader: Any, state: Any) -> None:
+        """Let the next epoch begin at its first batch, with the generators and epochs of samplers in ``state``."""
+        self.discard(loader)
+        self._indexed.restart(loader, self.index_state(state))
+
+    def load(self, loader: Any, state: Any, start: Start, *, ended: bool) -> Start:
+        """Load a state, and set the epochs of samplers and of the stream."""
+        if (extra_state := self.index_state(state)) is not None:
+            self._indexed.epochs = extra_state["epochs"]
+        return super().load(loader, state, start, ended=ended)
+
+    def discard(self, loader: Any) -> bool:
         """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
         loader.next_iter_state = None
+        return True
 
-    def begin(self, loader: Any, resume: Resume | None) -> IteratorAndReader:
+    def begin(self, loader: Any, start: Start) -> IteratorAndReader:
         """Begin an epoch. Call on the thread that may draw from torch's global generator.
 
         Args:
             loader: The user's loader.
-            resume: Number of batches to skip after the position of the loaded state, and the seed of new workers; or ``None``.
+            start: Start of the epoch. The loaded state is read from the loader: Accelerate may have loaded it.
 
         Raises:
             ArgumentError: If persistent workers cannot load the state of the dataset.
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
-        self._resumable.draws_ahead = None
-        skip = 0 if resume is None else resume.batches
-        seed = None if resume is None else resume.seed
-        if self._resumed and _is_hugging_face_stream(loader.dataset):
+        self.draws_ahead = None
+        if self._resumed and self._is_of_hugging_face:
             _reset_stream(loader)
-        loaded_state: Any = loader.next_iter_state
-        extra_state: Any = loaded_state.get(_EXTRA_KEY) if isinstance(loaded_state, Mapping) else None
-        is_at_end = extra_state is not None and loaded_state["_iterator_finished"]
-        if is_at_end and self._loads_state_at_end(loader) and has_persistent_workers(loader):
-            raise ArgumentError(
-                "persistent_workers must be False to go on from the end of an epoch if the dataset has a state, got True: "
-                "torchdata's persistent workers read samples while they load the state. Leave persistent_workers out in the "
-                "StatefulDataLoader."
-            )
-        if is_at_end and not self._loads_state_at_end(loader):
-            if not self._is_stream and loaded_state.get("dataset_state") is not None:
-                loader.dataset.load_state_dict(loaded_state["dataset_state"])
-            self._resumable.restore_end(extra_state, same_order=self._same_order)
-            if has_persistent_workers(loader):
-                seed = 0  # the seeds of persistent workers were drawn in an earlier epoch
-            loaded_state = extra_state = loader.next_iter_state = None
-        self._resumed = loaded_state is not None
-        has_matching_states = (loaded_state is None) is (extra_state is None)
-        if self._records_order and has_matching_states and not loader._initial_iter_for_state_dict:
-            start = None if extra_state is None else Resume(0, None, extra_state, self._same_order)
-            if start is None and seed is not None:
-                start = Resume(0, seed, None, False)
-            iterator, read_order = self._resumable.begin_recorded(loader, start)
+        state: Any = loader.next_iter_state
+        extra_state = self.index_state(state)
+        worker_seed = start.worker_seed
+        if extra_state is not None and state["_iterator_finished"]:
+            persistent = has_persistent_workers(loader)
+            if self._dataset_has_state and (persistent or self._is_stream) and not self._is_of_hugging_face:
+                if persistent:
+                    raise ArgumentError(
+                        "persistent_workers must be False to go on from the end of an epoch if the dataset has a state, got "
+                        "True: torchdata's persistent workers read samples while they load the state. Leave "
+                        "persistent_workers out in the StatefulDataLoader."
+                    )
+            else:  # torchdata need not load the state
+                if not self._is_stream and state.get("dataset_state") is not None:
+                    loader.dataset.load_state_dict(state["dataset_state"])
+                self._indexed.restore_end(extra_state, same_order=start.same_order)
+                worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
+                state = extra_state = loader.next_iter_state = None
+        self._resumed = state is not None
+        if self._records_order and (state is None) is (extra_state is None) and not loader._initial_iter_for_state_dict:
+            worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
+            iterator, read_order = self._indexed.begin(loader, Start(0, worker_seed, extra_state, start.same_order))
+            self.draws_ahead = self._indexed.draws_ahead
             if self.draws_ahead is not None:
-                self.draws_ahead.items_before_first += skip
-            return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), read_order)
+                self.draws_ahead.items_before_first += start.batches
+            return drop_first(iterator, start.batches), _with_extra(state_reader(loader, iterator), read_order)
         iterator = begin_iterator(loader)
         if extra_state is not None:
-            set_states(self._resumable.generators, extra_state["generators"])
-        state_at_start = self._state()
-        read_torchdata = state_reader(loader, iterator)
-        # A loaded state with the key "batches" was saved by ``_begin_reread``.
-        begins_at_start = loaded_state is None or (extra_state is not None and "batches" in extra_state)
-        if self._is_stream and begins_at_start and (self._must_reread(loader) or _has_no_stream_state(read_torchdata(False))):
-            return self._begin_reread(iterator, read_torchdata, skip, loaded_state, state_at_start)
-        if _is_hugging_face_stream(loader.dataset) and loaded_state is None:
-            read_torchdata = _without_stream_before_first(iterator, read_torchdata)
-
-        def read_extra(ended: bool) -> dict[str, Any]:
-            return self._state() if ended else state_at_start
-
-        return drop_first(iterator, skip), self._reader(read_torchdata, read_extra)
-
-    def _state(self) -> dict[str, Any]:
-        """Return the current states of generators and epochs of samplers."""
-        return self._resumable.state(states_of(self._resumable.generators))
-
-    def _reader(self, read_torchdata: StateReader, read_extra: StateReader) -> StateReader:
-        """Return a function that reads torchdata's state, with the additional state in it."""
-
-        def read_both(ended: bool) -> Any:
-            state = read_torchdata(ended)
-            return state if isinstance(state, Exception) else {**state, _EXTRA_KEY: {**read_extra(ended), "ended": ended}}
-
-        return read_both
-
-    def _begin_reread(
-        self, iterator: Any, read: StateReader, skip: int, loaded_state: Any, extra_state_at_start: Mapping[str, Any]
-    ) -> IteratorAndReader:
-        """Begin an epoch of a stream that is read again from its beginning.
-
-        The state of such an epoch is the state at its beginning, and the number of batches to drop.
-
-        Args:
-            iterator: Iterator of the loader.
-            read: Function that reads torchdata's state.
-            skip: Number of batches to skip after the position of the loaded state.
-            loaded_state: State that was loaded into the loader, or ``None``.
-            extra_state_at_start: Additional state at the beginning of the epoch.
-        """
-        state_at_start = _without_streams(read(False) if loaded_state is None else loaded_state)
-        batches = 0 if loaded_state is None else loaded_state[_EXTRA_KEY]["batches"]
+            set_states(self._indexed.generators, extra_state["generators"])
+        extra_at_start = self._indexed.state()
+        read = state_reader(loader, iterator)
 
         def read_start(ended: bool) -> Any:
-            state = read(True) if ended else state_at_start
-            extra_state = self._state() if ended else extra_state_at_start
-            return {**state, _EXTRA_KEY: {**extra_state, "ended": ended, "batches": max(batches, iterator._num_yielded)}}
+            extra_at_start["batches"] = max(dropped, iterator._num_yielded)
+            return read(True) if ended else state_at_start
 
-        return drop_first(iterator, batches + skip), read_start
+        def read_begun(ended: bool) -> Any:
+            # Before the first batch, a stream of Hugging Face returns the state of an earlier epoch.
+            return read(ended) if iterator._num_yielded or ended else _without_streams(read(ended))
 
-    def _loads_state_at_end(self, loader: Any) -> bool:
-        """Return whether torchdata loads the state at the end of an epoch into the dataset."""
-        if self._is_stream:
-            return has_state_methods(loader.dataset) and not _is_hugging_face_stream(loader.dataset)
-        return has_state_methods(loader.dataset) and has_persistent_workers(loader)
+        def read_extra(ended: bool) -> Any:
+            return self._indexed.state() if ended else dict(extra_at_start)
 
-    @staticmethod
-    def _must_reread(loader: Any) -> bool:
-        """Return whether the stream must be read again from its beginning, although it has a state."""
-        return _is_hugging_face_stream(loader.dataset) and _shuffles_in_memory(loader.dataset)
-
-
-def is_before_first(state: Any) -> bool:
-    """Return whether ``state`` is from before the first batch: a result of ``state_before_first``, or ``None``."""
-    return state is None or (isinstance(state, Mapping) and set(state) == {_EXTRA_KEY})
-
-
-def is_graph(loader: Any) -> bool:
-    """Return whether ``loader`` is a ``torchdata.nodes.Loader``."""
-    return any(cls.__module__ == "torchdata.nodes.loader" for cls in type(loader).__mro__)
+        # A loaded state with the key "batches" is from an epoch that is read again.
+        begins_at_start = state is None or (extra_state is not None and "batches" in extra_state)
+        rereads = self._is_of_hugging_face and _shuffles_in_memory(loader.dataset)
+        if self._is_stream and begins_at_start and (rereads or _has_no_stream_state(read(False))):
+            # The state of an epoch that is read again is the state at its beginning, and the number of batches to drop.
+            dropped = 0 if extra_state is None else extra_state["batches"]
+            state_at_start = _without_streams(read(False) if state is None else state)
+            return drop_first(iterator, dropped + start.batches), _with_extra(read_start, read_extra)
+        is_begun = self._is_of_hugging_face and state is None
+        return drop_first(iterator, start.batches), _with_extra(read_begun if is_begun else read, read_extra)
 
 
-def begin_graph(loader: Any, skip: int) -> IteratorAndReader:
-    """Begin an epoch of a graph of torchdata's nodes.
-
-    On resumption, torchdata reads the number of indices again that the samplers had yielded. Before this, the generators of
-    samplers are restored. Torch's global generator, from which a sampler without a generator draws, is not restored.
-
-    Args:
-        loader: The user's ``Loader``.
-        skip: Number of batches to skip after the position of the loaded state.
-    """
-    samplers = [node.sampler for node in _nodes(loader.root) if hasattr(node, "sampler")]
-    generators = {
-        f"{number}.{path}": generator
-        for number, sampler in enumerate(samplers)
-        for path, part in parts(sampler).items()
-        if isinstance(generator := getattr(part, "generator", None), torch.Generator)
-    }
-    loaded_state = loader._next_iter_state_dict
-    extra_state = loaded_state.get(_EXTRA_KEY, {}) if isinstance(loaded_state, Mapping) else {}
-    set_states(generators, extra_state.get("generators", {}))
-    start = states_of(generators)
-    iterator = iter(loader)
-    if extra_state.get("ended") and not loader.restart_on_stop_iteration:
-        next(iterator, None)  # reaches the end of the resumed epoch, so that the nodes increase their epoch
-        start = states_of(generators)
-        iterator = iter(loader)
-    read = state_reader(loader, iterator)
+def _with_extra(read: StateReader, read_extra: StateReader) -> StateReader:
+    """Return a function that reads torchdata's state, with the additional state in it."""
 
     def read_both(ended: bool) -> Any:
         state = read(ended)
-        if isinstance(state, Exception):
-            return state
-        return {**state, _EXTRA_KEY: {"generators": start, "ended": ended}}
+        return state if isinstance(state, Exception) else {**state, _EXTRA_KEY: read_extra(ended)}
 
-    return drop_first(iterator, skip), read_both
+    return read_both
+
+
+class GraphSource(Source):
+    """Adapter of a graph of torchdata's nodes.
+
+    On resumption, torchdata reads the number of indices again that the samplers had yielded. Before this, the generators of
+    samplers are restored. Torch's global generator, from which a sampler without a generator draws, is not restored.
+    """
+
+    def state_before_first(self, loader: Any) -> Any:
+        """Return ``None``: reading the state would begin an iteration."""
+        return None
+
+    def begin(self, loader: Any, start: Start) -> IteratorAndReader:
+        """Begin an epoch at the state that was loaded into the loader."""
+        samplers = [node.sampler for node in _nodes(loader.root) if hasattr(node, "sampler")]
+        paths = {f"{number}.{path}": part for number, sampler in enumerate(samplers) for path, part in parts(sampler).items()}
+        generators = generators_of(paths)
+        extra_state = (loader._next_iter_state_dict or {}).get(_EXTRA_KEY, {})
+        set_states(generators, extra_state.get("generators", {}))
+        states = states_of(generators)
+        iterator = iter(loader)
+        if extra_state.get("ended") and not loader.restart_on_stop_iteration:
+            next(iterator, None)  # reaches the end of the resumed epoch, so that the nodes increase their epoch
+            states = states_of(generators)
+            iterator = iter(loader)
+        read = _with_extra(state_reader(loader, iterator), lambda ended: {"generators": states, "ended": ended})
+        return drop_first(iterator, start.batches), read
+
+
+def source_of(loader: Any) -> Source:
+    """Return the adapter of a wrapped loader."""
+    if any(cls.__module__ == "torchdata.nodes.loader" for cls in type(loader).__mro__):
+        return GraphSource(loader)
+    if keeps_state(loader):
+        return StatefulSource(loader)
+    return IndexedSource(loader) if is_by_index(loader) else Source(loader)
+
+
+def keeps_state(loader: Any) -> bool:
+    """Return whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator and state in itself."""
+    cls = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    return cls is not None and isinstance(loader, cls) and uses_iteration_of(loader, cls)
 
 
 def _nodes(root: Any) -> list[Any]:
@@ -293,23 +273,6 @@ def _without_streams(state: Any) -> Any:
     for part in _stream_states(state_copy):
         part["dataset_state"] = None
     return state_copy
-
-
-def _without_stream_before_first(iterator: Any, read: StateReader) -> StateReader:
-    """Return a function like ``read`` that omits the state of the stream before the first batch.
-
-    Before the first batch, a stream of Hugging Face returns the state of an earlier epoch.
-    """
-
-    def read_begun(ended: bool) -> Any:
-        return read(ended) if iterator._num_yielded or ended else _without_streams(read(ended))
-
-    return read_begun
-
-
-def _is_hugging_face_stream(dataset: Any) -> bool:
-    """Return whether ``dataset`` is an ``IterableDataset`` of Hugging Face's ``datasets``."""
-    return any(cls.__module__ == "datasets.iterable_dataset" for cls in type(dataset).__mro__)
 
 
 def _shuffles_in_memory(dataset: Any) -> bool:

@@ -22,13 +22,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note, without_addresses
+from gpuaug.core.settings import default_device
 
 _WAKE_ITEM = (None, None)
 """(index, data) in the form of a worker's result. A ``DataLoader`` that receives it raises, because no task has this index."""
@@ -378,19 +379,50 @@ def index_sampler(loader: Any) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
+class Start(NamedTuple):
+    """Start of the next epoch of a wrapped loader. By default the epoch begins at its first batch."""
+
+    batches: int = 0
+    """Number of batches to skip."""
+    worker_seed: int | None = None
+    """Seed for the seeds of workers. ``None``: the ``DataLoader`` draws them from its generator."""
+    state: Any = None
+    """Loaded state of the wrapped loader; ``None``: the current state."""
+    same_order: bool = True
+    """Whether to raise an error if the order of the samples differs from the order in ``state``."""
+
+
+FIRST_BATCH = Start()
+"""Start of an epoch at its first batch."""
+
+START_WITH_NEW_WORKERS = Start(worker_seed=0)
+"""Start of an epoch whose workers get a keyed seed, because the old workers had drawn theirs in an earlier epoch."""
+
+
 @contextmanager
-def sampler_replaced(loader: Any, replacement: Any) -> Iterator[None]:
-    """Context manager in which ``replacement`` is the sampler of ``loader``."""
+def replaced_while_beginning(loader: Any, sampler: Any, worker_seed: int | None) -> Iterator[None]:
+    """Context manager in which ``sampler`` is the sampler of ``loader``, and a seed decides the seeds of workers.
+
+    Args:
+        loader: A ``DataLoader``.
+        sampler: Replacement for the result of ``index_sampler``.
+        worker_seed: Seed for the seeds of workers. ``None``: the loader draws them from its generator.
+    """
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     user_sampler = vars(loader)[name]
+    user_generator = loader.generator
 
     def set_sampler(sampler: Any) -> None:
         vars(loader)[name] = sampler  # DataLoader.__setattr__ would raise
         if loader._iterator is not None:  # with persistent workers
             loader._iterator._index_sampler = sampler
 
-    set_sampler(replacement)
+    set_sampler(sampler)
+    if worker_seed is not None:
+        device = default_device() if user_generator is None else user_generator.device
+        loader.generator = torch.Generator(device).manual_seed(worker_seed)
     try:
         yield
     finally:
         set_sampler(user_sampler)
+        loader.generator = user_generator

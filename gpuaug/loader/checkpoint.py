@@ -10,18 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
-
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
-from gpuaug.feed.draws_ahead import states_of
+from gpuaug.feed.draws_ahead import read_open_to_end
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.prepared_loader import PreparedLoader, ReadState, RunPosition
-from gpuaug.feed.resumable import Resume, is_state
-from gpuaug.feed.stateful import is_before_first, is_graph
-from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, is_stateful, set_epoch_of
-from gpuaug.loader.agreement import WAY_OUT, batches_done, check_source, description, differences
+from gpuaug.feed.prepared_loader import PreparedLoader, ReadState
+from gpuaug.feed.wrapped_loader import (
+    FIRST_BATCH,
+    START_WITH_NEW_WORKERS,
+    Start,
+    epoch_of,
+    has_persistent_workers,
+    set_epoch_of,
+)
+from gpuaug.loader.agreement import Difference, batches_done, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
+
+_WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 MAX_SEED = 2**64 - 1
 """Largest seed: it is packed into 64 bits of the random-number key."""
@@ -36,7 +41,7 @@ _RELEASE_OF_VERSION = {1: "0.2.0"}
 """Older version of the format → newest release of gpuaug that reads it."""
 
 
-class Snapshot(NamedTuple):
+class SavedState(NamedTuple):
     """Position of the training loop, with the state of the wrapped loader. The fields are keys of the saved state."""
 
     epoch: int
@@ -50,15 +55,38 @@ class Snapshot(NamedTuple):
     """State of the wrapped loader, or the error that reading it raised; ``None`` if the state cannot be read."""
 
 
-_POSITION_ATTRIBUTES = (
-    *("_seed", "_seed_is_set", "_snapshot"),
-    *("_epoch", "_fixed_epoch", "_chosen", "_first_batch", "_skip", "_loaded_source", "_resume"),
-)
-"""Attributes of ``Progress`` that hold the position of the training loop and of the next iterator."""
+class _Next(NamedTuple):
+    """Position at which the next iterator begins."""
+
+    epoch: int | None = None
+    """Epoch if it was set or loaded; ``None``: one after the epoch of the last iterator."""
+    chosen: bool = False
+    """Whether ``epoch`` was set with ``set_epoch``."""
+    first_batch: int = 0
+    """Index of the first batch, according to a loaded state."""
+    skipped: int = 0
+    """Number of further batches to skip, set with ``skip``."""
+    start: Start = FIRST_BATCH
+    """Start of the epoch of the wrapped loader, according to a loaded state."""
+
+    @property
+    def batch(self) -> int:
+        """Index of the first batch that the iterator returns."""
+        return self.first_batch + self.skipped
 
 
-_NEW_WORKERS = Resume(0, 0, None, False)
-"""Position at the beginning of an epoch before which persistent workers, which have drawn their seed, were running."""
+class _Plan(NamedTuple):
+    """Effects of loading a state that has been checked."""
+
+    seed: int
+    saved: SavedState
+    """The loaded state. ``batch`` is the number of batches that the current run has to skip."""
+    ended: bool
+    """Whether the next iterator begins the next epoch."""
+    restarts: bool
+    """Whether the state is from before the first batch, and the run begins anew."""
+    differences: list[Difference]
+    """Differences between the saved run and the current run."""
 
 
 class Progress:
@@ -87,24 +115,12 @@ class Progress:
         self._seed_is_set = seed is not None
         self._loader = loader
         self._feed = feed
-        self._resumable = feed.resumable
-        self._stateful = feed.stateful
+        self._source = feed.source
         self._end_iterations = end_iterations
         self._prepared = prepared
+        self._saved: SavedState | None = None
         self._epoch = -1
-        self._fixed_epoch: int | None = None
-        """Epoch of the next iterator if it was set or loaded; ``None``: one after ``_epoch``."""
-        self._chosen = False
-        """Whether ``_fixed_epoch`` was set with ``set_epoch``."""
-        self._first_batch = 0
-        """Index of the first batch of the next iterator, according to a loaded state."""
-        self._skip = 0
-        """Number of further batches that the next iterator skips, set with ``skip``."""
-        self._snapshot: Snapshot | None = None
-        self._loaded_source: Any = None
-        """State that was loaded into the wrapped loader, until an iterator begins from it."""
-        self._resume: Resume | None = None
-        """Position at which the next iterator begins; ``None``: the first batch."""
+        self._next = _Next()
 
     @property
     def seed(self) -> int:
@@ -117,79 +133,70 @@ class Progress:
         self._seed_is_set = True
 
     @property
-    def position_state(self) -> tuple[Any, ...]:
-        """Position of the training loop and of the next iterator, as an opaque tuple. Assign the tuple to restore both."""
-        return tuple(getattr(self, name) for name in _POSITION_ATTRIBUTES)
+    def position_state(self) -> dict[str, Any]:
+        """Position of the training loop and of the next iterator. Assign the mapping to restore both."""
+        return {name: vars(self)[name] for name in ("_seed", "_seed_is_set", "_saved", "_epoch", "_next")}
 
     @position_state.setter
-    def position_state(self, value: tuple[Any, ...]) -> None:
-        for name, entry in zip(_POSITION_ATTRIBUTES, value, strict=True):
-            setattr(self, name, entry)
+    def position_state(self, value: Mapping[str, Any]) -> None:
+        vars(self).update(value)
 
     @property
-    def position_state_of_copy(self) -> tuple[Any, ...]:
+    def position_state_of_copy(self) -> dict[str, Any]:
         """``position_state`` for a copy of the loader, whose persistent workers start anew if this loader's are running.
 
         The copy's workers get a seed without drawing it from the loader's generators, as running workers draw none.
         """
-        resume = self._resume
-        if resume is None and has_persistent_workers(self._loader) and self._feed.has_running_workers:
-            resume = _NEW_WORKERS
-        return (*self.position_state[:-1], resume)
+        read_open_to_end(self._source.variables)  # as the next iterator of this loader would do
+        following = self._next
+        if following.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
+            following = following._replace(start=START_WITH_NEW_WORKERS)
+        return {**self.position_state, "_next": following}
 
     @property
     def can_resume(self) -> bool:
         """Whether an iteration over the wrapped loader can begin at any batch."""
-        return self._resumable is not None or is_stateful(self._loader)
+        return self._source.has_state
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator."""
-        if self._resumable is not None and epoch != self._next_epoch:
-            self._first_batch = 0
-            self._resume = None  # the saved position belongs to another epoch
-        if self._stateful is not None and self._loaded_source is not None and epoch != self._next_epoch:
-            self._first_batch = 0
-            self._loaded_source = None
-            self._stateful.discard_loaded_state(self._base_loader)
-        self._fixed_epoch = epoch
-        self._chosen = True
+        is_other_epoch = epoch != self._next_epoch
+        if self._next.start.state is not None and is_other_epoch and self._source.discard(self._feed.loader):
+            self._next = self._next._replace(first_batch=0, start=FIRST_BATCH)  # the saved position belongs to another epoch
+        self._next = self._next._replace(epoch=epoch, chosen=True)
         set_epoch_of(self._loader, epoch)
 
     def skip(self, batches: int) -> None:
         """Skip the first ``batches`` batches of the next iterator."""
-        self._skip = batches
+        self._next = self._next._replace(skipped=batches)
 
-    def resume(self, rank: int) -> Resume | None:
-        """Position at which the next iterator begins, for ``Feed.open``; ``None``: the first batch."""
-        if self._resume is None:
-            return Resume(self._skip, None, None, False) if self._skip else None
-        position = rng.Position(self._seed, self._next_epoch, rank, self._first_batch + self._skip)
-        return self._resume._replace(batches=self._resume.batches + self._skip, seed=position.key("workers"))
+    def start(self, rank: int) -> Start:
+        """Start of the wrapped loader's next epoch, for ``Feed.open``."""
+        start = self._next.start
+        seed = start.worker_seed
+        if seed is not None:
+            seed = rng.Position(self._seed, self._next_epoch, rank, self._next.batch).key("workers")
+        return start._replace(batches=start.batches + self._next.skipped, worker_seed=seed)
 
     def prepare(self) -> None:
         """Set the epoch of the next iterator if Accelerate has prepared the wrapped loader. Call before the iterator begins."""
         if self._prepared is None:
             return
         loaded = self._prepared.loaded_position()
-        if loaded is not None and self._fixed_epoch in (None, loaded.epoch):
-            self._fixed_epoch = loaded.epoch
-            self._first_batch = loaded.batch
-            self._seed = self._seed if self._seed_is_set else loaded.seed
+        if loaded is not None and self._next.epoch in (None, loaded["epoch"]):
+            self._next = self._next._replace(epoch=loaded["epoch"], first_batch=loaded["batch"])
+            self._seed = self._seed if self._seed_is_set else loaded["seed"]
         self._prepared.prepare(self._next_epoch)
         skipped_by_sampler, skipped_by_loader = self._prepared.skipped
-        self._first_batch = max(self._first_batch, skipped_by_sampler)
-        self._skip = max(self._skip, skipped_by_loader)
+        self._next = self._next._replace(
+            first_batch=max(self._next.first_batch, skipped_by_sampler), skipped=max(self._next.skipped, skipped_by_loader)
+        )
 
-    def begin(self, source: Any) -> Snapshot:
+    def begin(self, source: Any) -> SavedState:
         """Begin an iterator with ``source`` as the wrapped loader's state, and return the iterator's first position."""
         self._epoch = self._next_epoch
-        start = Snapshot(self._epoch, self._first_batch + self._skip, False, self._chosen, source)
-        self._fixed_epoch = None
-        self._chosen = False
-        self._first_batch = 0
-        self._skip = 0
-        self._loaded_source = None
-        self._resume = None
+        start = SavedState(self._epoch, self._next.batch, False, self._next.chosen, source)
+        self._next = _Next()
         if self._prepared is not None:
             self._prepared.begin()
         self.set_position(start)
@@ -202,11 +209,12 @@ class Progress:
         If the wrapped loader has ``state_dict``, the loader's state is restored too. A loader that is not a ``DataLoader`` may
         store the state in itself instead of its iterator. In that case open iterators end.
         """
-        source = self._loaded_source
-        if is_stateful(self._loader) and not self._is_dataloader:
+        loader: Any = self._feed.loader
+        source = None if self._source.begins_anywhere else self._next.start.state
+        if self._source.stores_position:
             self._end_iterations()
-            source = self.state_dict()["source"] if self._snapshot is not None else None
-            source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
+            source = self.state_dict()["source"] if self._saved is not None else None
+            source = copy.deepcopy(loader.state_dict()) if source is None else source
         restored_prepared = nullcontext() if self._prepared is None else self._prepared.restored_at_end()
         position_state = self.position_state
         try:
@@ -214,22 +222,22 @@ class Progress:
                 yield
         finally:
             if source is not None:
-                self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
+                loader.load_state_dict(copy.deepcopy(source))
             self.position_state = position_state
-            if self._chosen and self._fixed_epoch is not None:
-                set_epoch_of(self._loader, self._fixed_epoch)
+            if self._next.chosen and self._next.epoch is not None:
+                set_epoch_of(self._loader, self._next.epoch)
 
-    def set_position(self, position: Snapshot) -> None:
+    def set_position(self, position: SavedState) -> None:
         """Set the position of the training loop. Called by the iterator that was read last."""
         if self._prepared is not None:
             read_state: ReadState = position.source
             ended = position.ended or read_state.is_last
-            next_position = RunPosition(self._seed, position.epoch + ended, 0 if ended else position.batch)
+            next_position = {"seed": self._seed, "epoch": position.epoch + ended, "batch": 0 if ended else position.batch}
             self._prepared.hand_over(read_state, next_position)
             if position.ended:
                 self._prepared.end(position.epoch)
             position = position._replace(source=read_state.state)
-        self._snapshot = position
+        self._saved = position
 
     def record_close(self) -> None:
         """Record that an iterator was closed, at the end of the epoch or earlier."""
@@ -252,14 +260,17 @@ class Progress:
         Raises:
             Exception: The error that the wrapped loader raised when its state was read.
         """
-        position = self._snapshot or Snapshot(self._next_epoch, 0, False, self._chosen, self._source_before_first())
+        position = self._saved
+        if position is None:
+            source = self._source.state_before_first(self._feed.loader)
+            position = SavedState(self._next_epoch, 0, False, self._next.chosen, source)
         if isinstance(position.source, Exception):
             raise position.source
         return {
             "version": VERSION,
             "seed": self._seed,
             **copy.deepcopy(position._asdict()),
-            **description(self._device_setup.stage_pairs, self._resumable),
+            **description(self._device_setup.stage_pairs, self._source),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -286,120 +297,71 @@ class Progress:
         Warns:
             GpuAugWarning: For each difference, if ``strict`` is false.
         """
-        state = _checked_state(state_dict)
-        saved_position = Snapshot(*(state[name] for name in Snapshot._fields))
         strict = flag("strict", strict, "Leave it out to raise an error for each difference.")
-        resumable = self._resumable
-        source = saved_position.source
-        batch = saved_position.batch
-        check_source(source, batch, self._loader, resumable, self._stateful)
-        before_first = not saved_position.ended and not batch and _is_before_first(source)
-        if before_first and not self._can_restart:
+        plan = self._checked_plan(_checked_state(state_dict))
+        for name, saved_value, current_value, way_out in plan.differences:
+            if strict:
+                raise ArgumentError(
+                    f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
+                    "To resume with different batches, pass strict=False to load_state_dict."
+                )
+            warnings.warn(
+                f"Batches from {0 if plan.ended else plan.saved.batch} on differ from an uninterrupted run, because "
+                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+        self._end_iterations()  # no thread may read the loader while its state changes
+        self._apply(plan, strict=strict)
+
+    def _checked_plan(self, state: dict[str, Any]) -> _Plan:
+        """Return the effects of loading a state, after checking that it fits the wrapped loader. Changes nothing."""
+        saved = SavedState(*(state[name] for name in SavedState._fields))
+        source = self._source
+        loader = self._feed.loader
+        restarts = not saved.ended and not saved.batch
+        if not restarts or saved.source is not None:
+            source.check(loader, saved.source)
+        restarts = restarts and source.is_before_first(saved.source)
+        is_past_it = self._saved is not None and not source.is_before_first(self._saved.source)
+        if restarts and is_past_it and not source.can_restart(loader):
             name = type(self._loader).__name__
             raise ArgumentError(
                 f"The state cannot be loaded, because it is from before the first batch, and the {name} is past it. "
                 f"Load the state into a StreamedLoader around a new {name}."
             )
         seed = self._seed if self._seed_is_set else state["seed"]
-        current = {"seed": seed, **description(self._device_setup.stage_pairs, self._resumable, state.get("decoders", ()))}
-        state["settings"], current["settings"] = self._loader_settings(source)
-        all_differences = list(differences(state, current))
-        if all_differences and strict:
-            name, saved_value, current_value, way_out = all_differences[0]
-            raise ArgumentError(
-                f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
-                "To resume with different batches, pass strict=False to load_state_dict."
-            )
-        ended = saved_position.ended or _is_finished(source)
-        if resumable is not None and not ended:
-            batch = min(batches_done(state, current, sharded=resumable.ranks is not None), MAX_COUNT)
-        first_batch = 0 if ended else batch
-        for name, saved_value, current_value, way_out in all_differences:
-            warnings.warn(
-                f"Batches from {first_batch} on differ from an uninterrupted run, because {name[0].lower()}{name[1:]} "
-                f"was {saved_value} in the state and is {current_value}. {way_out}",
-                GpuAugWarning,
-                stacklevel=2,
-            )
-        self._end_iterations()  # no thread may read the loader while its state changes
-        if saved_position.chosen and not ended:
-            set_epoch_of(self._loader, saved_position.epoch)
-        source = copy.deepcopy(source)
-        self._resume = None
-        self._loaded_source = None
-        if before_first:
-            self._restart(source)
-        elif resumable is None:
-            if source is not None:
-                self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            if self._stateful is not None:
-                self._stateful.restore(source, same_order=strict)
-            self._loaded_source = source
-        elif source is not None:
-            resumable.epochs = source["epochs"]
-            if ended:
-                with rng.generator_lock:  # the sampler may draw from torch's global generator
-                    resumable.restore_end(source, same_order=strict)
-            else:
-                self._resume = Resume(batch, 0, source, strict)
-            if ended and getattr(self._loader, "persistent_workers", False):
-                self._resume = _NEW_WORKERS
-        self._seed = seed
-        self._epoch = saved_position.epoch
-        self._fixed_epoch = None if ended else saved_position.epoch
-        self._chosen = False if ended else saved_position.chosen
-        self._first_batch = first_batch
-        self._skip = 0
-        self._snapshot = saved_position._replace(batch=batch, source=source)
+        current = {"seed": seed, **description(self._device_setup.stage_pairs, source, state.get("decoders", ()))}
+        index_state = source.index_state(saved.source)
+        state["settings"], current["settings"] = (
+            ({}, {}) if index_state is None else (index_state["settings"], source.settings())
+        )
+        ended = saved.ended or _is_finished(saved.source)
+        if source.begins_anywhere and not ended:
+            saved = saved._replace(batch=min(batches_done(state, current, sharded=source.ranks is not None), MAX_COUNT))
+        return _Plan(seed, saved, ended, restarts, list(differences(state, current)))
 
-    @property
-    def _is_dataloader(self) -> bool:
-        """Whether the wrapped loader is a ``DataLoader``, also if Accelerate has prepared it.
-
-        A ``DataLoader`` stores its position in its iterators: the next iterator begins at the first batch or at a loaded state.
-        """
-        return isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader)
-
-    def _source_before_first(self) -> Any:
-        """Return the state of the wrapped loader before the first batch of the first epoch; ``None`` if it cannot be read."""
-        if self._resumable is not None:
-            return self._resumable.state(states_of(self._resumable.generators))
-        if self._stateful is not None:
-            return self._stateful.state_before_first()
-        if self._is_dataloader or is_graph(self._loader):
-            return None  # reading the state would begin an iteration
-        return self._loader.state_dict()  # type: ignore[attr-defined]
-
-    @property
-    def _can_restart(self) -> bool:
-        """Whether ``_restart`` suffices to begin at the first batch of the first epoch."""
-        if self._resumable is not None or self._snapshot is None or is_before_first(self._snapshot.source):
-            return True
-        return self._stateful is not None and self._stateful.can_restart(self._base_loader)
-
-    def _restart(self, source: Any) -> None:
-        """Let the next iterator begin as the first one did, with ``source`` as the wrapped loader's state before it."""
-        self._feed.end_persistent_workers()  # new workers draw their seeds from the generators, as in the first epoch
-        if self._stateful is not None:
-            self._stateful.restart(self._base_loader, source)
-        elif source is not None and self._resumable is not None:
-            self._resumable.restart(source)
-
-    @property
-    def _base_loader(self) -> Any:
-        """The wrapped loader; the ``DataLoader`` that it wraps if Accelerate has prepared it."""
-        return self._loader if self._prepared is None else self._prepared.dataloader
-
-    def _loader_settings(self, source: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the settings of the wrapped loader, such as its batch size: (in its state, current); both empty if unknown."""
-        if self._stateful is not None:
-            return self._stateful.settings(source)
-        return ({}, {}) if self._resumable is None or source is None else (source["settings"], self._resumable.settings())
+    def _apply(self, plan: _Plan, *, strict: bool) -> None:
+        """Load a state that has been checked."""
+        saved = plan.saved._replace(source=copy.deepcopy(plan.saved.source))
+        loader = self._feed.loader
+        if saved.chosen and not plan.ended:
+            set_epoch_of(self._loader, saved.epoch)
+        if plan.restarts:
+            self._feed.end_persistent_workers()  # new workers draw their seeds from the generators, as in the first epoch
+            self._source.restart(loader, saved.source)
+            start = FIRST_BATCH
+        else:
+            start = self._source.load(loader, saved.source, Start(saved.batch, same_order=strict), ended=plan.ended)
+        self._seed = plan.seed
+        self._saved = saved
+        self._epoch = saved.epoch
+        self._next = _Next(start=start) if plan.ended else _Next(saved.epoch, saved.chosen, saved.batch, start=start)
 
     @property
     def _next_epoch(self) -> int:
-        if self._fixed_epoch is not None:
-            return self._fixed_epoch
+        if self._next.epoch is not None:
+            return self._next.epoch
         return max(self._epoch + 1, epoch_of(self._loader) if self._prepared is None else self._prepared.epoch)
 
 
@@ -410,29 +372,24 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
         ArgumentError, ArgumentTypeError: If ``state`` is not a state of a ``StreamedLoader``.
     """
     if not isinstance(state, Mapping):
-        raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {WAY_OUT}")
-    version = whole_number("state['version']", state.get("version", VERSION), WAY_OUT, least=1)
+        raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {_WAY_OUT}")
+    version = whole_number("state['version']", state.get("version", VERSION), _WAY_OUT, least=1)
     if version != VERSION:
         way_out = "A newer release of gpuaug saved this state. Install that release."
         if version in _RELEASE_OF_VERSION:
             way_out = f'Resume with the release that saved it: pip install "gpuaug=={_RELEASE_OF_VERSION[version]}".'
         raise ArgumentError(f"state['version'] must be {VERSION}, got {version}. {way_out}")
-    names = ("version", "seed", *Snapshot._fields, "ranks", "stages")
+    names = ("version", "seed", *SavedState._fields, "ranks", "stages")
     if missing := [name for name in names if name not in state]:
-        raise ArgumentError(f"state must have the keys {', '.join(names)}, got no {', '.join(missing)}. {WAY_OUT}")
+        raise ArgumentError(f"state must have the keys {', '.join(names)}, got no {', '.join(missing)}. {_WAY_OUT}")
     limits = {"seed": MAX_SEED, "epoch": MAX_SEED, "batch": MAX_COUNT, "ranks": MAX_COUNT}
-    numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=limit) for name, limit in limits.items()}
-    flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}
+    numbers = {name: whole_number(f"state[{name!r}]", state[name], _WAY_OUT, most=limit) for name, limit in limits.items()}
+    flags = {name: flag(f"state[{name!r}]", state[name], _WAY_OUT) for name in ("ended", "chosen")}
     for name in ("stages", "decoders"):
         entries = state.get(name, {})
         if not isinstance(entries, Mapping) or not all(isinstance(text, str) for pair in entries.items() for text in pair):
-            raise ArgumentTypeError(f"state[{name!r}] must be a mapping of names to text, got {shown(entries)}. {WAY_OUT}")
+            raise ArgumentTypeError(f"state[{name!r}] must be a mapping of names to text, got {shown(entries)}. {_WAY_OUT}")
     return {**state, **numbers, **flags}
-
-
-def _is_before_first(source: Any) -> bool:
-    """Whether the state ``source`` of the wrapped loader is from before the first batch of the first epoch."""
-    return is_before_first(source) or (is_state(source) and "order" not in source)
 
 
 def _is_finished(source: Any) -> bool:

@@ -28,19 +28,11 @@ _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 _LIBRARY_PREFIXES = ("kornia.", "torchvision.transforms.")
 """Packages whose classes are described by all attributes, because attributes and constructor parameters may differ in name."""
 
-_IGNORED_ATTRIBUTES = frozenset(
-    {
-        *vars(nn.Module()),
-        *(
-            "_params",
-            "_transform_matrix",
-            "_transform_matrices",
-            "_transform_matrix_params",
-            "_transform_matrix_params_snapshot",
-        ),
-        *("_lazy_matrix_args", "_output_image", "input_dtype", "transform_op", "_valid_ops_for_transform_computation"),
-    }
+_CHANGING_ATTRIBUTES = (
+    "_params _transform_matrix _transform_matrices _transform_matrix_params _transform_matrix_params_snapshot "
+    "_lazy_matrix_args _output_image input_dtype transform_op _valid_ops_for_transform_computation"
 )
+_IGNORED_ATTRIBUTES = frozenset({*vars(nn.Module()), *_CHANGING_ATTRIBUTES.split()})
 """Attributes of modules that a definition omits, because they change during a run or do not depend on an argument."""
 
 _IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator
@@ -134,13 +126,10 @@ class _Writer:
         return self._object(value)
 
     def _array(self, value: Any) -> str:
-        array = value.astype(value.dtype.newbyteorder("="), copy=False)
-        if array.dtype.kind in "USMm":  # strings, bytes and times
-            checksum = _checksum(np.ascontiguousarray(array).tobytes())
-            return f"array(dtype={array.dtype}, shape={array.shape}, checksum={checksum})"
-        if array.dtype.hasobject or array.dtype.kind == "V" or array.dtype.char in "gG":  # their bytes are addresses or padding
+        array = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False))
+        if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # their bytes may be addresses or padding
             return f"array(dtype={array.dtype}, {self.text(array.tolist())})"
-        return _tensor(torch.as_tensor(np.ascontiguousarray(array)))
+        return _tensor(torch.as_tensor(array))
 
     def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
         """Return ``name=value`` texts in the order of ``values``, texts of several lines last."""
@@ -153,14 +142,14 @@ class _Writer:
         function = inspect.unwrap(getattr(value, "__func__", value))
         code = getattr(function, "__code__", None)
         if code is not None:
-            names = code.co_varnames[: code.co_argcount]
-            defaults = function.__defaults__ or ()
-            arguments += self._keyword_texts(dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)))
-            arguments += self._keyword_texts(function.__kwdefaults__ or {})
-            for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-                content = getattr(cell, "cell_contents", ...)
-                if type(content) in _PLAIN_TYPES:
-                    arguments.append(f"{name}={self.text(content)}")
+            parameters = inspect.signature(function).parameters
+            defaults = {name: parameter.default for name, parameter in parameters.items()}
+            closure = {
+                name: getattr(cell, "cell_contents", ...)
+                for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
+            }
+            arguments += self._keyword_texts({name: value for name, value in defaults.items() if value is not inspect._empty})
+            arguments += self._keyword_texts({name: value for name, value in closure.items() if type(value) in _PLAIN_TYPES})
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
     def _object(self, value: Any) -> str:
@@ -202,19 +191,18 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
     For Kornia and torchvision, all attributes; for other libraries, the attributes named like a constructor parameter.
     """
-    instance_attributes = getattr(value, "__dict__", {})
     if dataclasses.is_dataclass(value):
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
         return
-    classes: tuple[Any, ...] = type(value).__mro__
-    names = _parameters(classes[0])
-    of_library = any(map(_is_of_library, classes))
-    of_kornia = any(cls.__module__.startswith("kornia.") for cls in classes)
-    for name, attribute in instance_attributes.items():
-        if name in _IGNORED_ATTRIBUTES or isinstance(attribute, _IGNORED_TYPES) or not (of_library or name.strip("_") in names):
+    cls: Any = type(value)
+    of_library = any(map(_is_of_library, cls.__mro__))
+    of_kornia = any(base.__module__.startswith("kornia.") for base in cls.__mro__)
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        if name in _IGNORED_ATTRIBUTES or isinstance(attribute, _IGNORED_TYPES):
             continue
         # Kornia's modules store the dtype that .to() sets, and distributions that are computed from other attributes.
-        if not (of_kornia and (name == "dtype" or isinstance(attribute, Distribution))):
+        is_computed = of_kornia and (name == "dtype" or isinstance(attribute, Distribution))
+        if (of_library or name.strip("_") in _parameters(cls)) and not is_computed:
             yield name, attribute
 
 

@@ -11,9 +11,8 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
-from gpuaug.feed.draws_ahead import generator_variables
+from gpuaug.feed.draws_ahead import generator_variables, read_open_to_end
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.resumable import read_open_to_end
 from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
@@ -107,10 +106,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     shared = loader._shared
     stats = shared.stats
     variables = generator_variables(parts(loader.loader).values())
-    # Open iterations of the user may draw from these generators. They read their samplers to the end now, and draw again when
-    # the generators are restored.
-    open_draws = read_open_to_end(variables)
-    generator_states = [(set_state, get_state()) for get_state, set_state in variables]
+    read_open_to_end(variables)
+    generator_states = [(variable, variable.get()) for variable in variables]
     dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
@@ -121,10 +118,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
         shared.stats = stats
         if stop_workers:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
-        for set_state, state in generator_states:
-            set_state(state)
-        for draws_ahead in open_draws:
-            draws_ahead.makes_postponed_draws = True
+        for variable, state in generator_states:
+            variable.set(state)
         for dataset, state_dict in dataset_states:
             dataset.load_state_dict(state_dict)
 

@@ -36,7 +36,7 @@ from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import STOP_S, FeedIterator
 from gpuaug.feed.wrapped_loader import add_collate_advice
 from gpuaug.loader.branches import Branches
-from gpuaug.loader.checkpoint import Snapshot
+from gpuaug.loader.checkpoint import SavedState
 from gpuaug.loader.in_flight import Launched, Submitted
 from gpuaug.loader.state import LoaderState
 from gpuaug.stages.base import BoundStage
@@ -59,7 +59,7 @@ class PipelinedIterator:
         shared: LoaderState,
         feed_iterator: FeedIterator,
         bound_stages: Sequence[BoundStage],
-        start: Snapshot,
+        start: SavedState,
         first_position: Position,
         depth: int,
     ) -> None:
@@ -172,7 +172,7 @@ class PipelinedIterator:
         stats.batches += 1
         stats.ready = len(self.launched_batches)
         self._set_position(
-            Snapshot(self._loop_position.epoch, batch_index + 1, False, self._loop_position.chosen, launched.state)
+            SavedState(self._loop_position.epoch, batch_index + 1, False, self._loop_position.chosen, launched.state)
         )
         self.feed_iterator.refill()
         hooks.on_hand_over(batch_index, consumer)
@@ -253,7 +253,7 @@ class PipelinedIterator:
             self._lanes.wait_for_all_lanes()
             raise
 
-    def _set_position(self, position: Snapshot) -> None:
+    def _set_position(self, position: SavedState) -> None:
         self._loop_position = position
         self._shared.progress.set_position(position)
 

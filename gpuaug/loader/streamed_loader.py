@@ -317,8 +317,8 @@ class StreamedLoader:
             max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
-            resume = shared.progress.resume(rank)
-            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth + max_submitted, resume)
+            max_ahead = self._depth + max_submitted
+            feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)
             start = shared.progress.begin(feed_iterator.state_at_start)
             first_position = Position(self.seed, start.epoch, rank, start.batch)

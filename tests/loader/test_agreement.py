@@ -101,18 +101,6 @@ def test_other_stage_is_refused_by_what_differs(kind):
         loader.load_state_dict(state, strict=False)
 
 
-def test_same_stages_are_taken_after_they_ran():
-    def loader():
-        stages = [fuse(pipeline()), TransformStage(pipeline(), name="bare"), FeatureStage(encoder())]
-        return StreamedLoader([torch.rand(2, 3, 2, 2)] * 2, stages, device="cpu", seed=1)
-
-    ran = loader()
-    next(iter(ran))
-    resumed = loader()
-    resumed.load_state_dict(saved(ran.state_dict()))
-    assert len(list(resumed)) == 1
-
-
 @pytest.mark.parametrize(("names", "others"), [("ab", "ba"), ("ab", "a"), ("", "a")])
 def test_other_names_of_stages_are_refused(names, others):
     def loader(names):

@@ -24,63 +24,6 @@ from torch.utils.data import Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
-from gpuaug.loader.checkpoint import VERSION
-
-IN_PROCESS = [kind for kind in SOURCES if kind.endswith("in this process")]
-STOPS = {
-    **{(kind, "plain"): (0, 1, BATCHES) for kind in IN_PROCESS},
-    **{(kind, "ring"): (4, BATCHES - 1) for kind in IN_PROCESS},
-    ("two workers", "plain"): (BATCHES,),
-    ("two workers", "ring"): (4,),
-    ("one worker, every third state", "plain"): (BATCHES - 1,),
-    ("one worker, every third state", "ring"): (4,),
-    ("workers that persist", "plain"): (4,),
-    ("a stream", "plain"): (1,),
-    ("a stream", "ring"): (BATCHES - 1,),
-    ("a stream with a state", "plain"): (0,),
-    ("a stream with a state", "ring"): (4,),
-}
-"""Number of batches before each stop, by source and feed. Sources with workers stop once: workers take time to start."""
-
-
-@pytest.mark.parametrize(("kind", "feed"), STOPS)
-def test_resumed_epoch_equals_uninterrupted_run(kind, feed):
-    make, counts = SOURCES[kind], STOPS[kind, feed]
-    expected, states = [], []
-    with streamed(make, kind=kind, feed=feed) as whole:
-        batches = iter(whole)
-        states.append(saved(whole.state_dict()))
-        for batch in batches:
-            expected.append(bits(batch))
-            states.append(saved(whole.state_dict()))
-    assert len(expected) == BATCHES
-    for count in counts:
-        state = stopped_at(4, streamed(make, kind=kind, feed=feed)) if count == 4 else states[count]
-        with streamed(make, kind=kind, feed=feed) as resumed:
-            resumed.load_state_dict(state)
-            rest = [bits(batch) for batch in resumed]
-        assert same(rest, expected[count:]), count
-
-
-@pytest.mark.parametrize(
-    ("kind", "depth"),
-    [
-        *((kind, depth) for kind in IN_PROCESS for depth in (0, 2, 5)),
-        *(pytest.param("two workers", depth, marks=() if depth == 5 else pytest.mark.slow) for depth in (0, 2, 5)),
-    ],
-)
-def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
-    by_itself, loader = SOURCES[kind](), streamed(SOURCES[kind], kind=kind, depth=depth)
-    alone, read_ahead = iter(by_itself), iter(loader)
-    for count in range(1, BATCHES + 1):
-        next(alone), next(read_ahead)
-        state = loader.state_dict()
-        source, stages = state.pop("source"), state.pop("stages")
-        assert list(stages) == ["first", "second"]
-        assert state == {
-            "version": VERSION, "seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False, "ranks": 1
-        }  # fmt: skip
-        assert repr(without_orders(source)) == repr(without_orders(by_itself.state_dict()))
 
 
 @pytest.mark.parametrize("kind", ["in this process", pytest.param("two workers", marks=pytest.mark.slow)])
@@ -97,38 +40,6 @@ def test_state_dict_follows_the_iterator_read_last(kind):
     resumed = streamed(SOURCES[kind])
     resumed.load_state_dict(yielded)
     assert same([bits(batch) for batch in resumed], [bits(batch) for batch in streamed(SOURCES[kind])][3:])
-
-
-def without_orders(state):
-    """What workers seed themselves by is drawn anew in each process, and the order is kept beside torchdata's state."""
-    if not isinstance(state, dict):
-        return state
-    left = ("_base_seed", "_sampler_iter_state", "gpuaug_order")
-    return {key: without_orders(value) for key, value in state.items() if key not in left}
-
-
-def test_draws_after_resume_equal_uninterrupted_run():
-    def loader():
-        return StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=7)
-
-    went_on, resumed = loader(), loader()
-    resumed.load_state_dict(stopped_at(3, loader()))
-    epochs = [torch.cat(list(went_on)).tolist() for _ in range(3)]
-    assert [torch.cat(list(resumed)).tolist() for _ in range(3)] == [epochs[0][9:], *epochs[1:]]
-    assert epochs[1] != epochs[2]
-
-
-def test_resume_after_ended_epoch_begins_the_next():
-    make = one_worker
-    ended = streamed(make)
-    list(ended)
-    state = saved(ended.state_dict())
-    assert (state["epoch"], state["batch"], state["ended"]) == (0, BATCHES, True)
-    resumed = streamed(make)
-    resumed.load_state_dict(state)
-    assert resumed.state_dict()["ended"]
-    assert same([bits(batch) for batch in resumed], [bits(batch) for batch in ended])
-    assert resumed.state_dict()["epoch"] == 1
 
 
 def test_state_dict_before_first_batch():
@@ -165,19 +76,6 @@ def test_seed_of_state_is_adopted_where_none_was_given():
     other = stopped_at(2, streamed(make, seed=9))
     resumed.load_state_dict(other)
     assert resumed.seed == 9, "it adopts each state's"
-
-
-def test_resume_then_set_epoch_continues_mid_epoch():
-    make = SOURCES["in this process"]
-    whole = streamed(make)
-    whole.set_epoch(3)
-    expected = [bits(batch) for batch in whole]
-    stopped = streamed(make)
-    stopped.set_epoch(3)
-    resumed = streamed(make)
-    resumed.load_state_dict(stopped_at(2, stopped))
-    resumed.set_epoch(3)
-    assert same([bits(batch) for batch in resumed], expected[2:])
 
 
 class Reordered(Sampler):
@@ -310,24 +208,3 @@ def test_resume_repeats_failed_batch():
     resumed = StreamedLoader(make(), [fails_once], device="cpu", seed=1)
     resumed.load_state_dict(loader.state_dict())
     assert same([bits(batch) for batch in resumed], expected[4:])
-
-
-def test_resume_repeats_failed_first_batch():
-    make, fails = one_worker, [True]
-
-    def stage(images):
-        if fails[0]:
-            raise ZeroDivisionError("at first")
-        return images + torch.rand(())
-
-    loader = StreamedLoader(make(), [stage], device="cpu", seed=1)
-    with pytest.raises(ZeroDivisionError):
-        list(loader)
-    state = loader.state_dict()
-    assert (state["epoch"], state["batch"]) == (0, 0)
-    fails[0] = False
-    resumed = StreamedLoader(make(), [stage], device="cpu", seed=1)
-    resumed.load_state_dict(state)
-    assert same(
-        [bits(batch) for batch in resumed], [bits(batch) for batch in StreamedLoader(make(), [stage], device="cpu", seed=1)]
-    )

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from support.loader.checkpoints import Counter, Shards, Tape, stopped_at
-from support.loader.resumed_loaders import Loaded, generator
+from support.loader.resumed_loaders import GLOBAL, OPTIONS, WORKERS, Loaded, generator, noisy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 from torchdata import nodes
@@ -97,7 +97,7 @@ ORDERS = {
 
 def read(source, tells):
     """Batches of some epochs, and the state behind each batch and each epoch, with torch's generator as it was then."""
-    loader, epochs, states = StreamedLoader(source, device="cpu", seed=7), [], {}
+    loader, epochs, states = StreamedLoader(source, [noisy], device="cpu", seed=7), [], {}
     with loader:
         for epoch in range(EPOCHS):
             if tells:
@@ -112,7 +112,7 @@ def read(source, tells):
 
 def resumed_from(make, state, position, tells, *, stops_again):
     """What is left of the epoch of a state, and the epochs behind it; with another stop in between."""
-    loader, rest = StreamedLoader(make(), device="cpu"), []
+    loader, rest = StreamedLoader(make(), [noisy], device="cpu"), []
     held, torch_state = state
     torch.set_rng_state(torch_state)
     with loader:
@@ -333,6 +333,19 @@ def test_a_state_from_before_the_first_batch_begins_the_run_anew(kind, order, op
             loader.load_state_dict(first)
             assert repr(loader.state_dict()) == repr(first)
             assert run(loader) == expected
+
+
+OTHER_SAMPLERS = [
+    pytest.param(kind, options, id=f"{kind}, {options}", marks=[pytest.mark.slow] * bool(options))
+    for kind in [*OPTIONS, *GLOBAL]
+    for options in WORKERS
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), OTHER_SAMPLERS)
+def test_any_sampler_that_depends_on_its_epoch_and_its_generators_is_exact(kind, options):
+    positions = few_positions if options else some_positions
+    assert measured(lambda: DataLoader(Loaded(), **{**OPTIONS, **GLOBAL}[kind](), **options), positions) == "exact"
 
 
 def every_position_but_the_first(epochs):

@@ -23,11 +23,23 @@ def stopped(streamed):
     return streamed.state_dict()
 
 
-@example("state['source'] must be the state of a …, got …. Pass what state_dict() of a StreamedLoader returned")
+@example("state['source'] must be the state of a …, got …. Pass what state_dict() of a StreamedLoader around a …")
+def state_of_another_kind_of_loader(told):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    state = stopped(loader())
+    with told:
+        gpuaug.StreamedLoader(StatefulDataLoader(range(8), 2), device="cpu", seed=0).load_state_dict(state)
+    stateful = gpuaug.StreamedLoader(StatefulDataLoader(range(8), 2), device="cpu", seed=0)
+    next(iter(stateful))
+    gpuaug.StreamedLoader(StatefulDataLoader(range(8), 2), device="cpu", seed=0).load_state_dict(stateful.state_dict())
+
+
+@example("Pass what state_dict() of a StreamedLoader returned")
 def state_of_a_dataloader(told):
     state = stopped(loader())
     with told:
-        loader().load_state_dict({**state, "source": 3})
+        loader().load_state_dict({**state, "seed": "x"})
     streamed = loader()
     next(iter(streamed))
     loader().load_state_dict(streamed.state_dict())
@@ -65,16 +77,6 @@ def state_from_before_the_first_batch(told):
     renewed = make()
     renewed.load_state_dict(state)
     assert len(list(renewed)) == 8
-
-
-@example("got the state of a plain DataLoader or a list")
-def state_of_another_kind_of_loader(told):
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    state = stopped(loader())
-    with told:
-        gpuaug.StreamedLoader(StatefulDataLoader(range(8), 2), device="cpu", seed=0).load_state_dict(state)
-    loader().load_state_dict(state)
 
 
 @example("To resume with different batches, pass strict=False to load_state_dict")
