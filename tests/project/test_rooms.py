@@ -61,9 +61,9 @@ BUDGETS = {
     "benchkit": 745,
     "cli": 245,
     "core": 1_526,
-    "decode": 4_841,
+    "decode": 4_849,
     "feed": 2_431,
-    "fusion": 13_016,
+    "fusion": 13_012,
     "integrations": 49,
     "loader": 1_408,
     "profiler": 1_197,
@@ -76,7 +76,6 @@ A budget goes down with every removal. A commit that raises it says what the lin
 """
 
 SINGLE_CLASSES = {
-    "feed.prepared_loader",
     "fusion.lower.by_name",
     "fusion.ops.torchvision.iou_crop",
     "fusion.ops.torchvision.timm",

@@ -159,7 +159,8 @@ class Index(NamedTuple):
         ends = np.append(np.flatnonzero(self.packets.has_visible_frame), len(rank))
         ranges: list[tuple[int, int]] = []
         for key, packet in sorted(needs):
-            first, last = int(keys[key]), int(ends[np.searchsorted(ends, packet, side="right")]) - 1
+            first = int(keys[key])
+            last = int(ends[np.searchsorted(ends, packet, side="right")]) - 1
             if self.frames.are_decoded:
                 # H.264 from a non-IDR key frame: the decoder outputs a frame only after up to ``reorder`` more packets.
                 last = min(last + self.stream.reorder, len(rank) - 1)
@@ -352,7 +353,8 @@ def _gives_display_order(scanned: NDArray[np.void], codec: str, reorder: int) ->
     if (stamps == _NO_STAMP).any() or (stamps[1:] <= stamps[0]).any():
         return False
     # Decoding time stamps that descend begin again. Frames before and after this packet have similar time stamps.
-    order, dts = stamps.argsort(), scanned["dts"][scanned["dts"] != _NO_STAMP]
+    order = stamps.argsort()
+    dts = scanned["dts"][scanned["dts"] != _NO_STAMP]
     if (np.diff(dts) < 0).any() or not np.diff(stamps[order]).all():
         return False
     distance = np.abs(order - np.arange(len(order))).max()
@@ -378,7 +380,9 @@ def _decode(stream: Any, count: int) -> tuple[Any, NDArray[np.int64], list[int]]
     context = stream.codec_context
     libav.limit_pixels(context, limits.MAX_FRAME_PIXELS)
     context.thread_count = 1
-    first_frame, packet_of_frame, keys = None, list[int](), list[int]()
+    first_frame = None
+    packet_of_frame: list[int] = []
+    keys: list[int] = []
     for number, packet in enumerate(itertools.chain(packets_of(stream.container), [None])):
         if packet is not None:
             packet.pts = packet.dts = number

@@ -150,7 +150,8 @@ class ClipLayout:
         for _, run in itertools.groupby(on_card, lambda pair: (pair[1] - pair[0], conversions[pair[1]])):
             (_, first), *others = run
             height, width, matrix, full_range, orientation = conversions[first]
-            count, area = (len(others) + 1) * self.frames, height * width
+            count = (len(others) + 1) * self.frames
+            area = height * width
             source = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, width)
             target = data[int(self.starts[first]) :][: count * area * 3].view(count, *self.sizes[first].tolist(), 3)
             chunk = max(MOST_CONVERTED // area, 1)

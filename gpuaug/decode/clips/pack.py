@@ -72,7 +72,8 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
     memory[-PADDING:] = 0
     start = 0
     for sample, (video, clip_pts, content, packets, instant) in read_clips.items():
-        first, end = len(packet_records), start + len(content)
+        first = len(packet_records)
+        end = start + len(content)
         table[sample] = (start, len(content), len(video.extradata), first, len(packets), instant, *video.stream)
         pts[sample] = clip_pts
         packet_records += [(start + offset, *record) for offset, *record in packets]  # type: ignore[misc]

@@ -116,7 +116,8 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
     Returns:
         Reason why the clip cannot be decoded; an empty string on success.
     """
-    av, stream = libav.required_module(), info.stream
+    av = libav.required_module()
+    stream = info.stream
     try:
         context = _context(av, data, info)
         missing = set(info.positions)  # time stamps of the selected frames that were not decoded yet

@@ -35,7 +35,8 @@ def decode_as_stored(layout: Layout, info: ImageInfo, decode: Callable[[Any], ND
     pixels = decode(library)
     if pixels.ndim == 2:
         pixels = pixels[..., None]
-    shape, dtype = (info.height, info.width, info.channels), np.dtype(str(layout.dtype).removeprefix("torch."))
+    shape = (info.height, info.width, info.channels)
+    dtype = np.dtype(str(layout.dtype).removeprefix("torch."))
     if pixels.shape != shape or pixels.dtype != dtype:
         return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {dtype} {shape}"
     return pixels

@@ -215,6 +215,8 @@ class BoxCropOp(IndexOp):
     draws_size = True
     columns: ClassVar[int]
     """Number of drawn numbers per sample."""
+    has_kernel: ClassVar[bool] = False
+    """Whether a Triton kernel chooses the windows."""
     min_side_and_area: tuple[float, float] = (0.0, 0.0)
     """(side, area) in pixels: a box stays valid if its part inside the crop has at least this side and this area."""
 

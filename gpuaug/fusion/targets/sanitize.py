@@ -199,7 +199,8 @@ def _sanitize_packed(targets: PackedTargets, per_box: Collection[str] | None) ->
     counts = dict(zip(valid.packed.samples, valid.packed.lengths, strict=True))
     if any(sample not in counts and not _has_no_boxes(record) for sample, record in enumerate(layout.records)):
         return None
-    keys, named = _keys(layout.records, per_box), frozenset(per_box or ())
+    keys = _keys(layout.records, per_box)
+    named = frozenset(per_box or ())
     for (sample, name), value in zip(layout.others, targets.others, strict=True):
         if isinstance(value, _SEQUENCES) and (name in named or _length(value) == counts.get(sample)):
             return None

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpuaug.fusion.backends.triton.boxes import maximum, minimum
 from gpuaug.fusion.backends.triton.crops import bits24_of, splitmix64_mix, uniform_of
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT
 from gpuaug.fusion.ops.torchvision.iou_crop import ROUNDS, SEED_LENGTH, IoUCrop
 
@@ -143,12 +144,13 @@ def box_windows_kernel(
         tl.store(valid + box, tl.where(is_whole, 1, is_inside.to(tl.uint8)), mask=is_owned)
 
 
-def box_windows(op: IoUCrop, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the windows as ``op.windows`` does, bit for bit, on the current stream.
 
     Cost:
         One launch.
     """
+    assert isinstance(op, IoUCrop)
     windows = torch.empty(len(sides), 4, device=sides.device)
     valid = torch.empty(len(boxes), dtype=torch.bool, device=sides.device)
     launch = _windows_launch(op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio)

@@ -33,6 +33,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
     """``v2.RandomIoUCrop``."""
 
     columns = SEED_LENGTH + ROUNDS
+    has_kernel = True
     description = "crop by boxes"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
