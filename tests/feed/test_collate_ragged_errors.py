@@ -20,135 +20,70 @@ CLIP = np.zeros((2, 4, 4, 3), np.uint8)
 LARGE = np.broadcast_to(np.zeros(1, np.uint8), (16384, 16384, 3))
 """Three quarters of 2**30 pixels' values, in one byte."""
 REFUSED = {
-    "floating": (
-        [torch.rand(3, 4, 4)],
-        ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0. Remove .* ToTensor",
-    ),
-    "floating member": (
-        [(torch.rand(3, 4, 4), 1)],
-        ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Remove",
-    ),
+    "floating": ([torch.rand(3, 4, 4)], r"Images must be uint8, got torch.float32 in sample 0. Remove .* ToTensor"),
+    "floating member": ([(torch.rand(3, 4, 4), 1)], r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Remove"),
     "floating later": (
         [{"x": FINE}, {"x": np.zeros((2, 2, 3), np.float32)}],
-        ArgumentTypeError,
         r"Images must be uint8, got float32 in sample 1 at \[.x.\]. Remove",
     ),
-    "a path": (
-        ["a.jpg"],
-        ArgumentTypeError,
-        r"Images must be PIL images, .*, got str in sample 0. Decode the image in .*: PIL.Image.open\(…\) or cv2.imread\(…\)\.",
-    ),
-    "paths": ([("a.jpg", 1)], ArgumentTypeError, r"got str in sample 0 at \[0\]. Decode the image"),
-    "nothing later": (
-        [Pair(FINE, 1), Pair(None, 1)],
-        ArgumentTypeError,
-        r"got NoneType in sample 1 at .image. Decode the image",
-    ),
-    "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode the image"),
-    "two dimensions": (
-        [torch.zeros(4, 4, dtype=torch.uint8)],
-        ArgumentError,
-        r"Images must be \(H, W\) or .*, got a tensor of shape \(4, 4\) in sample 0. For a grey tensor",
-    ),
+    "paths": ([("a.jpg", 1)], r"got str in sample 0 at \[0\]. Decode the image"),
+    "nothing later": ([Pair(FINE, 1), Pair(None, 1)], r"got NoneType in sample 1 at .image. Decode the image"),
+    "an empty sample": ([()], r"got tuple in sample 0. Decode the image"),
     "five dimensions": (
         [(np.zeros((1, 1, 4, 4, 3), np.uint8),)],
-        ArgumentError,
         r"Images must be .*, and clips .*, got an array of shape \(1, 1, 4, 4, 3\) in sample 0 at \[0\]",
     ),
     "a clip behind an image": (
         [(FINE,), (CLIP,)],
-        ArgumentError,
         r"an image in all samples or a clip in all samples, got an array of shape \(2, 4, 4, 3\) in sample 1 at \[0\]. Return",
     ),
-    "an image behind a clip": ([CLIP, FINE], ArgumentError, r"a clip in all samples, got a PIL image .* in sample 1. Return"),
-    "a number behind a clip": ([CLIP, 3], ArgumentTypeError, r"got int in sample 1. Decode the image"),
-    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Remove"),
+    "an image behind a clip": ([CLIP, FINE], r"a clip in all samples, got a PIL image .* in sample 1. Return"),
+    "a number behind a clip": ([CLIP, 3], r"got int in sample 1. Decode the image"),
+    "a floating clip": ([torch.rand(2, 3, 4, 4)], r"must be uint8, got torch.float32 in sample 0. Remove"),
     "a clip of another length": (
         [CLIP, np.concatenate([CLIP, CLIP])],
-        ArgumentError,
         r"Clips of a batch must have as many frames as the first, 2, got 4 in sample 1. Return the same number",
     ),
-    "a clip without frames": (
-        [CLIP[:0]],
-        ArgumentError,
-        r"must have pixels, .* \(0, 4, 4, 3\) in sample 0. Leave",
-    ),
-    "a clip without channels": ([CLIP, CLIP[..., :0]], ArgumentError, r"1 to 4 channels, .* of shape \(4, 4, 0\) in sample 1"),
-    "channels last in a tensor": (
-        [torch.zeros(48, 64, 3, dtype=torch.uint8)],
-        ArgumentError,
-        r"Images must have 1 to 4 channels, which come first in tensors and last in arrays, got a tensor of shape "
-        r"\(48, 64, 3\) in sample 0. Permute the axes: image.permute\(2, 0, 1\)",
-    ),
-    "channels first in an array": (
-        [FINE, np.zeros((3, 48, 64), np.uint8)],
-        ArgumentError,
-        r"1 to 4 channels, .* \(3, 48, 64\) in sample 1",
-    ),
-    "no channels": ([np.zeros((4, 4, 0), np.uint8)], ArgumentError, r"1 to 4 channels, .* \(4, 4, 0\) in sample 0"),
+    "a clip without frames": ([CLIP[:0]], r"must have pixels, .* \(0, 4, 4, 3\) in sample 0. Leave"),
+    "a clip without channels": ([CLIP, CLIP[..., :0]], r"1 to 4 channels, .* of shape \(4, 4, 0\) in sample 1"),
+    "no channels": ([np.zeros((4, 4, 0), np.uint8)], r"1 to 4 channels, .* \(4, 4, 0\) in sample 0"),
     "no pixels": (
         [FINE, np.zeros((0, 4, 3), np.uint8)],
-        ArgumentError,
         r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave the image out of the dataset.",
     ),
     "no pixels in a tensor": (
         [torch.zeros(3, 4, 0, dtype=torch.uint8)],
-        ArgumentError,
         r"must have pixels, .* in sample 0. Leave the image out",
     ),
     "no pixels of PIL's": (
         [FINE, PIL.Image.new("RGB", (0, 4))],
-        ArgumentError,
         r"must have pixels, .*size \(0, 4\) in sample 1. Leave the image",
     ),
     "too long": (
         [FINE, np.zeros((1, 2**24, 3), np.uint8)],
-        ArgumentError,
         r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Split the image in the dataset",
     ),
-    "16 bits": (
-        [FINE, PIL.Image.new("I;16", (4, 4))],
-        ArgumentError,
-        r"8 bits per channel, got a PIL image of mode 'I;16' .* in sample 1. Pack such images without conversion",
-    ),
-    "32 bits": ([PIL.Image.new("I", (4, 4))], ArgumentError, r"8 bits per channel, .* mode 'I' .* in sample 0. Scale"),
-    "floating of PIL's": (
-        [PIL.Image.new("F", (4, 4))],
-        ArgumentError,
-        r"8 bits per channel, .* mode 'F' .* in sample 0. Scale",
-    ),
-    "elsewhere": (
-        [torch.zeros(3, 4, 4, dtype=torch.uint8, device="meta")],
-        ArgumentError,
-        r"Images must be on the host, got one on meta in sample 0. Return image.cpu\(\)",
-    ),
+    "32 bits": ([PIL.Image.new("I", (4, 4))], r"8 bits per channel, .* mode 'I' .* in sample 0. Scale"),
+    "floating of PIL's": ([PIL.Image.new("F", (4, 4))], r"8 bits per channel, .* mode 'F' .* in sample 0. Scale"),
     "too large together": (
         [(LARGE, 0), (LARGE, 1), (LARGE, 2), (LARGE, 3)],
-        ArgumentError,
         r"fewer than 2\*\*31 values, got 2415919104 up to sample 2 at \[0\]. Lower batch_size",
     ),
     "other members": (
         [{"x": FINE, "y": 1}, {"x": FINE}],
-        ArgumentError,
         r"Samples must have the members of the first, 'x', 'y', got 'x' in sample 1. Return samples with the same members",
     ),
-    "another length": (
-        [(FINE, 1), (FINE, 1), (FINE, 1, 2)],
-        ArgumentError,
-        r"the first, 0, 1, got 0, 1, 2 in sample 2. Return",
-    ),
-    "another form": ([(FINE, 1), 5], ArgumentError, r"the first, 0, 1, got int in sample 1. Return"),
-    "other views": ([([FINE, FINE], 1), ([FINE], 1)], ArgumentError, r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
-    "no samples": ([], ArgumentError, r"A batch must have a sample, got none. Leave empty batches out"),
+    "another length": ([(FINE, 1), (FINE, 1), (FINE, 1, 2)], r"the first, 0, 1, got 0, 1, 2 in sample 2. Return"),
+    "another form": ([(FINE, 1), 5], r"the first, 0, 1, got int in sample 1. Return"),
+    "other views": ([([FINE, FINE], 1), ([FINE], 1)], r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
+    "no samples": ([], r"A batch must have a sample, got none. Leave empty batches out"),
 }
 
 
-@pytest.mark.parametrize(("samples", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_invalid_samples_are_refused_with_sample_index(samples, error, text):
+@pytest.mark.parametrize(("samples", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_invalid_samples_are_refused_with_sample_index(samples, text):
     for convert in (False, True):
-        with pytest.raises(error, match=text):
+        with pytest.raises(gpuaug.GpuAugError, match=text):
             collate_ragged(samples, convert=convert)
 
 

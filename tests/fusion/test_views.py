@@ -7,6 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.batches.pairwise import sweep
 from support.batches.ragged import images_of, one_by_one, pack
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
@@ -97,7 +98,7 @@ def test_views_draw_sizes_of_their_own():
 
 def test_views_of_different_seeds_differ():
     augment = gpuaug.fuse(K.RandomCrop((4, 4)), views=4)
-    drawn = [view._drawn[0] for seed in range(8) for view in augment.draw((64, 3, 100, 100), seed=seed).views]
+    drawn = [internals.drawn(view)[0] for seed in range(8) for view in augment.draw((64, 3, 100, 100), seed=seed).views]
     assert len({(each["x"].tobytes(), each["y"].tobytes()) for each in drawn}) == 32
 
 

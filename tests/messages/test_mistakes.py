@@ -22,6 +22,7 @@ PICKED = K.ImageSequential(K.RandomInvert(p=1.0), MOVED, random_apply=1)
 TWO_SIZES = K.ImageSequential(MOVED, K.CenterCrop((4, 4), p=1.0), random_apply=1)
 SMOOTH_MASKS = {DataKey.MASK: {"resample": Resample.BILINEAR}}
 OTHER_MAXIMUM = {DataKey.INPUT: {"max_val": torch.tensor(0.5)}}
+UNCLAMPED = {"boxes": tv_tensors.BoundingBoxes(BOXES[0], format="XYXY", canvas_size=(8, 8), clamping_mode=None)}
 WHOLE_MASKS = tv_tensors.Mask(torch.zeros(2, 3, 8, 8))
 
 
@@ -78,6 +79,12 @@ MISTAKES = {
     "frames of a clip in a ragged batch must have one size": lambda: gpuaug.fuse(v2.Resize((8, 8)), ragged=True)(
         clip_of_two_sizes()
     ),
+    "format of … must be XYXY, XYWH or CXCYWH": lambda: gpuaug.fuse([FLIP, v2.ConvertBoundingBoxFormat("XYWHR")]),
+    "dtype of … must be set for images and masks only": lambda: gpuaug.fuse(
+        [FLIP, v2.ToDtype({tv_tensors.BoundingBoxes: torch.int64}, scale=True)]
+    ),
+    "must follow all transforms that move pixels": lambda: gpuaug.fuse([v2.SanitizeBoundingBoxes(), v2.CenterCrop(4)]),
+    "Boxes are always clipped to the image": lambda: AUGMENT(IMAGES, [UNCLAMPED] * 2, data_keys=["input", "targets"]),
     "into must be left out with on=None": lambda: gpuaug.TransformStage(torch.negative, on=None, into=1),
     "must name at least one member of the batch": lambda: gpuaug.TransformStage(torch.negative, on=()),
     "must be a key, an index or a tuple of them": lambda: gpuaug.TransformStage(torch.negative, on=[0, 1]),

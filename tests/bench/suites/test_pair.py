@@ -5,8 +5,6 @@ import pytest
 
 from bench.suites import pair
 
-FLAGS = ["--device", "cpu", "--size", "32", "--batch", "4", "--workers", "0"]
-
 
 def test_ratio_is_that_of_the_pairs_of_processes_with_its_interval():
     rounds = [[[100.0, 110.0], [200.0, 220.0], [1.0, 9.0]], [[100.0, 121.0], [100.0, 100.0]]]

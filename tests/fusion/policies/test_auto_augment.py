@@ -11,6 +11,7 @@ from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import PolicySequential
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.rand_augment import rand_augment
+from support import internals
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, overriding, photographs, programs
 from support.comparison.values import assert_values
 
@@ -293,11 +294,11 @@ def test_policy_magnitudes_and_signs_have_kornia_distribution(name, kind):
 
 def sample_by_sample(augment, images, draws):
     """Every sample alone through Kornia's own operations, with what it drew."""
-    choice = augment._program().ops[0]
+    choice = internals.program(augment).ops[0]
     done = []
     for index in range(len(images)):
         image = as_kornia_takes_them(images[index : index + 1])
-        for layer in draws._drawn[0]["layers"]:
+        for layer in internals.drawn(draws)[0]["layers"]:
             for entry in [entry for entry in layer if entry.mask[index]]:
                 member = choice.children[entry.child].members[entry.position]
                 params = member.op.params(entry.draws, entry.size)
@@ -322,7 +323,7 @@ def test_pick_sample_equals_each_sample_alone(name):
 
 def test_pick_sample_picks_evenly_and_independently():
     augment, batch = gpuaug.fuse(auto.RandAugment(2, 10), pick="sample"), 6000
-    layers = augment.draw((batch, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    layers = internals.drawn(augment.draw((batch, 3, 8, 8), seed=1))[0]["layers"]
     picked = np.full((2, batch), -1)
     for row, layer in zip(picked, layers, strict=True):
         for entry in layer:
@@ -337,7 +338,9 @@ def test_pick_sample_picks_evenly_and_independently():
 
 def test_pick_sample_gives_every_order_of_picks_the_same_chance():
     policy = [ONE_BY_ONE[name] for name in ("invert", "rotate", "sharpness", "equalize")]
-    layers = gpuaug.fuse(auto.RandAugment(3, 10, policy), pick="sample").draw((6000, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    layers = internals.drawn(gpuaug.fuse(auto.RandAugment(3, 10, policy), pick="sample").draw((6000, 3, 8, 8), seed=1))[0][
+        "layers"
+    ]
     picks = np.array([sum(entry.child * entry.mask for entry in layer) for layer in layers])
     orders, counts = np.unique(picks, axis=1, return_counts=True)
     assert set(map(tuple, orders.T)) == set(itertools.permutations(range(4), 3))
@@ -353,8 +356,8 @@ def test_pick_sample_moves_masks():
     _, masks = augment(images, positions, draws=draws, data_keys=["input", "mask"])
     for index in range(8):
         names = [
-            augment._program().ops[0].children[e.child].name
-            for layer in draws._drawn[0]["layers"]
+            internals.program(augment).ops[0].children[e.child].name
+            for layer in internals.drawn(draws)[0]["layers"]
             for e in layer
             if e.mask[index]
         ]

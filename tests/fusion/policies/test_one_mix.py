@@ -6,6 +6,7 @@ from collections import Counter
 import kornia.augmentation as K
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
 from support.comparison.values import assert_values
 
@@ -49,14 +50,14 @@ PIPELINES = {
 def test_mix_containers_replay_in_kornia(name, dtype):
     made, images = PIPELINES[name](), photographs(5, dtype=dtype)
     augment = gpuaug.fuse(made)
-    assert any(isinstance(op, OneMix) for op in augment._program().ops)
+    assert any(isinstance(op, OneMix) for op in internals.program(augment).ops)
     assert "left to Kornia" not in repr(augment)
     for seed in range(12):
         draws = augment.draw(images.shape, seed=seed)
         keys = {"data_keys": ["input"]} if isinstance(made, K.AugmentationSequential) else {}
         expected = made(as_kornia_takes_them(images), params=draws.as_kornia(), **keys)
         got = augment(images, draws=pickle.loads(pickle.dumps(draws)), data_keys=["input"])
-        if len(augment._program().ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
+        if len(internals.program(augment).ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
             assert_values(got, expected)
         torch.testing.assert_close(got, expected, atol=2e-4 if name == "in a pipeline" else 1e-6, rtol=0)
 
@@ -85,7 +86,7 @@ def test_one_mix_picks_follow_random_apply_weights():
     calls, names = 1500, [name for name, _ in made.named_children()]
     augment = gpuaug.fuse(made)
     by_batch = Counter(picked(augment, seed) for seed in range(calls))
-    parts = gpuaug.fuse(made, pick="sample").draw((calls, 1, 4, 4), seed=0)._drawn[0]["parts"]
+    parts = internals.drawn(gpuaug.fuse(made, pick="sample").draw((calls, 1, 4, 4), seed=0))[0]["parts"]
     by_sample = Counter({names[index]: int(where.sum()) for index, _, where in parts})
     for found in (by_batch, by_sample):
         assert found[names[3]] == 0
@@ -97,7 +98,7 @@ def test_one_mix_picks_follow_random_apply_weights():
 
 def test_one_mix_never_picks_a_weight_of_zero():
     made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
-    (op,) = gpuaug.fuse(made)._program().ops
+    (op,) = internals.program(gpuaug.fuse(made)).ops
     assert op._mix_index([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
 
 
@@ -124,7 +125,7 @@ def test_one_mix_apply_mask_is_drawn_once_per_batch():
     by_sample, batch = gpuaug.fuse(either(p=0.5), pick="sample"), (64, 1, 4, 4)
     seen = set()
     for seed in range(40):
-        parts = by_sample.draw(batch, seed=seed)._drawn[0]["parts"]
+        parts = internals.drawn(by_sample.draw(batch, seed=seed))[0]["parts"]
         assert all(drawn["apply_mask"].all() or not drawn["apply_mask"].any() for _, drawn, _ in parts)
         seen.add(tuple(bool(drawn["apply_mask"][0]) for _, drawn, _ in parts))
     assert len(seen) == 4

@@ -6,6 +6,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
+from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs, programs
 from support.comparison.values import assert_values
@@ -41,7 +42,7 @@ FORMS = {
 def test_random_apply_forms_replay_in_kornia(form, kind):
     made = kind(*modules(), **FORMS[form])
     augment, images = gpuaug.fuse(made), photographs()
-    assert isinstance(augment._program().ops[0], RandomApply)
+    assert isinstance(internals.program(augment).ops[0], RandomApply)
     assert "left to Kornia" not in repr(augment)
     for seed in range(6):
         draws = augment.draw(images.shape, seed=seed)

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import numpy as np
 import pytest
+from support import internals
 from support.comparison.replay import left_to_kornia
 
 import gpuaug
@@ -13,7 +14,7 @@ SIZE = Size(4, 3, 32, 32)
 
 
 def segments_of(*modules, **options):
-    return gpuaug.fuse(list(modules), **options)._program().segments
+    return internals.program(gpuaug.fuse(list(modules), **options)).segments
 
 
 def names(segment):
@@ -101,7 +102,10 @@ def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
 
 def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=(0, 1)))
-    picked = [augment._program().segments.picked_ops(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
+    picked = [
+        internals.program(augment).segments.picked_ops(internals.drawn(augment.draw(SIZE.shape, seed=seed)))
+        for seed in range(20)
+    ]
     assert {len(parts) for parts in picked} == {1}
     kinds = {type(op).__name__ for ((ops, _),) in picked for op in ops}
     assert kinds == {"IdentityOp", "OneOf"}

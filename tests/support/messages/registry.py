@@ -27,6 +27,9 @@ UNTRIED = {
     "The copy of a batch does not overlap with training": "needs a GPU",
     "because a CUDA graph cannot hold its encoder": "needs a GPU",
     "run without CUDA graphs, because a graph of": "needs a GPU",
+    "Freeze all parameters with ….requires_grad_(False)": "followed in tests/stages/test_feature.py",
+    "Move the encoder with ….to(…)": "followed in tests/stages/test_feature.py",
+    "encoder must not write to its input": "followed in tests/stages/test_bad_encoders.py",
 }
 """Reasons for messages without an example, by a part of the message."""
 CODE = re.compile(r"([A-Za-z_]\w*)(?:=(?!=)|\(|\[)")
