@@ -1,7 +1,6 @@
 """Advice about the wrapped loader and about collate functions."""
 
 import functools
-import threading
 
 import numpy as np
 import torch
@@ -25,64 +24,6 @@ def dataset_as_loader(told):
     assert len(list(gpuaug.StreamedLoader(DataLoader(dataset, batch_size=1), device="cpu"))) == 2
     ((got,), _) = gpuaug.StreamedLoader(DataLoader(dataset, batch_size=None), device="cpu")
     assert got.shape == (3, 8, 8)
-
-
-@example("This iterator ended, because a newer one took over")
-def two_iterators_on_persistent_workers(told):
-    def made(**options):
-        return gpuaug.StreamedLoader(DataLoader(range(6), 2, num_workers=1, **options), device="cpu")
-
-    with made(persistent_workers=True) as loader:
-        first = iter(loader)
-        next(first)
-        next(iter(loader))
-        with told:
-            next(first)
-        assert len(list(loader)) == 3, "finish the first loop"
-        assert len(list(loader)) == 3
-    with made(persistent_workers=False) as loader:
-        first = iter(loader)
-        next(first)
-        next(iter(loader))
-        assert len(list(first)) == 2
-
-
-@example("This iterator ended, because its loader was closed")
-def iterator_of_a_closed_loader(told):
-    loader = gpuaug.StreamedLoader([IMAGES] * 2, device="cpu")
-    batches = iter(loader)
-    next(batches)
-    loader.close()
-    with told:
-        next(batches)
-    assert len(list(iter(loader))) == 2
-
-
-@example("next() cannot run", "close() cannot run")
-def two_threads_on_an_iterator(told):
-    entered, leave = threading.Event(), threading.Event()
-
-    def waits(batch):
-        entered.set()
-        assert leave.wait(30)
-        return batch
-
-    loader = gpuaug.StreamedLoader([IMAGES] * 3, [waits], device="cpu")
-    batches = iter(loader)
-    other = threading.Thread(target=next, args=(batches,))
-    other.start()
-    assert entered.wait(30)
-    with told:
-        next(batches)
-    with told:
-        batches.close()
-    leave.set()
-    other.join()
-    lock = threading.Lock()
-    with lock:
-        assert len(list(batches)) == 2
-    assert len(list(iter(loader))) == 3
-    loader.close()
 
 
 @example("Pass the function itself to the DataLoader: collate_fn=…")

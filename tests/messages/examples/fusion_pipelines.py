@@ -80,15 +80,6 @@ def function_of_changing_type(told):
     assert fuse_some(v2.Compose([FLIP, lambda image: image.float()]))(IMAGES).dtype is torch.float32
 
 
-@example("Put v2.ToDtype(torch.float32, scale=True) before it")
-def normalize_of_bytes(told):
-    normalize = v2.Normalize([0.5] * 3, [0.5] * 3)
-    with told:
-        gpuaug.fuse([FLIP, normalize])(IMAGES)
-    pipeline = [FLIP, v2.ToDtype(torch.float32, scale=True), normalize]
-    torch.testing.assert_close(gpuaug.fuse(pipeline)(IMAGES), v2.Compose(pipeline)(IMAGES))
-
-
 @example("fill of … must be 0 for masks")
 def fill_of_masks(told):
     mask, keys = torch.ones(2, 1, 8, 8), ["input", "mask"]

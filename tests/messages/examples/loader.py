@@ -48,20 +48,6 @@ def persistent_workers_behind_an_epoch(told):
         assert len(list(resumed)) == len(whole)
 
 
-@example("To resume with different batches, pass strict=False to load_state_dict")
-def state_of_another_batch_size(told):
-    state = stopped(loader())
-    other = gpuaug.StreamedLoader(DataLoader(range(8), batch_size=4), device="cpu", seed=0)
-    with told:
-        other.load_state_dict(state)
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gpuaug.GpuAugWarning)
-        other.load_state_dict(state, strict=False)
-    assert len(list(other)) == 2
-
-
 @example("loader must stay the … that was wrapped")
 def another_wrapped_loader(told):
     streamed, other = gpuaug.StreamedLoader(BATCHES, [torch.negative], device="cpu"), [torch.ones(2)]
@@ -77,22 +63,6 @@ def plain_loader_to_be_shown(told):
     with told:
         gpuaug.show(loader)
     gpuaug.show(gpuaug.StreamedLoader(loader, device="cpu"), n=1)
-
-
-@example("Finish its loop first, or close() the loader")
-def open_iterator_on_persistent_workers(told):
-    source = DataLoader(torch.zeros(4, 3, 4, 4), batch_size=1, num_workers=1, persistent_workers=True)
-    with gpuaug.StreamedLoader(source, device="cpu") as streamed:
-        batches = iter(streamed)
-        next(batches)
-        with told:
-            gpuaug.show(streamed, n=1)
-        for _ in batches:
-            pass
-        gpuaug.show(streamed, n=1)
-        next(iter(streamed))
-        streamed.close()
-        gpuaug.show(streamed, n=1)
 
 
 @example("Pass on= with the member of the images to the first stage")

@@ -1,9 +1,8 @@
 """Advice about stages: what they are given of a batch, and where they put it."""
 
-import kornia.augmentation as K
 import torch
 from support.messages.registry import example
-from support.messages.values import IMAGES, LABELS, TO_FLOAT, run
+from support.messages.values import IMAGES, LABELS, run
 from torch import nn
 from torchvision.transforms import v2
 
@@ -58,14 +57,6 @@ def transform_that_draws_once(told):
     assert all(torch.equal(each, once[0]) for each in once)
 
 
-@example("transform must accept images of different sizes")
-def ragged_batch_for_a_transform(told):
-    packed, transform = gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :5]]), v2.Resize((4, 4))
-    with told:
-        run(packed, transform)
-    assert run(packed, gpuaug.fuse(transform, ragged=True)).shape == (2, 3, 4, 4)
-
-
 @example("Put gpuaug.fuse(…, ragged=True), which makes")
 def ragged_batch_for_a_function(told):
     packed, transform = gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :5]]), torch.negative
@@ -73,27 +64,6 @@ def ragged_batch_for_a_function(told):
         run(packed, transform)
     fused = gpuaug.fuse(v2.Resize((4, 4)), ragged=True)
     assert run(packed, fused, transform).shape == (2, 3, 4, 4)
-
-
-@example("labels no longer match the images")
-def labels_left_behind(told):
-    transform = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
-    with told:
-        run((IMAGES, LABELS), transform)
-    got = run((IMAGES, LABELS), gpuaug.TransformStage(transform, on={0: "input", 1: "class"}))
-    assert got[1].shape == (2, 3)
-    run((IMAGES, LABELS), lambda images: transform(images))
-
-
-@example("and pass it the labels with the data key 'class'; or mix in the dataset")
-def labels_left_behind_by_a_mix_that_kornia_runs(told):
-    invert, mix = K.RandomInvert(p=1.0), K.RandomMixUpV2((0.5, 0.5), p=1.0)
-    with told:
-        run((IMAGES / 255, LABELS), K.AugmentationSequential(invert, mix, random_apply=2))
-    for fused_mix in (mix, K.RandomCutMixV2(num_mix=1, p=1.0, use_correct_lambda=True)):
-        transform = gpuaug.fuse([invert, fused_mix], num_classes=3)
-        got = run((IMAGES, LABELS), gpuaug.TransformStage(transform, on={0: "input", 1: "class"}))
-        assert got[1].shape == (2, 3)
 
 
 @example("A container of tensors must be of a type that can be rebuilt")

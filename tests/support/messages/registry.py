@@ -30,6 +30,15 @@ UNTRIED = {
     "Freeze all parameters with ….requires_grad_(False)": "followed in tests/stages/test_feature.py",
     "Move the encoder with ….to(…)": "followed in tests/stages/test_feature.py",
     "encoder must not write to its input": "followed in tests/stages/test_bad_encoders.py",
+    "labels no longer match the images": "followed in tests/stages/test_hints.py",
+    "transform must accept images of different sizes": "followed in tests/stages/test_hints.py",
+    "Put v2.ToDtype(torch.float32, scale=True) before it": "followed in tests/fusion/test_types.py",
+    "next() cannot run": "followed in tests/contract/test_threads.py",
+    "This iterator ended, because a newer one took over": "followed in tests/contract/test_leaving.py",
+    "This iterator ended, because its loader was closed": "followed in tests/contract/test_leaving.py",
+    "To resume with different batches, pass strict=False": "followed in tests/loader/test_agreement.py",
+    "Finish its loop first, or close() the loader": "followed in tests/viewer/test_inspection.py",
+    "close() cannot run": "followed in tests/loader/test_submitted.py",
 }
 """Reasons for messages without an example, by a part of the message."""
 CODE = re.compile(r"([A-Za-z_]\w*)(?:=(?!=)|\(|\[)")
