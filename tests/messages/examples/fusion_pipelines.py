@@ -5,7 +5,6 @@ import torch
 from support.messages.registry import example
 from support.messages.values import FLIP, IMAGES, TO_FLOAT, fuse_some
 from torch import nn
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
@@ -78,15 +77,6 @@ def function_of_changing_type(told):
     with told:
         fuse_some(v2.Compose([FLIP, function]))(IMAGES)
     assert fuse_some(v2.Compose([FLIP, lambda image: image.float()]))(IMAGES).dtype is torch.float32
-
-
-@example("fill of … must be 0 for masks")
-def fill_of_masks(told):
-    mask, keys = torch.ones(2, 1, 8, 8), ["input", "mask"]
-    with told:
-        gpuaug.fuse(v2.RandomAffine(0, (0.5, 0.5), fill=7))(IMAGES, mask, data_keys=keys)
-    augment = gpuaug.fuse(v2.RandomAffine(0, (0.5, 0.5), fill={tv_tensors.Image: 7, tv_tensors.Mask: 0}))
-    assert augment(IMAGES, mask, data_keys=keys)[1].unique().tolist() in ([0, 1], [1])
 
 
 @example("must return all images of a batch in one type")
@@ -186,14 +176,6 @@ def ragged_batch_for_another_pipeline(told):
     with told:
         whole(images)
     assert torch.equal(whole(images[0][None]), whole(IMAGES[1:]))
-
-
-@example("Give it p=1.0, or resize before it")
-def views_of_two_sizes(told):
-    with told:
-        gpuaug.fuse(K.RandomCrop((4, 4), p=0.5), views=2)(IMAGES)
-    for pipeline in (K.RandomCrop((4, 4), p=1.0), [K.Resize((4, 4)), K.RandomCrop((4, 4), p=0.5)]):
-        assert gpuaug.fuse(pipeline, views=2)(IMAGES).shape == (4, 3, 4, 4)
 
 
 @example("Pass the modules that it contains in a list: [*module.children()]")

@@ -26,19 +26,6 @@ def label_map_as_class(told):
     assert torch.equal(got, labels.flip(-1))
 
 
-@example("Pass all keys that hold one entry per box: per_box=")
-def entries_of_an_unknown_key(told):
-    targets = [
-        {"boxes": torch.zeros(n, 4), "tracks": torch.arange(n), "valid": torch.arange(n) > 0, "size": torch.tensor([8, 8])}
-        for n in (2, 3)
-    ]
-    with told:
-        gpuaug.sanitize(targets)
-    kept = gpuaug.sanitize(targets, per_box=("boxes", "tracks"))
-    assert [each["tracks"].tolist() for each in kept] == [[1], [1, 2]]
-    assert kept[0]["size"].tolist() == [8, 8]
-
-
 @example("Transforms of a dataset must receive images")
 def transform_left_in_a_dataset(told):
     with tempfile.TemporaryDirectory() as folder:
