@@ -1,5 +1,7 @@
 """Messages whose advice is not code and that no test of a room reads: each is given for its mistake."""
 
+from types import SimpleNamespace
+
 import kornia.augmentation as K
 import pytest
 import torch
@@ -85,6 +87,7 @@ MISTAKES = {
     ),
     "must follow all transforms that move pixels": lambda: gpuaug.fuse([v2.SanitizeBoundingBoxes(), v2.CenterCrop(4)]),
     "Boxes are always clipped to the image": lambda: AUGMENT(IMAGES, [UNCLAMPED] * 2, data_keys=["input", "targets"]),
+    "End the method with: return self": lambda: run((IMAGES, SimpleNamespace(to=lambda device: None))),
     "into must be left out with on=None": lambda: gpuaug.TransformStage(torch.negative, on=None, into=1),
     "must name at least one member of the batch": lambda: gpuaug.TransformStage(torch.negative, on=()),
     "must be a key, an index or a tuple of them": lambda: gpuaug.TransformStage(torch.negative, on=[0, 1]),
