@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
+from support import internals
 from support.gpu.lanes import OnLanes
 from support.process import processes
 from support.process.waiting import until
@@ -242,7 +243,7 @@ def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, fee
 def test_an_error_about_device_memory_names_what_to_lower(depth, turn):
     error = torch.OutOfMemoryError("CUDA out of memory.")
     loader = streamed(torch.arange(5), failing_at(3, error), depth=depth)
-    loader._shared.device_setup.lanes = OnLanes(loader._shared.lanes)
+    internals.shared(loader).device_setup.lanes = OnLanes(internals.shared(loader).lanes)
     for _ in range(2):  # the same object
         assert failure(loader)[1] is error
     held = f"up to {depth + 2} batches are on cpu at once (depth={depth})"

@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
+from support import internals
 from support.comparison.values import assert_values
 from support.process import processes
 from support.process.waiting import WAIT_S, returned, until, waits_for_worker
@@ -310,12 +311,12 @@ def test_leaving_while_a_worker_is_stopped(feed, workers, feeds, monkeypatch):
     loader = streamed(DataLoader(Numbers(40), batch_size=2, num_workers=1), feed=feed)
     batches = iter(loader)
     next(batches)
-    (feed_iterator,) = loader._feed_iterators
+    (feed_iterator,) = internals.feed_iterators(loader)
 
     def waits():
         while feed_iterator.get(block=False) is not None:
             feed_iterator.refill()
-        return waits_for_worker(feed_iterator._thread)
+        return waits_for_worker(internals.thread(feed_iterator))
 
     go_on = stopped(workers())
     try:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from contract.sources import Numbers, failing_at, failure, noise, streamed, values
+from support import internals
 from support.comparison.values import assert_values
 from support.feed.ring_cleanup import grown, taken
 from support.process.processes import run_in_fork
@@ -244,7 +245,7 @@ def test_loops_that_two_threads_begin_have_epochs_of_their_own():
 
 def test_slots_are_freed_by_one_thread_at_a_time(monkeypatch):
     meeting, loader = Meeting(), streamed(torch.arange(4))
-    monkeypatch.setattr(loader._shared.feed, "free_read_slots", meeting)
+    monkeypatch.setattr(internals.shared(loader).feed, "free_read_slots", meeting)
     assert returned(lambda: values(loader), threads=2) == [[0, 1, 2, 3]] * 2
     assert not meeting.happened
 
@@ -254,16 +255,16 @@ def test_a_forked_child_has_workers_and_a_ring_of_its_own(persistent):
     def child():
         with loader:
             assert values(loader) == everything
-            assert loader._shared.feed._ring.memory is not parents
+            assert internals.ring(loader).memory is not parents
 
     everything = [[index, index + 1] for index in range(0, 24, 2)]
     wrapped = DataLoader(Numbers(24), batch_size=2, num_workers=1, persistent_workers=persistent)
     with streamed(wrapped, feed="ring") as loader:
         assert values(loader) == everything
-        parents = loader._shared.feed._ring.memory
+        parents = internals.ring(loader).memory
         run_in_fork(child)
         assert values(loader) == everything
-        assert loader._shared.feed._ring.memory is parents
+        assert internals.ring(loader).memory is parents
 
 
 @pytest.mark.parametrize(("workers", "feed"), [(None, "plain"), (0, "plain"), (0, "ring"), (1, "plain"), (1, "ring")])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import internals
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.files.encoded_files import encoded, jpeg, oriented
 from support.files.held_bytes import HELD
@@ -376,7 +377,7 @@ def test_files_are_packed_into_a_slot_without_copy():
     writer = own.memory.take_slot(0)
     with allocating_with(writer.allocate):
         batch = collate_encoded(FILES)
-    assert [tensor.data_ptr() for tensor, _ in writer._tensors.values()] == [batch.data.data_ptr()]
+    assert [tensor.data_ptr() for tensor, _ in internals.tensors(writer).values()] == [batch.data.data_ptr()]
     got, slot = own.batch_and_slot(pickle.loads(pickle.dumps(writer.describe(batch))))
     assert_same(got, want)
     batch.data[0] = 77

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from support.process.waiting import WAIT_S
@@ -70,7 +71,7 @@ class Watch:
 
     def __init__(self, patch, decoder):
         self.begun, self.ended = [], []
-        for owner, name in ((decoder._decoders[nvjpeg.HYBRID], "host_phase"), (cpu, "decode")):
+        for owner, name in ((internals.nvjpeg_calls(decoder), "host_phase"), (cpu, "decode")):
             patch.setattr(owner, name, partial(self._watched, getattr(owner, name)), raising=False)
         close = base.Pools.close
 
@@ -108,7 +109,7 @@ def test_too_few_threads_fail_the_batch_after_its_images(hybrid, monkeypatch, ba
 def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeypatch, fails, most):
     monkeypatch.setattr(hybrid_module, "MAX_STATES", most)
     Watch(monkeypatch, hybrid)
-    card_phase, queued = hybrid._decoders[nvjpeg.HYBRID].card_phase, []
+    card_phase, queued = internals.nvjpeg_calls(hybrid).card_phase, []
 
     def counted(*arguments):
         queued.append(1)
@@ -121,7 +122,7 @@ def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeyp
 
     event = InLineLane("a lane").record_event()
     with monkeypatch.context() as patch:
-        patch.setattr(hybrid._decoders[nvjpeg.HYBRID], "card_phase", counted, raising=False)
+        patch.setattr(internals.nvjpeg_calls(hybrid), "card_phase", counted, raising=False)
         patch.setattr(*((InLineLane, fails) if fails == "record_event" else (type(event), fails)), fail)
         with pytest.raises(RuntimeError, match="CUDA error"):
             decoded()
@@ -148,7 +149,7 @@ def test_an_error_of_one_decoder_comes_when_the_others_have_ended(hybrid, monkey
 @pytest.mark.parametrize("backend", ["hybrid", "cpu"])
 def test_an_error_on_a_host_thread_comes_when_the_batchs_other_images_have_ended(hybrid, monkeypatch, backend):
     watch, calls = Watch(monkeypatch, hybrid), itertools.count()
-    for owner, name in ((hybrid._decoders[nvjpeg.HYBRID], "host_phase"), (cpu, "decode")):
+    for owner, name in ((internals.nvjpeg_calls(hybrid), "host_phase"), (cpu, "decode")):
         original = getattr(owner, name)
 
         def fail(*arguments, original=original):
@@ -165,7 +166,7 @@ def test_an_error_on_a_host_thread_comes_when_the_batchs_other_images_have_ended
 
 @pytest.mark.timeout(WAIT_S)
 def test_states_are_shared_where_memory_for_more_is_missing(hybrid, monkeypatch):
-    state, made = hybrid._decoders[nvjpeg.HYBRID].state, []
+    state, made = internals.nvjpeg_calls(hybrid).state, []
 
     def limited(*sizes):
         if len(made) == limit:
@@ -173,7 +174,7 @@ def test_states_are_shared_where_memory_for_more_is_missing(hybrid, monkeypatch)
         made.append(1)
         return state(*sizes)
 
-    monkeypatch.setattr(hybrid._decoders[nvjpeg.HYBRID], "state", limited, raising=False)
+    monkeypatch.setattr(internals.nvjpeg_calls(hybrid), "state", limited, raising=False)
     limit = 0
     with pytest.raises(nvjpeg.NvJpegError, match="allocator failure"):
         decoded()
@@ -229,8 +230,8 @@ def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
     nvjpeg_double.use(monkeypatch)
     found = registry.find("auto", "a device")
     for owner, names in (
-        (found["engines"]._decoder, ["decode"]),
-        (found["hybrid"]._decoders[nvjpeg.HYBRID], ["state", "host_phase", "card_phase"]),
+        (internals.nvjpeg_calls(found["engines"]), ["decode"]),
+        (internals.nvjpeg_calls(found["hybrid"]), ["state", "host_phase", "card_phase"]),
     ):
         for name in names:
             monkeypatch.setattr(owner, name, partial(note, getattr(owner, name)), raising=False)
@@ -245,8 +246,10 @@ def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
 def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(monkeypatch):
     nvjpeg_double.use(monkeypatch)
     engines, lanes = registry.find("engines", "a device")["engines"], Lanes(torch.device("cpu"))
-    calls, decode = [], engines._decoder.decode
-    monkeypatch.setattr(engines._decoder, "decode", lambda *call: calls.append(1) or decode(*call), raising=False)
+    calls, decode = [], internals.nvjpeg_calls(engines).decode
+    monkeypatch.setattr(
+        internals.nvjpeg_calls(engines), "decode", lambda *call: calls.append(1) or decode(*call), raising=False
+    )
     scheduled, idle = Decoder("decode", lanes, DecodeStage().options, lambda: [engines]), SimpleQueue()
     idle.put(lanes.copy)
     with closing(base.Pools(1)) as pools:

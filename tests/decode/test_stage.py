@@ -10,6 +10,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.files import nvjpeg_double
 from support.files.decode_devices import ON_CARD, by_each_decoder, on_each_device
 from support.files.encoded import by_pil, encoded, mixed_files, psnr_db
@@ -68,7 +69,7 @@ def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch
         for images, numbers in streamed:
             for image, number in zip(images, numbers.tolist(), strict=True):
                 assert_equal_to_pil(image, FILES[number % len(FILES)], "cpu")
-            assert locks or streamed._shared.device_setup.pinned_bytes == 0
+            assert locks or internals.shared(streamed).device_setup.pinned_bytes == 0
 
 
 def assert_equal_to_pil(image, file, device, **how):

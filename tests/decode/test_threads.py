@@ -11,6 +11,7 @@ from functools import cached_property
 
 import pytest
 import torch
+from support import internals
 from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from support.process import processes
@@ -121,8 +122,10 @@ def test_leaving_waits_for_what_is_decoded(monkeypatch, leave):
     streamed = loader()
     iterators = [iter(streamed)]
     next(iterators[0])
-    (pipelined,) = streamed._iterators
-    wait([work._future for submitted in pipelined._submitted for _, work in submitted.work])  # or it might want threads
+    (pipelined,) = internals.iterators(streamed)
+    wait(
+        [work._future for submitted in internals.submitted(pipelined) for _, work in submitted.work]
+    )  # or it might want threads
     next(iterators[0])
     until(lambda: held.inside)
     gc.disable()
@@ -332,7 +335,11 @@ def test_waits_for_decoding_are_counted_where_the_training_thread_blocks(monkeyp
     with inspection.with_hooks(hooks), closing(inspection.begin(2)) as batches:
         take()
         hooks.held = False
-        until(lambda: len(batches._submitted) == 2 and all(submitted.done() for submitted in batches._submitted))
+        until(
+            lambda: (
+                len(internals.submitted(batches)) == 2 and all(submitted.done() for submitted in internals.submitted(batches))
+            )
+        )
         take()
         hooks.hold()  # the last batch has been decoded, and is decoded again without its damaged image
         take()

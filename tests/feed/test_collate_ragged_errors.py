@@ -22,68 +22,58 @@ LARGE = np.broadcast_to(np.zeros(1, np.uint8), (16384, 16384, 3))
 REFUSED = {
     "floating member": (
         [(torch.rand(3, 4, 4), 1)],
-        ArgumentTypeError,
         r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Remove",
     ),
     "floating later": (
         [{"x": FINE}, {"x": np.zeros((2, 2, 3), np.float32)}],
-        ArgumentTypeError,
         r"Images must be uint8, got float32 in sample 1 at \[.x.\]. Remove",
     ),
     "nothing later": (
         [Pair(FINE, 1), Pair(None, 1)],
-        ArgumentTypeError,
         r"got NoneType in sample 1 at .image. Decode the image",
     ),
-    "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode the image"),
+    "an empty sample": ([()], r"got tuple in sample 0. Decode the image"),
     "five dimensions": (
         [(np.zeros((1, 1, 4, 4, 3), np.uint8),)],
-        ArgumentError,
         r"Images must be .*, and clips .*, got an array of shape \(1, 1, 4, 4, 3\) in sample 0 at \[0\]",
     ),
     "a clip behind an image": (
         [(FINE,), (CLIP,)],
-        ArgumentError,
         r"an image in all samples or a clip in all samples, got an array of shape \(2, 4, 4, 3\) in sample 1 at \[0\]. Return",
     ),
-    "a number behind a clip": ([CLIP, 3], ArgumentTypeError, r"got int in sample 1. Decode the image"),
-    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Remove"),
-    "a clip without channels": ([CLIP, CLIP[..., :0]], ArgumentError, r"1 to 4 channels, .* of shape \(4, 4, 0\) in sample 1"),
+    "a number behind a clip": ([CLIP, 3], r"got int in sample 1. Decode the image"),
+    "a floating clip": ([torch.rand(2, 3, 4, 4)], r"must be uint8, got torch.float32 in sample 0. Remove"),
+    "a clip without channels": ([CLIP, CLIP[..., :0]], r"1 to 4 channels, .* of shape \(4, 4, 0\) in sample 1"),
     "channels first in an array": (
         [FINE, np.zeros((3, 48, 64), np.uint8)],
-        ArgumentError,
         r"1 to 4 channels, .* \(3, 48, 64\) in sample 1",
     ),
-    "no channels": ([np.zeros((4, 4, 0), np.uint8)], ArgumentError, r"1 to 4 channels, .* \(4, 4, 0\) in sample 0"),
+    "no channels": ([np.zeros((4, 4, 0), np.uint8)], r"1 to 4 channels, .* \(4, 4, 0\) in sample 0"),
     "no pixels": (
         [FINE, np.zeros((0, 4, 3), np.uint8)],
-        ArgumentError,
         r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave the image out of the dataset.",
     ),
     "too long": (
         [FINE, np.zeros((1, 2**24, 3), np.uint8)],
-        ArgumentError,
         r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Split the image in the dataset",
     ),
     "too large together": (
         [(LARGE, 0), (LARGE, 1), (LARGE, 2), (LARGE, 3)],
-        ArgumentError,
         r"fewer than 2\*\*31 values, got 2415919104 up to sample 2 at \[0\]. Lower batch_size",
     ),
     "another length": (
         [(FINE, 1), (FINE, 1), (FINE, 1, 2)],
-        ArgumentError,
         r"the first, 0, 1, got 0, 1, 2 in sample 2. Return",
     ),
-    "another form": ([(FINE, 1), 5], ArgumentError, r"the first, 0, 1, got int in sample 1. Return"),
-    "other views": ([([FINE, FINE], 1), ([FINE], 1)], ArgumentError, r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
+    "another form": ([(FINE, 1), 5], r"the first, 0, 1, got int in sample 1. Return"),
+    "other views": ([([FINE, FINE], 1), ([FINE], 1)], r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
 }
 
 
-@pytest.mark.parametrize(("samples", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_invalid_samples_are_refused_with_sample_index(samples, error, text):
+@pytest.mark.parametrize(("samples", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_invalid_samples_are_refused_with_sample_index(samples, text):
     for convert in (False, True):
-        with pytest.raises(error, match=text):
+        with pytest.raises(gpuaug.GpuAugError, match=text):
             collate_ragged(samples, convert=convert)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from support import internals
 from support.feed.feed_iterators import drained, feeding, take
 from support.process.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader, Dataset
@@ -267,7 +268,7 @@ def test_close_does_not_wait_for_workers(options, tmp_path, monkeypatch, caplog)
     for _ in range(2):
         source = feeding(loader)
         workers = source.iterator._workers
-        until(lambda source=source: waits_for_worker(source._thread))
+        until(lambda source=source: waits_for_worker(internals.thread(source)))
         source.close()
         assert not threads()
         assert not caplog.records

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import internals
 from torch.utils.data import default_collate
 
 from gpuaug.core.errors import ArgumentTypeError, GpuAugWarning
@@ -360,7 +361,7 @@ def test_memory_stays_mapped_until_all_of_it_is_unlocked(page_locks, within, err
     with suppress(KeyboardInterrupt):
         made.close()
     memory = weakref.ref(made.memory)
-    made._slots.clear()
+    internals.slots(made).clear()
     if within == "event":
         assert page_locks.locked
     assert memory() is not None
@@ -377,7 +378,7 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
     made.close()
     registered(made)
     assert page_locks.locked
-    made._slots.clear()
+    internals.slots(made).clear()
     del made
     gc.collect()
     assert not page_locks.locked
@@ -386,7 +387,7 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
 def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
     made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
     page_locks.cudaHostUnregister = lambda address: 900  # a graph is being captured
-    made._slots.clear()
+    internals.slots(made).clear()
     del made
     gc.collect()
     assert page_locks.locked
@@ -397,7 +398,7 @@ def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
 
 def test_older_slots_stay_until_they_are_unlocked(page_locks):
     made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
-    made._slots.clear()
+    internals.slots(made).clear()
     made._events.clear()
     made.make_room({"images": torch.zeros(4000)})
     page_locks.cudaHostUnregister = lambda address: 900

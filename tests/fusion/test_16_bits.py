@@ -247,11 +247,3 @@ def test_one_image_and_strides():
     assert_values(flip(images[0]), images[0].flip(-1))
     turned = images.permute(0, 1, 3, 2)
     assert_values(flip(turned), turned.flip(-1))
-
-
-def test_draws_are_of_one_type_where_it_matters():
-    """Draws of one type are refused for another where what is left differs."""
-    augment = gpuaug.fuse(v2.RandomPosterize(3))
-    images = images_with_ends(torch.uint16)
-    with pytest.raises(gpuaug.ArgumentError, match=r"draw\(images\.shape, dtype=images\.dtype\)"):
-        augment(images, draws=augment.draw(images.shape, seed=0))

@@ -277,13 +277,6 @@ def raises(text):
     return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
 
 
-def test_more_than_five_dimensions_are_refused():
-    augment, several = gpuaug.fuse(K.RandomHorizontalFlip()), torch.rand(2, 3, 4, 3, 8, 8)
-    with raises("input must be (B, C, H, W), one image (C, H, W), or clips (B, T, C, H, W), got (2, 3, 4, 3, 8, 8). Merge"):
-        augment(several)
-    assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 8, 8)
-
-
 def test_empty_batches_of_clips():
     assert gpuaug.fuse(K.RandomResizedCrop((4, 5)))(torch.zeros(0, 3, 3, 8, 8)).shape == (0, 3, 3, 4, 5)
     with pytest.warns(gpuaug.GpuAugWarning, match="lower"):

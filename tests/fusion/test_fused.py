@@ -10,6 +10,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.ops.other_arguments import KORNIA, TORCHVISION
@@ -20,7 +21,6 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.rng import next_seed
-from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.lower import torchvision
 from gpuaug.fusion.policies.auto_augment import POLICIES
 from gpuaug.fusion.program import program
@@ -265,22 +265,6 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth():
         assert_values(one, other)
 
 
-def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeypatch):
-    def broken(device, first):
-        raise RuntimeError("no compiler")
-
-    pytest.importorskip("triton")
-    from gpuaug.fusion.backends.triton import backend
-
-    monkeypatch.setattr(backend, "probe", broken)
-    monkeypatch.setattr(dispatch, "_BACKENDS", {})
-    monkeypatch.setattr(dispatch, "TRITON_FAILURES", {})
-    text = r"because Triton cannot run a kernel there \(RuntimeError: no compiler\)"
-    with pytest.warns(gpuaug.GpuAugWarning, match=text) as warned:
-        assert [dispatch.backend_name(torch.device("cuda:0")) for _ in range(2)] == ["torch"] * 2
-    assert len(warned) == 1
-
-
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_output_has_the_memory_format_asked_for(made, memory_format):
@@ -376,7 +360,7 @@ def test_kinds_of_images_are_forgotten_where_there_are_many():
     augment = gpuaug.fuse(K.RandomHorizontalFlip())
     for width in range(1, 2 * program.MOST_CACHED):
         augment(torch.zeros(1, 3, 2, width))
-    assert len(augment._program().cached) <= program.MOST_CACHED
+    assert len(internals.program(augment).cached) <= program.MOST_CACHED
 
 
 CHANGED = [kind for kind in (*KORNIA, *TORCHVISION) if kind not in (*POLICIES, v2.RandomIoUCrop)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import internals
 from support.batches.pairwise import sweep
 from support.batches.ragged import SIZES, copies, images_of, one_by_one, pack, targets_of
 from support.comparison.replay import as_kornia_takes_them
@@ -100,7 +101,7 @@ def test_ragged_crops_are_drawn_within_each_image():
     places = torch.zeros(len(sizes), 3, dtype=torch.int64)
     batch = Ragged(torch.zeros(sum(h * w * 3 for h, w in sizes), dtype=torch.uint8), places, batch.shapes)
     augment = gpuaug.fuse(K.RandomResizedCrop((24, 24)), ragged=True)
-    drawn = augment.draw(batch, seed=0)._drawn[0]
+    drawn = internals.drawn(augment.draw(batch, seed=0))[0]
     heights, widths = np.array(sizes).T
     assert min(drawn["x"].min(), drawn["y"].min()) >= 0
     assert (drawn["x"] + drawn["width"] <= widths).all()

@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
+from support import internals
 from support.batches.ragged import images_of, pack, targets_of
 from support.comparison.replay import left_to_kornia, photographs
 from support.ops.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES
@@ -87,10 +88,10 @@ def outcomes(pipeline, given, keys=None, **options):
     torch.manual_seed(3)
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(given[0] if options.get("ragged") else given[0].shape, seed=1)
-    torchvisions = augment._program().ops[0].package == "torchvision"
+    torchvisions = internals.program(augment).ops[0].package == "torchvision"
     told = draws.views[0].as_torchvision if torchvisions else draws.views[0].as_kornia
     told = (lambda: [draws.of(sample) for sample in range(len(draws))]) if options.get("ragged") else told
-    mixes = any(isinstance(op, MixOp) for op in augment._program().ops)
+    mixes = any(isinstance(op, MixOp) for op in internals.program(augment).ops)
     form = told() if options.get("pick") != "sample" and not (torchvisions and mixes) else None
     return [augment(*given, data_keys=keys), augment(*given, data_keys=keys, draws=draws), plain(form), str(augment.explain())]
 
@@ -196,7 +197,7 @@ def test_padding_of_masks_in_triton_is_the_same(dtype):
     pipeline, padded = [K.RandomCrop((20, 24), padding=3, fill=7)], masks(1, 1, 32, 48, dtype=dtype)
 
     def fills():
-        plan = gpuaug.fuse(pipeline)._program().segments.at(0, Size(1, 3, 32, 48), masks=True).plan
+        plan = internals.program(gpuaug.fuse(pipeline)).segments.at(0, Size(1, 3, 32, 48), masks=True).plan
         return _mask_launch(plan.passes[0], padded, is_ragged=False).fills
 
     check_unchanged(fills)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
+from support import internals
 from support.batches.ragged import SIZES, cut, images_of, overwritten, pack
 from support.comparison.replay import left_to_kornia
 from support.comparison.values import assert_values
@@ -44,7 +45,6 @@ RESIZED_CROPS = st.one_of(
         antialias=st.just(True),
     ),
 )
-IF_NEEDED = {"pad_if_needed": st.just(True)}
 PADDED_CROPS = st.one_of(
     kornia_pads(
         K.RandomCrop, "padding_mode", "fill", size=SIDES, padding=st.none() | st.integers(0, 9), pad_if_needed=st.just(True)
@@ -93,12 +93,12 @@ def called_at(augment, batch):
 
 def windows_drawn(augment, batch, draws):
     """The windows that follow from draws, pixel by pixel, and not from the op's own ``window``."""
-    first, sizes = augment._program().ops[0], batch.shapes.sizes
+    first, sizes = internals.program(augment).ops[0], batch.shapes.sizes
     starts, ends = sizes.copy(), np.zeros_like(sizes)
     for view in draws.views:
         for index, (height, width) in enumerate(sizes):
-            own = view._sizes[0].sample(index)
-            drawn = first.sample_draws(view._drawn[0], index)
+            own = internals.sizes(view)[0].sample(index)
+            drawn = first.sample_draws(internals.drawn(view)[0], index)
             if "width" in drawn:
                 sides = zip((drawn["y"], drawn["x"]), (drawn["height"], drawn["width"]), (height, width), strict=True)
                 axes = [range(int(start[0]), int(start[0] + count[0])) for start, count, _ in sides]
@@ -134,7 +134,7 @@ def check(crop, behind, sizes, settings, layout="chw"):
     with CallSeeds(POSITION, "transform"):
         draws = augment.draw(batch)
     expected = windows_drawn(augment, batch, draws)
-    reflects = getattr(augment._program().ops[0], "edge", "") == "reflect"
+    reflects = getattr(internals.program(augment).ops[0], "edge", "") == "reflect"
     whole = np.concatenate((np.zeros_like(batch.shapes.sizes), batch.shapes.sizes), 1)
     if windows is None:
         event("whole")
@@ -234,8 +234,8 @@ def test_batches_that_a_call_refuses_have_no_windows():
 def test_samples_that_a_crop_skips_are_read_whole(kind):
     crop = kind((12, 14), **({"padding": 5} if kind is K.RandomCrop else {}))
     crop.p = 0.5  # Kornia's own p is that of the batch
-    program, size = gpuaug.fuse(crop)._program(), Size(64, 3, 12, 14)
-    (drawn,) = program.draw(size, 1)._drawn
+    program, size = internals.program(gpuaug.fuse(crop)), Size(64, 3, 12, 14)
+    (drawn,) = internals.drawn(program.draw(size, 1))
     whole = (program.ops[0].window(drawn, size) == (0, 0, 12, 14)).all(1)
     assert whole[~drawn["apply_mask"]].all()
     assert not whole[drawn["apply_mask"]].all()

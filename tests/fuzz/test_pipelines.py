@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
+from support import internals
 from support.comparison.replay import left_to_kornia
 from support.ops.random_pipelines import MIXES, RANDOM_STEPS
 from support.ops.random_pipelines import cases as pipelines
@@ -30,7 +31,7 @@ def fused(case, **options):
 def mixed_with(draws, index):
     """Samples that have something of a sample: itself, and those that it was mixed into."""
     found = {index}
-    for drawn in (drawn for drawn in draws._drawn if isinstance(drawn, dict) and "partner" in drawn):
+    for drawn in (drawn for drawn in internals.drawn(draws) if isinstance(drawn, dict) and "partner" in drawn):
         if drawn["apply_mask"].all():
             found |= {sample for sample, partner in enumerate(drawn["partner"]) if partner in found}
     return found

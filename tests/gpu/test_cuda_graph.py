@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from support import internals
 from support.comparison.values import assert_values
 from support.gpu.cuda_encoders import conv_encoder, frozen, graphs_of, host_batches
 from torch import nn
@@ -224,9 +225,7 @@ def test_branches_have_their_own_lanes_and_graphs():
         for name, features in got.items():
             assert_values(features, expected[name])
     assert graphs_of(loader) == [1, 1]
-    assert (
-        len({branch.lane.stream.cuda_stream for branch in loader._shared.device_setup.bound_stages[0]._branches.values()}) == 2
-    )
+    assert len({branch.lane.stream.cuda_stream for branch in internals.branches(loader).values()}) == 2
 
 
 def test_capture_beside_a_live_pin_thread():

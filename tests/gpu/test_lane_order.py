@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import internals
 from support.gpu.cuda_loops import (
     CYCLES,
     Encoder,
@@ -31,7 +32,7 @@ def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, mon
     batches = host_batches()
     want = [checksum(b) for b in reference(batches, stages_for(encoder))]
     loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
-    lanes = loader._shared.lanes
+    lanes = internals.shared(loader).lanes
     gate = lanes.wait_for_consumers
 
     def delayed(consumer, mark):
@@ -41,7 +42,9 @@ def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, mon
 
     if slow != "consumer":
         monkeypatch.setattr(lanes, "wait_for_consumers", delayed)
-    monkeypatch.setattr(loader._shared.device_setup.copier, "copy", poisoning(loader._shared.device_setup.copier.copy))
+    monkeypatch.setattr(
+        internals.shared(loader).device_setup.copier, "copy", poisoning(internals.shared(loader).device_setup.copier.copy)
+    )
     got = []
     for images, labels in loader:
         if slow == "consumer":
@@ -62,7 +65,7 @@ def test_lanes_delayed_after_their_launch(encoder, slow):
     got = []
     for batch in loader:
         got.append(tuple(t.clone() for t in batch))
-        with torch.cuda.stream(loader._shared.lanes.lane(slow).stream):
+        with torch.cuda.stream(internals.shared(loader).lanes.lane(slow).stream):
             torch.cuda._sleep(CYCLES)
     assert_same(got, want)
 
@@ -91,7 +94,7 @@ def test_removed_waits_change_batches(encoder, broken, monkeypatch):
     if broken == "reclaim":
         monkeypatch.setattr(streams.Lanes, "retire", lambda self, values, read_by: None)
     loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
-    transform = loader._shared.lanes.lane("stage/transform")
+    transform = internals.shared(loader).lanes.lane("stage/transform")
     got = []
     for index, (images, labels) in enumerate(loader):
         if broken == "wait_for_consumers":

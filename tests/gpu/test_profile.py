@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support import internals
 from support.comparison.values import assert_values
 from support.profiler import virtual_clock
 from support.profiler.profiler_reports import spread
@@ -294,14 +295,14 @@ def test_a_captured_stage_is_profiled_captured_and_left_as_it_was():
     stage = FeatureStage(encoder.cuda().requires_grad_(False), name="encode")
     noisy = TransformStage(lambda x: x + torch.rand_like(x), name="noisy")
     loader = StreamedLoader(images(8), [noisy, stage], seed=1)
-    runner = loader._shared.device_setup.bound_stages[1]._branches[None]._runner
+    runner = internals.runner(loader, 1)
 
     def epoch(number):
         loader.set_epoch(number)
         return [tuple(part.clone() for part in batch) for batch in loader]
 
     before = [epoch(number) for number in range(2)]
-    graphs, counted = dict(runner._graphs), loader.stats().batches
+    graphs, counted = dict(internals.graphs(runner)), loader.stats().batches
     assert len(graphs) == 1
     loader.set_epoch(1)
     states = torch.get_rng_state(), torch.cuda.get_rng_state()
@@ -313,7 +314,9 @@ def test_a_captured_stage_is_profiled_captured_and_left_as_it_was():
     assert part.launches <= 6, "the input's copy, the graph, a copy of what it gives, and two for its draws"
     assert part.waits_at is None
     assert runner.eager_reason is None
-    assert {key: graph.graph for key, graph in runner._graphs.items()} == {key: graph.graph for key, graph in graphs.items()}
+    assert {key: graph.graph for key, graph in internals.graphs(runner).items()} == {
+        key: graph.graph for key, graph in graphs.items()
+    }
     assert loader.stats().batches == counted
     following = [tuple(part.clone() for part in batch) for batch in loader]
     for got, want in zip([epoch(0), following], before, strict=True):

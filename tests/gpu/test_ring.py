@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import internals
 from support.comparison.values import assert_values
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -87,16 +88,16 @@ def test_growing_batches_get_larger_slots():
     with gpuaug.StreamedLoader(DataLoader(Growing(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert_equal(list(loader), reference(Growing()))
-        assert loader._shared.feed._ring.memory.newest_generation()[0] == 2
+        assert internals.ring(loader).memory.newest_generation()[0] == 2
 
 
 def test_slots_are_page_locked_until_close(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
-    made, released = loader._shared.feed._ring, []
-    registered = {offset for offset, _ in made._page_locked_slots.values()}
+    made, released = internals.ring(loader), []
+    registered = {offset for offset, _ in internals.page_locked_slots(made).values()}
     assert registered
-    assert loader.stats().pinned_bytes == sum(size for _, size in made._page_locked_slots.values())
+    assert loader.stats().pinned_bytes == sum(size for _, size in internals.page_locked_slots(made).values())
     unregister, first = torch.cuda.cudart().cudaHostUnregister, made.memory.bytes.data_ptr()
 
     def release(address):
@@ -107,7 +108,7 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     loader.close()
     assert dict(released) == dict.fromkeys(registered, 0)
     assert loader.stats().pinned_bytes == 0
-    assert not made._page_locked_slots
+    assert not internals.page_locked_slots(made)
 
 
 def test_batches_are_right_after_workers_were_killed_again_and_again():

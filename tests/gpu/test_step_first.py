@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import internals
 from support.gpu.cuda_loops import CYCLES, Encoder, assert_same, host_batches, poison, reference, stages_for
 from torch import nn
 
@@ -195,7 +196,7 @@ def test_stream_has_priority_and_is_made_once_per_thread(encoder):
     thread.join()
     assert in_thread[0] != first
     loader = StreamedLoader(host_batches(count=2), stages_for(encoder))
-    lanes = loader._shared.lanes
+    lanes = internals.shared(loader).lanes
     assert first.priority < lanes.copy.stream.priority == lanes.lane("stage/feature").stream.priority
 
 

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from support import internals
 from support.comparison.values import assert_values
 from support.gpu import encoder_cases
 from support.gpu.cuda_encoders import conv_encoder, graphs_of
@@ -152,7 +153,7 @@ def test_lanes_of_branches_that_are_delayed_change_nothing(slow):
         # The reference is dropped while the kernels that read it are queued, and free memory is overwritten.
         del batch
         poison()
-        with torch.cuda.stream(loader._shared.lanes.lane(slow).stream):
+        with torch.cuda.stream(internals.shared(loader).lanes.lane(slow).stream):
             torch.cuda._sleep(CYCLES)
     assert_same(got, want)
 
@@ -180,8 +181,8 @@ def test_inputs_that_require_grad_are_not_tied_together():
     for features, batch in zip(loader, data, strict=True):
         assert not features["value"].requires_grad
         assert_values(features["value"], batch.cuda() * 2)
-    runner = loader._shared.device_setup.bound_stages[1]._branches[None]._runner
-    assert [tensor.requires_grad for graph in runner._graphs.values() for tensor in graph.inputs] == [False]
+    runner = internals.runner(loader, 1)
+    assert [tensor.requires_grad for graph in internals.graphs(runner).values() for tensor in graph.inputs] == [False]
 
 
 class Encodes(nn.Module):
@@ -254,8 +255,8 @@ def test_bytes_of_graphs_are_those_of_the_device_and_shared(monkeypatch):
         found.append(loader.stats().graph_bytes)
         inputs = sum(image.nbytes for image in data[: len(found)])
         assert abs(torch.cuda.memory_reserved() - reserved - (found[-1] - inputs)) <= inputs + 32 * MB
-    runner = loader._shared.device_setup.bound_stages[0]._branches[None]._runner
-    needs = [graph.need for graph in runner._graphs.values()]
+    runner = internals.runner(loader)
+    needs = [graph.need for graph in internals.graphs(runner).values()]
     activations = 8 * 64 * 256 * 256 * 4
     assert needs[0].peak_bytes >= 2 * activations
     assert found[0] >= 2 * activations
@@ -272,7 +273,7 @@ def test_shapes_without_room_run_eager_and_nothing_grows(depth):
     loader = StreamedLoader(data, [FeatureStage(encoder)])
     want = [batch.clone() for batch in loader]
     assert graphs_of(loader) == [9]
-    needs = list(loader._shared.device_setup.bound_stages[0]._branches[None]._runner._needs.values())
+    needs = list(internals.runner(loader)._needs.values())
     bounded = StreamedLoader(data, [FeatureStage(encoder, graph_bytes=total_bytes(needs[:4]))], depth=depth)
     with pytest.warns(gpuaug.GpuAugWarning, match="exceeds the limit for all graphs") as caught:
         list(bounded)
@@ -308,7 +309,7 @@ def test_stages_of_other_members_run_beside_one_another():
     next(received)  # at the first batch they run one after another
     torch.cuda.synchronize()
     got = next(received)
-    slow, fast, _ = (bound.lane for bound in loader._shared.device_setup.bound_stages)
+    slow, fast, _ = (bound.lane for bound in internals.shared(loader).device_setup.bound_stages)
     slow_done, fast_done = slow.record_event(), fast.record_event()
     fast_done.synchronize()
     assert not slow_done.query(), "the second stage waited for the first"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from protocol.scenarios import Source, install
+from support import internals
 
 from gpuaug import StreamedLoader, TransformStage
 from gpuaug.loader.inspection import Inspection
@@ -34,12 +35,12 @@ def test_device_without_index_is_the_current_one_at_the_first_batch(given, cuda)
     assert loader.device == card(1)
     assert "stages=[transform=TransformStage(<lambda>)], device=cuda:1, depth=2" in repr(loader)
     next(batches)
-    lanes = loader._shared.lanes
+    lanes = internals.shared(loader).lanes
     cuda.current = 0
     next(iter(loader))
     loader.stages = [lambda images: images]
     assert loader.device == lanes.device == card(1)
-    assert loader._shared.lanes is lanes
+    assert internals.shared(loader).lanes is lanes
 
 
 @pytest.mark.parametrize("given", ["cuda:0", 0])
@@ -47,18 +48,18 @@ def test_device_with_index_is_kept(given, cuda):
     loader = StreamedLoader(Source(cuda, 3), device=given)
     cuda.current = 1
     next(iter(loader))
-    assert loader.device == loader._shared.lanes.device == card(0)
+    assert loader.device == internals.shared(loader).lanes.device == card(0)
 
 
 def test_lanes_that_were_asked_for_earlier_are_made_anew(cuda):
     loader = StreamedLoader([cuda.host_batch()], [TransformStage(lambda images: images)], device="cuda")
     inspection, state = Inspection(loader), loader.state_dict()
-    earlier, copier, [(bound, _)] = inspection.lanes, loader._shared.device_setup.copier, inspection.stages
+    earlier, copier, [(bound, _)] = inspection.lanes, internals.shared(loader).device_setup.copier, inspection.stages
     assert earlier.device == card(0)
     cuda.current = 1
     loader.load_state_dict(state)
     next(iter(loader))
     [(now, _)] = inspection.stages
     assert inspection.lanes.device == card(1)
-    assert loader._shared.device_setup.copier is not copier
+    assert internals.shared(loader).device_setup.copier is not copier
     assert now.lane is inspection.lanes.lane("stage/transform") is not bound.lane

@@ -8,7 +8,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import IterableDataset
 
-from gpuaug import ArgumentError, DeviceError, StreamedLoader
+from gpuaug import DeviceError, StreamedLoader
 
 # Arguments
 
@@ -29,26 +29,10 @@ def test_loader_may_be_indexable():
     assert [batch.item() for batch in streamed(Indexed())] == [1, 2, 3]
 
 
-WAYS_OUT = {
-    "depth": "Use 0 to run without overlap, 2 to overlap.",
-    "seed": "Leave it out for the initial seed of torch.",
-    "rank": "Leave it out to use the rank in torch.distributed.",
-}
-
-
 def test_depth_seed_and_rank_may_be_numpy_or_torch_integers():
     loader = streamed([0], noise, depth=np.int64(3), seed=torch.tensor(5), rank=np.uint8(1))
     assert loader.depth == 3
     assert torch.equal(next(iter(loader)), next(iter(streamed([0], noise, seed=5, rank=1))))
-
-
-def test_wrapped_loader_cannot_be_exchanged():
-    wrapped = [0]
-    loader = streamed(wrapped)
-    with pytest.raises(ArgumentError) as caught:
-        loader.loader = (1,)
-    assert "loader must stay the list that was wrapped, got a new tuple" in str(caught.value)
-    assert loader.loader is wrapped
 
 
 def test_seed_defaults_to_torch_initial_seed():

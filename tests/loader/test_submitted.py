@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from support import internals
 from support.loader.checkpoints import BATCHES, Counter, shuffled
 from support.loader.submitting import Submitting, numbers, working_ahead
 from support.process.processes import run_in_fork
@@ -227,7 +228,7 @@ def test_a_batch_that_arrives_as_the_loader_is_closed_is_not_submitted():
 
     stage = Submitting(finished=lambda number: True)
     loader = working_ahead(numbers(), stage)
-    loader._shared.hooks, loader._shared.launch_lock = Closing(), NoLock()
+    internals.shared(loader).hooks, internals.shared(loader).launch_lock = Closing(), NoLock()
     batches = iter(loader)
     assert [next(batches).item(), next(batches).item()] == [0, 1]
     with pytest.raises(IteratorEndedError):
@@ -315,11 +316,11 @@ def test_slots_of_batches_that_are_abandoned_are_free():
     batches = iter(loader)
     for _ in range(4):
         next(batches)
-    (ring,) = (reference() for reference in loader._shared.feed._rings)
+    (ring,) = (reference() for reference in internals.rings(internals.shared(loader).feed))
     assert loader.stats().slot_batches > 0
     assert ring.slots_in_use
     batches.close()
-    loader._shared.feed.free_read_slots()
+    internals.shared(loader).feed.free_read_slots()
     assert not ring.slots_in_use
 
 
@@ -328,7 +329,7 @@ def test_a_forked_child_destroys_nothing_that_an_iterator_of_its_parent_holds():
     loader = working_ahead(numbers(), Submitting(finished=lambda number: True))
     batches = iter(loader)
     next(batches)
-    (pipelined,) = loader._iterators
+    (pipelined,) = internals.iterators(loader)
     count = len(pipelined.launched_batches)
     assert count
 

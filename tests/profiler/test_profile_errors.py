@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from support import internals
 from support.process.waiting import until
 from support.profiler.profiler_sources import SHORT, Labelled, Numbers, nothing
 from torch.utils.data import DataLoader
@@ -94,9 +95,9 @@ def test_step_error_is_raised_as_it_is_and_the_loader_goes_on(call):
 
     calls, planted = [], KeyError("planted")
     with streamed(DataLoader(Numbers(40), batch_size=2)) as loader:
-        hooks, stats, state = loader._shared.hooks, loader.stats(), torch.get_rng_state()
+        hooks, stats, state = internals.shared(loader).hooks, loader.stats(), torch.get_rng_state()
         assert failure(KeyError, loader, step) is planted
-        assert loader._shared.hooks is hooks
+        assert internals.shared(loader).hooks is hooks
         assert loader.stats() is stats
         assert torch.equal(torch.get_rng_state(), state)
         assert len(list(loader)) == 20

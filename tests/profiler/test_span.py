@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support import internals
 
 from gpuaug import StreamedLoader, TransformStage
 from gpuaug.loader import hooks
@@ -16,7 +17,7 @@ def ranges(recorded):
     """The names of the ranges that ``torch.profiler`` finds in two batches, in their order."""
     loader = StreamedLoader([torch.zeros(1)] * 2, [TransformStage(lambda x: x + 1, name="augment")], device="cpu")
     if recorded:
-        loader._shared.hooks = Recorder(loader._shared.lanes)
+        internals.shared(loader).hooks = Recorder(internals.shared(loader).lanes)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
         list(loader)
     events = [event for event in profiler.events() if event.name.startswith("gpuaug/")]

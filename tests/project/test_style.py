@@ -55,6 +55,52 @@ def test_one_assignment_states_one_fact(room):
     assert [each for each in found if not each.startswith(LEFT_ALONE)] == []
 
 
+NOT_OURS = {
+    *(
+        "_repr_html_",
+        "_repr_png_",
+        "_fields",
+        "_version",
+        "_parameters",
+        "_index_sampler",
+        "_iterator",
+        "_lock",
+    ),  # Python, torch
+    *("_fill", "_magnitude", "_crop"),  # transforms of torchvision and Kornia
+    *("_block", "_pools", "_streams"),  # doubles in tests/support
+}
+"""Private names that the package has as well, as tests use them."""
+HOMES = ("tests/protocol/", "tests/support/")
+"""Folders whose tests and helpers may look at private parts: the others call ``tests/support/internals.py``."""
+
+
+def private_names():
+    """Private names that the package defines."""
+    for _, nodes in nodes_of("gpuaug"):
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def private_uses(names):
+    """Attributes and imports of the tests that have one of these names."""
+    for path, nodes in nodes_of("tests"):
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) not in ("self", "cls"):
+                yield f"{path}:{node.lineno}: {node.attr}"
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpuaug"):
+                yield from (f"{path}:{node.lineno}: {each.name}" for each in node.names if each.name in names)
+
+
+def test_private_names_of_the_package_are_few_in_tests():
+    names = {name for name in private_names() if name.startswith("_") and not name.startswith("__")} - NOT_OURS
+    found = list(private_uses(names))
+    assert len(found) <= 179, found
+    assert len([use for use in found if not use.startswith(HOMES)]) <= 96, found
+
+
 @pytest.mark.frameworks
 @pytest.mark.timeout(1800)
 def test_typed_program_is_right_for_pyright():

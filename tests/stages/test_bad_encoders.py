@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.comparison.values import assert_values
 from support.gpu.encoder_cases import ModelOutput
 from support.gpu.host_graphs import install, on_lanes
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage
+from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph
 from gpuaug.stages.encoders import value_tensors
@@ -166,8 +167,8 @@ def test_tensors_that_require_grad_do_not_tie_batches_together(where):
     data = [batch.clone().requires_grad_() for batch in DATA]
     loader = loader_of(encoder, "method", where, data)
     list(loader)
-    runner = loader._shared.device_setup.bound_stages[0]._branches[None]._runner
-    graphs = runner._graphs.values() if runner is not None else []
+    runner = internals.runner(loader)
+    graphs = internals.graphs(runner).values() if runner is not None else []
     assert not any(tensor.requires_grad for graph in graphs for tensor in batches.tensors(graph.inputs))
 
 
@@ -383,19 +384,6 @@ def test_hooks_of_any_module_are_called_for_every_batch_and_warned_of(called, ki
 # Devices
 
 
-@CALLED
-@pytest.mark.parametrize("name", ["drop.table", "scale"])
-def test_weights_on_another_device_are_refused(called, name):
-    encoder = Encoder(lambda self, x: x)
-    meta = torch.empty(3, device="meta")
-    if name == "scale":
-        encoder.scale = nn.Parameter(meta, requires_grad=False)
-    else:
-        encoder.drop.register_buffer("table", meta)
-    with pytest.raises(DeviceError, match=rf"must be on the loader's device, cpu, got {name} on meta"):
-        StreamedLoader([], [FeatureStage(CALLS[called](encoder))], device="cpu")
-
-
 # Writing to the input
 
 
@@ -445,27 +433,3 @@ def test_an_encoder_that_writes_to_its_input_changes_no_inference_tensors(write,
     for (image, more), tensor in zip(data, tensors, strict=True):
         assert_values(image, tensor)
         assert_values(more[0], tensor)
-
-
-class InPlace(nn.Module):
-    def __init__(self, *names):
-        super().__init__()
-        self.names = names
-
-    def forward(self, x):
-        for name in self.names:
-            x = getattr(x, name)()
-        return x
-
-
-@pytest.mark.parametrize(
-    "names", [("relu_",), ("t", "zero_"), ("clone", "neg_", "zero_"), ("flatten", "exp_"), ("neg", "exp_")]
-)
-@pytest.mark.parametrize("stage", [FeatureStage, lambda encoder: FeatureStage({"a": encoder, "b": encoder})])
-def test_an_encoder_that_writes_to_its_input_is_refused(names, stage):
-    loader = StreamedLoader([torch.rand(2, 6)], [stage(InPlace(*names))], device="cpu")
-    if names[0] in ("clone", "neg"):
-        assert len(list(loader)) == 1
-        return
-    with pytest.raises(ArgumentError, match="encoder must not write to its input, which other stages may read, got InPlace"):
-        list(loader)

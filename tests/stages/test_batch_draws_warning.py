@@ -177,9 +177,3 @@ def test_a_bare_callable_is_warned_of_once_and_not_at_every_batch():
     assert len(caught) == 1
     # A warning is an error in these tests.
     assert [len(images) for _ in range(2) for images in loader] == [2] * 6
-
-
-def test_the_way_out_is_one():
-    crop = v2.RandomCrop(4)
-    (images,) = StreamedLoader([torch.rand(2, 3, 8, 8)], [lambda images: crop(images)], device="cpu")
-    assert images.shape == (2, 3, 4, 4)

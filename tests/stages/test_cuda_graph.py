@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import internals
 from support.gpu.lanes import OnLanes
 from torch import nn
 
@@ -50,7 +51,7 @@ def found(monkeypatch):
 
 def loader_on_lanes(sizes, stage, depth):
     loader = StreamedLoader([torch.rand(size, 3) for size in sizes], device="cpu", depth=depth)
-    loader._shared.device_setup.lanes = OnLanes(loader._shared.lanes)
+    internals.shared(loader).device_setup.lanes = OnLanes(internals.shared(loader).lanes)
     loader.stages = [stage]
     return loader
 
@@ -119,7 +120,7 @@ def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth
         forms = [form for form in found if form != "captured"]
         assert forms == want[: len(forms)]
         assert len(forms) >= given
-        assert len(loader._shared.device_setup.bound_stages[0]._branches[None]._runner) <= max(len(captured), 1)
+        assert len(internals.runner(loader)) <= max(len(captured), 1)
 
 
 def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
@@ -128,7 +129,7 @@ def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
     loader = loader_on_lanes(sizes, stage, 2)
     list(loader)
     assert found.count("captured") == 2
-    loader._loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
+    loader.loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
     found.clear()
     list(loader)
     assert found == ["eager", "eager", "captured", "replayed", "replayed", "replayed"], "the graph of 2 went, that of 4 stayed"
@@ -141,8 +142,8 @@ def test_a_pool_that_has_grown_beyond_its_bytes_is_given_up_with_its_graphs(foun
     stage = FeatureStage(Noted(found), graph_bytes=72 + 10 * 2)
     loader = loader_on_lanes((2, 2, 4, 4), stage, 2)
     list(loader)
-    loader._loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
-    runner = loader._shared.device_setup.bound_stages[0]._branches[None]._runner
+    loader.loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
+    runner = internals.runner(loader)
     runner._pool = SimpleNamespace(num_bytes=1000)
     found.clear()
     list(loader)
@@ -161,7 +162,7 @@ def test_number_of_shapes_that_are_remembered_is_bounded(found, monkeypatch):
     loader = loader_on_lanes((1, 2, 3, 4, 4, 3, 2, 4), FeatureStage(Noted(found)), 2)
     list(loader)
     assert found == [*["eager"] * 5, "captured", "replayed", "captured", "replayed", "eager"]
-    branch = loader._shared.device_setup.bound_stages[0]._branches[None]
+    branch = internals.branches(loader)[None]
     assert len(branch._runner._needs) == 3
 
 
@@ -173,10 +174,10 @@ def test_number_of_graphs_is_bounded_in_an_epoch_and_over_epochs(found, monkeypa
     list(loader)
     forms = [*["eager"] * 3, "captured", "replayed", "captured", "replayed", "eager", "replayed", "eager"]
     assert found == forms
-    loader._loader[:] = loader._loader[5:3:-1] * 2  # of lengths 3 and 2
+    loader.loader[:] = loader.loader[5:3:-1] * 2  # of lengths 3 and 2
     list(loader)
     assert found[len(forms) :] == ["eager", "eager", *["captured", "replayed"] * 2], "the least recently used go"
-    assert len(loader._shared.device_setup.bound_stages[0]._branches[None]._runner) == 2
+    assert len(internals.runner(loader)) == 2
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from support import internals
 from support.comparison.values import assert_values
 from support.gpu.encoder_cases import ModelOutput
 from support.gpu.host_graphs import install, on_lanes
@@ -361,7 +362,7 @@ def test_a_graph_keeps_tables_that_another_shape_replaces():
 def test_bytes_that_a_graph_keeps_are_those_of_whole_tensors(form, kept):
     loader = on_lanes([INPUTS[0]], FeatureStage(Encoder(form)))
     list(loader)
-    (need,) = loader._shared.device_setup.bound_stages[0]._branches[None]._runner._needs.values()
+    (need,) = internals.runner(loader)._needs.values()
     assert need.io_bytes == kept * INPUTS[0].nbytes
 
 

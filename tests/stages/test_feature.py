@@ -313,13 +313,6 @@ def test_the_error_about_many_trainable_parameters_lists_some():
         FeatureStage(nn.Sequential(*(nn.Linear(1, 1) for _ in range(10))))
 
 
-@pytest.mark.parametrize("given", ["always", True, None])
-def test_capture_must_be_auto_or_never(given):
-    with pytest.raises(ArgumentError) as caught:
-        FeatureStage(linear(1), capture=given)
-    assert f"capture must be 'auto' or 'never', got {given!r}" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("encoder", "which", "key"),
     [

@@ -12,36 +12,11 @@ from gpuaug.stages.selection import Selection
 TENSOR, PAIR, FIELDS = torch.zeros(1), (1, 2), {"images": 1, "labels": 2}
 
 DOES_NOT_FIT = [
-    (
-        FIELDS,
-        ...,
-        ...,
-        "on must be passed for a batch that is a dict, got no on",
-    ),
-    (
-        Pair(1, 2),
-        ...,
-        ...,
-        "on must be passed for a batch that is a Pair, got no on",
-    ),
-    (
-        Record(1, 2),
-        ...,
-        ...,
-        "on must be passed for a batch that is a Record, got no on",
-    ),
-    (
-        TENSOR,
-        "images",
-        ...,
-        "on must be left out for a batch that is a single Tensor, got 'images'",
-    ),
-    (
-        TENSOR,
-        0,
-        ...,
-        "on must be left out for a batch that is a single Tensor, got 0",
-    ),
+    (FIELDS, ..., ..., "on must be passed for a batch that is a dict, got no on"),
+    (Pair(1, 2), ..., ..., "on must be passed for a batch that is a Pair, got no on"),
+    (Record(1, 2), ..., ..., "on must be passed for a batch that is a Record, got no on"),
+    (TENSOR, "images", ..., "on must be left out for a batch that is a single Tensor, got 'images'"),
+    (TENSOR, 0, ..., "on must be left out for a batch that is a single Tensor, got 0"),
     (PAIR, 2, ..., "on must be an index of a tuple of 2, got 2"),
     (PAIR, -3, ..., "on must be an index of a tuple of 2, got -3"),
     (PAIR, "images", ..., "on must be an index of a tuple of 2, got 'images'"),
@@ -53,32 +28,12 @@ DOES_NOT_FIT = [
     (FIELDS, {"image": "input"}, ..., "on must name a member of the dict, got 'image'"),
     (Pair(1, 2), 0, ..., "on must name a member of the Pair, got 0"),
     (Frozen(1, 2), "image", ..., "on must name a member of the Frozen, got 'image'"),
-    (
-        TENSOR,
-        ...,
-        "views",
-        "into must be left out for a batch that is a single Tensor, got 'views'",
-    ),
+    (TENSOR, ..., "views", "into must be left out for a batch that is a single Tensor, got 'views'"),
     (PAIR, ..., 3, "into must be an index of a tuple of 2, or the index after its end, got 3"),
     (PAIR, ..., -3, "into must be an index of a tuple of 2, or the index after its end, got -3"),
-    (
-        PAIR,
-        ...,
-        "views",
-        "into must be an index of a tuple of 2, or the index after its end, got 'views'",
-    ),
-    (
-        Pair(1, 2),
-        "images",
-        "views",
-        "into must be a field of Pair, which has a fixed set of fields, got 'views'",
-    ),
-    (
-        Slots(1, 2),
-        "images",
-        "views",
-        "into must be a field of Slots, which has a fixed set of fields, got 'views'",
-    ),
+    (PAIR, ..., "views", "into must be an index of a tuple of 2, or the index after its end, got 'views'"),
+    (Pair(1, 2), "images", "views", "into must be a field of Pair, which has a fixed set of fields, got 'views'"),
+    (Slots(1, 2), "images", "views", "into must be a field of Slots, which has a fixed set of fields, got 'views'"),
 ]
 
 

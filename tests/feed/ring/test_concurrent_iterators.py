@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support import internals
 from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_same
 from support.feed.ring_inputs import Samples, with_workers, without_workers
@@ -77,7 +78,7 @@ def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeyp
     left = loader._begin()
     assert collate.reached.wait(WAIT_S)  # the worker has taken its second slot
     until(lambda: left.feed_iterator._mailbox._items.qsize() == 1)
-    until(lambda: waits_for_worker(left.feed_iterator._thread))
+    until(lambda: waits_for_worker(internals.thread(left.feed_iterator)))
     (old_worker,) = set(multiprocessing.active_children()) - before
     left.close()
     collate.blocks.value = collate.made.value = 0

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from support import internals
 from support.feed.ring_equality import assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, generator, with_workers, without_workers
 from torch.utils.data import DataLoader
@@ -33,7 +34,7 @@ SOURCES = {
 
 def slots(loader):
     """Number of slots of a worker."""
-    return loader._shared.feed._ring.memory.newest_generation()[3]
+    return internals.ring(loader).memory.newest_generation()[3]
 
 
 @cache
@@ -71,15 +72,15 @@ def test_a_smaller_depth_keeps_its_ring(name):
     make = SOURCES[name]
     with StreamedLoader(make(), device="cpu", feed="ring", depth=6) as loader:
         list(loader)
-        ring = loader._shared.feed._ring
+        ring = internals.ring(loader)
         loader.depth = 1
         assert_same(list(loader), list(without_workers(make)()))
-        assert loader._shared.feed._ring is ring
+        assert internals.ring(loader) is ring
         assert slots(loader) == slots_at(name, 6)
 
 
 def workers(loader):
-    return [worker.pid for worker in loader._shared.feed._loader_copy._iterator._workers]
+    return [worker.pid for worker in internals.shared(loader).feed._loader_copy._iterator._workers]
 
 
 def test_persistent_workers_go_on_and_the_memory_of_fewer_slots_is_given_back():
@@ -95,7 +96,7 @@ def test_persistent_workers_go_on_and_the_memory_of_fewer_slots_is_given_back():
             got.append(list(loader))
         assert_same(got, want)
         assert workers(loader) == running
-        memory = loader._shared.feed._ring.memory
+        memory = internals.ring(loader).memory
         number, _, slot_bytes, each = memory.newest_generation()
         assert number == 3
         assert [memory.generation(generation)[2] for generation in (1, 2)] == [0, 0]

@@ -8,6 +8,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from support import internals
 from support.feed.ring_equality import assert_ring_is_plain, assert_same, passes
 from support.feed.ring_inputs import Opaque, generator, without_workers
 from torch.utils.data import DataLoader, Dataset
@@ -270,7 +271,7 @@ def test_packed_images_are_described_without_copy():
     writer = own.memory.take_slot(0)
     with allocating_with(writer.allocate):
         batch = collate_ragged(samples)
-    placed = {tensor.data_ptr() for tensor, _ in writer._tensors.values()}
+    placed = {tensor.data_ptr() for tensor, _ in internals.tensors(writer).values()}
     assert {batch[0].data.data_ptr(), batch[0].places.data_ptr()} == placed
     described = loads(dumps(writer.describe(batch)))
     assert {type(batch[0].data), type(described.batch[0].data), type(described.batch[0].places)} == {
@@ -278,7 +279,7 @@ def test_packed_images_are_described_without_copy():
         ring_memory.TensorInSlot,
     }
     assert type(described.batch[0]) is Ragged
-    assert len(writer._tensors) == 3, "the labels were copied, the images were there"
+    assert len(internals.tensors(writer)) == 3, "the labels were copied, the images were there"
     got, slot = own.batch_and_slot(described)
     assert_same(got, want)
     batch[0].data[0] = 77

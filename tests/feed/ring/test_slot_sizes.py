@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import internals
 from support.feed.ring_cleanup import ring_bytes
 from support.feed.ring_equality import assert_ring_is_plain
 from support.feed.ring_inputs import Source, any_bits, made, sized, values
@@ -82,7 +83,7 @@ def assert_slots_stay_within(budget, loader):
         for _ in range(2):
             for batch in streamed:
                 most, largest = max(most, ring_bytes()), max(largest, batch_bytes(batch))
-            slot_bytes.append(streamed._shared.feed._ring.memory.newest_generation()[2])
+            slot_bytes.append(internals.ring(streamed).memory.newest_generation()[2])
         before = streamed.stats().slot_batches
         for _ in streamed:
             most = max(most, ring_bytes())

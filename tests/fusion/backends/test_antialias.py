@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import internals
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import assert_replays, left_to_kornia, photographs
 from support.comparison.values import assert_values
@@ -22,7 +23,7 @@ SHAPE = (4, 3, 120, 90)
 
 def torchvision_crops(images, draws, size, mode):
     """Each sample's own box, cropped and resized by torchvision."""
-    drawn = draws._drawn[0]
+    drawn = internals.drawn(draws)[0]
     boxes = torch.tensor([[int(drawn[name][index]) for name in ("y", "x", "height", "width")] for index in range(len(images))])
     return torch.cat(
         [
@@ -120,7 +121,10 @@ def test_antialiased_resize_with_flips_pads_and_crops_around_it(modules):
     for number, module in enumerate(modules()):
         alone = gpuaug.fuse(module, antialias=True)
         own = alone.draw(step.shape)
-        step = alone(step, draws=type(own)(own.shape, alone._program().tree, (draws._drawn[number],), own._sizes))
+        step = alone(
+            step,
+            draws=type(own)(own.shape, internals.program(alone).tree, (internals.drawn(draws)[number],), internals.sizes(own)),
+        )
     assert len(augment.explain().lines) == 1
     torch.testing.assert_close(augment(images, draws=draws), step, atol=2e-5, rtol=0)
 

@@ -10,6 +10,7 @@ from kornia.augmentation import auto
 
 pytest.importorskip("triton")
 
+from support import internals
 from support.batches import clips
 from support.batches.ragged import images_of, pack
 from support.comparison import device_crops, readers
@@ -364,7 +365,7 @@ def test_mask_kernel_for_several_sizes_compiles_for_a_gpu(name, monkeypatch):
 
 def test_more_samples_than_a_launch_can_have_are_refused():
     augment, images = gpuaug.fuse(K.CenterCrop(1), views=2), torch.zeros(40_000, 1, 2, 2, dtype=torch.uint8)
-    plan = augment._program().segments.at(0, Size(*images.shape), masks=False).plan
+    plan = internals.program(augment).segments.at(0, Size(*images.shape), masks=False).plan
     text = "A batch must have at most 65535 samples in all its views on a GPU, got 80000. Lower batch_size or views."
     with pytest.raises(gpuaug.ArgumentError, match=text):
         backend.run(plan, images, torch.zeros(80_000, plan.width), torch.float32, torch.contiguous_format)

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 import triton
+from support import internals
 from support.comparison.replay import photographs
 from support.gpu.compiled import CompileOnly
 from triton.runtime import build
@@ -107,7 +108,7 @@ def test_the_warning_quotes_the_error_and_names_the_page(broken, work, error, wo
     with monkeypatch.context() as patch:
         broken(patch, tmp_path)
         with pytest.warns(gpuaug.GpuAugWarning, match="plain torch") as warned:
-            assert [dispatch._triton_backend(CPU) for _ in range(2)] == [None] * 2
+            assert [internals.triton_backend(CPU) for _ in range(2)] == [None] * 2
     (text,) = (str(each.message) for each in warned)
     assert text.startswith(f"{SLOW} ({error}")
     assert re.search(r"\)\. See what Triton needs, such as a C compiler: https:\S+#what-triton-needs\.$", text)
@@ -117,7 +118,7 @@ def test_the_warning_quotes_the_error_and_names_the_page(broken, work, error, wo
     dispatch._BACKENDS.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch._triton_backend(CPU) is backend
+        assert internals.triton_backend(CPU) is backend
     assert devices.plain_torch_reason(CPU) is None
 
 
@@ -126,7 +127,7 @@ def test_the_compiler_that_cc_names_is_used(works, monkeypatch, tmp_path):
     compiler = build.shutil.which("gcc") or build.shutil.which("clang")
     no_compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", f'PATH={os.path.dirname(compiler)} exec {compiler} "$@"')))
-    assert dispatch._triton_backend(CPU) is backend
+    assert internals.triton_backend(CPU) is backend
 
 
 @pytest.mark.parametrize("value", ["1", "true"])
@@ -137,9 +138,9 @@ def test_a_program_that_requires_triton_gets_an_error_in_every_call(value, works
         no_compiler(patch, tmp_path)
         for _ in range(2):
             with pytest.raises(gpuaug.DeviceError, match="cannot run on cpu with GPUAUG_REQUIRE_TRITON set, because Triton"):
-                dispatch._triton_backend(CPU)
+                internals.triton_backend(CPU)
         assert devices.plain_torch_reason(CPU).endswith("#what-triton-needs.")
-    assert dispatch._triton_backend(CPU) is backend
+    assert internals.triton_backend(CPU) is backend
     assert devices.plain_torch_reason(CPU) is None
 
 
@@ -160,7 +161,7 @@ def test_triton_is_not_required_unless_asked_for(value, works, monkeypatch, tmp_
     no_compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("GPUAUG_REQUIRE_TRITON", value)
     with pytest.warns(gpuaug.GpuAugWarning, match=SLOW):
-        assert dispatch._triton_backend(CPU) is None
+        assert internals.triton_backend(CPU) is None
 
 
 def test_cpu_needs_no_triton(monkeypatch):
@@ -177,7 +178,7 @@ def test_a_cache_that_cannot_be_written_is_replaced(works, monkeypatch):
         r"its cache /dev/null/cache cannot be written \(NotADirectoryError: .*\)\. Set TRITON_CACHE_DIR to a folder that lasts"
     )
     with pytest.warns(gpuaug.GpuAugWarning, match=text):
-        assert dispatch._triton_backend(CPU) is backend
+        assert internals.triton_backend(CPU) is backend
     folder = os.environ["TRITON_CACHE_DIR"]
     assert [path.name.partition(".")[0] for path in Path(folder).rglob("*.so")] == ["helper"]
     with warnings.catch_warnings():
@@ -200,7 +201,7 @@ def test_what_a_read_only_cache_holds_is_used(works, monkeypatch, tmp_path):
     no_compiler(monkeypatch, tmp_path)
     works(lambda: build.compile_module_from_src(module, "helper"))
     with pytest.warns(gpuaug.GpuAugWarning, match="is read-only"):
-        assert dispatch._triton_backend(CPU) is backend
+        assert internals.triton_backend(CPU) is backend
     assert os.environ["TRITON_CACHE_DIR"] != str(old)
     shutil.rmtree(os.environ["TRITON_CACHE_DIR"])  # which has links to the old one
     assert list(old.rglob("*.so"))
@@ -211,7 +212,7 @@ def test_what_a_cache_holds_that_is_mounted_noexec_is_left(works, monkeypatch, t
     monkeypatch.setattr(cache, "is_noexec", lambda path: path == str(tmp_path / "cache"))
     works(compile_c)
     with pytest.warns(gpuaug.GpuAugWarning, match="is on a file system that is mounted noexec"):
-        assert dispatch._triton_backend(CPU) is backend
+        assert internals.triton_backend(CPU) is backend
     assert len(os.listdir(os.environ["TRITON_CACHE_DIR"])) == 1
 
 
@@ -223,7 +224,7 @@ def test_a_cache_of_another_user_is_replaced(works, monkeypatch, tmp_path):
     works(compile_c)
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.warns(gpuaug.GpuAugWarning, match="is read-only"):
-        assert dispatch._triton_backend(CPU) is backend
+        assert internals.triton_backend(CPU) is backend
 
 
 def test_a_cache_that_can_be_written_is_left_alone(tmp_path):

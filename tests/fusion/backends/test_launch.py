@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from support import internals
 from support.comparison.replay import photographs
 
 import gpuaug
@@ -59,7 +60,7 @@ def no_driver(monkeypatch):
 def center_crop_run(blur, side=48):
     """A run of a new plan: a crop, and a blur where there is one."""
     augment, images = gpuaug.fuse([K.CenterCrop(32), *blur]), photographs(2, 3, side, side)
-    plan = augment._program().segments.at(0, Size(*images.shape), masks=False).plan
+    plan = internals.program(augment).segments.at(0, Size(*images.shape), masks=False).plan
     return partial(backend.run, plan, images, torch.zeros(2, plan.width), torch.float32, torch.contiguous_format)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import internals
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import photographs
 from support.comparison.torchvision_replay import followed, replayed, replayed_in_floats
@@ -126,7 +127,7 @@ def test_windows_of_a_crop_in_a_choice_are_not_computed_by_the_device():
     """Its kernel knows no sample that skips the crop."""
     images = pack(images_of([(30, 40), (40, 30)]))
     augment = gpuaug.fuse([v2.RandomChoice([v2.RandomResizedCrop(8), v2.CenterCrop(8)]), TO_FLOAT], ragged=True)
-    planned = augment._program().segments.at(0, size_of(images), masks=False).plan
+    planned = internals.program(augment).segments.at(0, size_of(images), masks=False).plan
     assert len(planned.passes) == 1
     assert device_crop(planned) is None
 

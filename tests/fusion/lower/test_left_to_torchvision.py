@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import overriding, photographs
 from support.comparison.torchvision_replay import scaled
 from support.comparison.values import assert_values
@@ -96,7 +97,10 @@ def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
     got = gpuaug.fuse(v2.Compose([Own(TO_FLOAT), v2.Pad(1, fill=0.5)]))(images)
     assert got.dtype == torch.float32
     assert (got[:, :, 0] == 0.5).all()
-    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._program().ops) == 2
+    assert (
+        len(internals.program(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))).ops)
+        == 2
+    )
 
 
 @left_to_torchvision

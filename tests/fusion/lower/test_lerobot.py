@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import overriding, photographs
 from support.comparison.torchvision_replay import assert_replays
 from support.comparison.values import assert_values
@@ -158,7 +159,7 @@ def test_a_subclass_that_overrides_nothing_is_lowered(package):
 
 
 def test_a_transform_of_no_weight_has_no_op():
-    assert len(gpuaug.fuse(written.RandomSubsetApply(MARKS, PICKED["three, one never"][1], 2))._program().ops) == 3
+    assert len(internals.program(gpuaug.fuse(written.RandomSubsetApply(MARKS, PICKED["three, one never"][1], 2))).ops) == 3
 
 
 def test_all_of_many_are_picked_in_their_own_order():

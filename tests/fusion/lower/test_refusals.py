@@ -9,6 +9,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
+from support import internals
 from support.comparison.replay import overriding, photographs
 from torch import nn
 from torchvision import transforms as v1
@@ -105,7 +106,7 @@ def test_pipeline_is_refused_with_what_to_do(pipeline, words):
 def test_user_modules_may_hold_torchvision_transforms():
     with pytest.warns(gpuaug.GpuAugWarning, match="EachByItself"):
         augment = gpuaug.fuse(EachByItself())
-    assert augment._program().ops[0].reason == "not one of Kornia's modules"
+    assert internals.program(augment).ops[0].reason == "not one of Kornia's modules"
 
 
 @pytest.mark.parametrize("name", [*UNSUPPORTED, *re.findall(r"v2\.(\w+)\(", " ".join(UNSUPPORTED_TIMM.values()))])

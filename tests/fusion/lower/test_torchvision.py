@@ -5,6 +5,7 @@ import pickle
 import kornia.augmentation as K
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import photographs
 from support.comparison.torchvision_replay import assert_replays, scaled
 from support.comparison.values import assert_values
@@ -27,7 +28,7 @@ BEHIND = [v2.Normalize(MEAN, STD), v2.RandomErasing(0.5), v2.ToPureTensor()]
 
 
 def ops_of(pipeline, **options):
-    return [op.name for op in gpuaug.fuse(pipeline, **options)._program().ops]
+    return [op.name for op in internals.program(gpuaug.fuse(pipeline, **options)).ops]
 
 
 def text_of(pipeline):
@@ -52,7 +53,7 @@ CONVERSIONS = {
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_conversions_take_no_op(name):
     augment = gpuaug.fuse(v2.Compose([v2.Pad(1, fill=51), *CONVERSIONS[name], v2.Pad(1, fill=0.2)]))
-    assert len(augment._program().ops) == 2
+    assert len(internals.program(augment).ops) == 2
     assert augment(photographs(1))[0, 0, 1, 1] == augment(photographs(1))[0, 0, 0, 0] == torch.tensor(51) / 255
 
 
@@ -309,14 +310,14 @@ def test_a_transform_of_v1_is_that_of_v2_with_its_settings(name):
     """v1's own transform, run from its parameters in v2's names, gives the same image for the same draws."""
     made = V1[name]
     augment = gpuaug.fuse(made)
-    assert type(augment._program().ops[0].module) is getattr(v2, name)
+    assert type(internals.program(augment).ops[0].module) is getattr(v2, name)
     images = photographs(4, dtype=torch.float32)
-    again = gpuaug.fuse(augment._program().ops[0].module)
+    again = gpuaug.fuse(internals.program(augment).ops[0].module)
     assert_values(augment(images, draws=augment.draw(images.shape, 0)), again(images, draws=again.draw(images.shape, 0)))
     torch.manual_seed(0)
     expected = made(images[0])
     torch.manual_seed(0)
-    torch.testing.assert_close(augment._program().ops[0].module(images[0]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(internals.program(augment).ops[0].module(images[0]), expected, atol=1e-5, rtol=0)
 
 
 def test_containers_of_v1_draw_for_each_sample():
@@ -462,5 +463,7 @@ def test_notes_say_which_transforms_have_nothing_left_to_do():
 
 
 def test_antialias_of_fuse_is_for_kornias_modules_alone():
-    crop, resize = gpuaug.fuse([v2.RandomResizedCrop(16, antialias=False), K.Resize((8, 8))], antialias=True)._program().ops
+    crop, resize = internals.program(
+        gpuaug.fuse([v2.RandomResizedCrop(16, antialias=False), K.Resize((8, 8))], antialias=True)
+    ).ops
     assert (crop.filter, resize.filter) == ("", "triangle")

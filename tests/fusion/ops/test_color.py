@@ -11,6 +11,7 @@ from contextlib import suppress
 import kornia.augmentation as K
 import pytest
 import torch
+from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import as_kornia_takes_them, assert_replays, both, photographs
 from support.comparison.values import assert_values
@@ -96,7 +97,7 @@ def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
     images = photographs(64)
     augment = gpuaug.fuse(K.AugmentationSequential(K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.5), K.RandomGamma((0.5, 2.0), p=0.5)))
     draws = augment.draw(images.shape, seed=0)
-    skipped = ~(draws._drawn[0]["apply_mask"] | draws._drawn[1]["apply_mask"])
+    skipped = ~(internals.drawn(draws)[0]["apply_mask"] | internals.drawn(draws)[1]["apply_mask"])
     assert skipped.any()
     assert_values(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])
 

@@ -5,6 +5,7 @@ from itertools import product
 import kornia.augmentation as K
 import pytest
 import torch
+from support import internals
 from support.batches.pairwise import pairwise, sweep
 from support.comparison.torchvision_replay import both
 from support.comparison.values import assert_values
@@ -51,7 +52,7 @@ def test_operations_of_kornias_policies_leave_images_of_one_value_so(names):
     """The op that stands for them counts levels with the tolerance that the sharpening before asks for."""
     policy = K.auto.TrivialAugment([[(name, 0, 1)] for name in names])
     augment, images = gpuaug.fuse([K.RandomSharpness(2.0, p=1.0), policy], pick="sample"), flat(LEVELS * 4)
-    (part,) = augment._program().ops[1].plan_ops
+    (part,) = internals.program(augment).ops[1].plan_ops
     assert part.to_levels[1] == LEVEL_TOLERANCE
     got = augment(images, draws=augment.draw(images.shape, seed=0))
     assert (got.amax((2, 3)) - got.amin((2, 3))).max() < 2e-6

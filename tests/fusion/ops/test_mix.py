@@ -113,18 +113,6 @@ def test_mix_takes_labels_of_any_dtype(name, dtype):
     assert_values(got, expected)
 
 
-@pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_mix_refuses_labels_that_are_not_one_per_sample(name):
-    op = made(MIXES[name]())
-    _, rows = drawn_for(op, Size(5, 3, 8, 8))
-    text = (
-        r"class must be one label for each of the 5 images, got \(5, 10\). Pass class indices, \(B,\)\. "
-        r"gpuaug\.fuse\(…, num_classes=…\) converts them to one-hot labels"
-    )
-    with pytest.raises(gpuaug.ArgumentError, match=text):
-        op.labels(torch.zeros(5, 10), rows)
-
-
 @pytest.mark.parametrize("name", MIXES)
 def test_skipped_mix_leaves_images_bit_for_bit(name):
     op = made(MIXES[name](p=0.0))

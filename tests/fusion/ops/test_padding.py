@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
+from support import internals
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import assert_replays
 from support.comparison.torchvision_replay import replayed, scaled
@@ -65,7 +66,7 @@ def drawn(pipeline, images, seed):
     if isinstance(explained, Exception) or any(line.reason for line in explained.lines):
         event("left")
         return None
-    event(f"{len(augment._program().ops)} steps")
+    event(f"{len(internals.program(augment).ops)} steps")
     return augment, augment.draw(images.shape, seed=seed)
 
 

@@ -5,6 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
+from support import internals
 from support.batches.pairwise import sweep
 from support.batches.ragged import images_of, one_by_one, pack
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
@@ -142,7 +143,9 @@ def test_antialias_leaves_skipped_crops_unchanged(mode, module, dtype):
     certain = module(resample=mode)
     certain.p = 1.0
     applied = gpuaug.fuse(certain, antialias=True)
-    expected = applied(images, draws=type(draws)(draws.shape, applied._program().tree, draws._drawn, draws._sizes))
+    expected = applied(
+        images, draws=type(draws)(draws.shape, internals.program(applied).tree, internals.drawn(draws), internals.sizes(draws))
+    )
     assert_values(got[open_], expected[open_])
 
 

@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import assert_replays, both, left_to_kornia, photographs
 from support.comparison.values import assert_values
@@ -64,7 +65,7 @@ def test_samples_skipped_by_a_warp_are_unchanged_bit_for_bit(name):
     images = photographs(8)
     augment = gpuaug.fuse(WARPS[name](p=0.5))
     draws = augment.draw(images.shape, seed=2)
-    skipped = ~draws._drawn[0]["apply_mask"]
+    skipped = ~internals.drawn(draws)[0]["apply_mask"]
     assert skipped.any()
     assert_values(augment(images, draws=draws)[skipped], images[skipped].float() / 255)
 
@@ -74,7 +75,7 @@ def test_warp_matrices_equal_kornia(name):
     module = WARPS[name](p=0.7)
     (leaf,) = leaves(lower(module).tree)
     size = Size(6, 3, 40, 56)
-    drawn = gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3)._drawn[0]
+    drawn = internals.drawn(gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3))[0]
     images = torch.zeros(6, 3, 40, 56, dtype=torch.float64)
     params = {key: value.double() if value.is_floating_point() else value for key, value in leaf.op.params(drawn, size).items()}
     expected = module.generate_transformation_matrix(images, params, module.flags)

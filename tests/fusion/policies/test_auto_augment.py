@@ -11,6 +11,7 @@ from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import PolicySequential
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.rand_augment import rand_augment
+from support import internals
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, overriding, photographs
 from support.comparison.values import assert_values
 
@@ -315,7 +316,7 @@ def test_pick_sample_equals_each_sample_alone(name):
 
 def test_pick_sample_picks_evenly_and_independently():
     augment, batch = gpuaug.fuse(auto.RandAugment(2, 10), pick="sample"), 6000
-    layers = augment.draw((batch, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    layers = internals.drawn(augment.draw((batch, 3, 8, 8), seed=1))[0]["layers"]
     picked = np.full((2, batch), -1)
     for row, layer in zip(picked, layers, strict=True):
         for choice, drawn in layer.items():

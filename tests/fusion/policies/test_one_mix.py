@@ -7,6 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
 from support.comparison.values import assert_values
 
@@ -51,14 +52,14 @@ PIPELINES = {
 def test_mix_containers_replay_in_kornia(name, dtype):
     made, images = PIPELINES[name](), photographs(5, dtype=dtype)
     augment = gpuaug.fuse(made)
-    assert any(isinstance(op, OneMix) for op in augment._program().ops)
+    assert any(isinstance(op, OneMix) for op in internals.program(augment).ops)
     assert "left to Kornia" not in repr(augment)
     for seed in range(12):
         draws = augment.draw(images.shape, seed=seed)
         keys = {"data_keys": ["input"]} if isinstance(made, K.AugmentationSequential) else {}
         expected = made(as_kornia_takes_them(images), params=draws.as_kornia(), **keys)
         got = augment(images, draws=pickle.loads(pickle.dumps(draws)), data_keys=["input"])
-        if len(augment._program().ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
+        if len(internals.program(augment).ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
             assert_values(got, expected)
         torch.testing.assert_close(got, expected, atol=2e-4 if name == "in a pipeline" else 1e-6, rtol=0)
 

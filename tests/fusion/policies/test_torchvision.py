@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.comparison.replay import photographs
 from support.comparison.statistics import apart, together_apart
 from support.comparison.torchvision_replay import both, replayed, scaled
@@ -295,7 +296,7 @@ def test_passes_are_counted_by_kinds_and_not_by_operations():
 @pytest.mark.parametrize("name", MADE)
 def test_rows_of_policies_are_made_with_all_others_of_the_pipeline(name):
     augment = gpuaug.fuse([v2.RandomResizedCrop(16), MADE[name](), TO_FLOAT])
-    planned = augment._program().segments.whole_plan(Size(4, 3, 24, 28), masks=False, views=1)
+    planned = internals.program(augment).segments.whole_plan(Size(4, 3, 24, 28), masks=False, views=1)
     assert planned is not None
     assert not planned.draws_one_batch_at_a_time
     assert sum(planned.uniforms_per_op) == planned.uniform_count

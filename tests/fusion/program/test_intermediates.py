@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.ops.op_cases import CASES
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -40,7 +41,7 @@ PIPELINES = {
 
 
 def types(modules, given, dtype):
-    plan = gpuaug.fuse(modules)._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan
+    plan = internals.program(gpuaug.fuse(modules)).segments.at(0, Size(2, 3, 24, 24), masks=False).plan
     return types_written(plan.passes, given, dtype)
 
 
@@ -56,7 +57,7 @@ def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
 def test_a_warp_is_clean_by_its_fill(fill):
     """As Python's bool, which becomes a constant of kernels: Triton compiles none of NumPy's."""
     augment = gpuaug.fuse([v2.ToDtype(FLOAT, scale=True), v2.RandomAffine(20, fill=fill)])
-    (step,) = augment._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
+    (step,) = internals.program(augment).segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
     assert gives_unit_range(step.front, BYTES) is (
         min(np.atleast_1d(fill)).item() >= 0 and max(np.atleast_1d(fill)).item() <= 1
     )
@@ -78,7 +79,9 @@ def test_a_warp_is_clean_by_its_fill(fill):
 def test_blurs_are_in_strips_where_the_result_is_bfloat16(side, given, dtype, strips, launches):
     augment = gpuaug.fuse(K.RandomGaussianBlur((3, side), (0.1, 2.0)), dtype=dtype)
     assert (
-        blurs_in_strips(augment._program().segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype)
+        blurs_in_strips(
+            internals.program(augment).segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype
+        )
         == strips
     )
     if given == BYTES:
@@ -98,7 +101,7 @@ def test_greys_of_many_channels_are_clean_by_their_weights(weights, clean):
 def test_whole_numbers_of_16_bits_are_rounded_once():
     assert types([CROP, BLUR], UINT16_UNIT, HALF) == (UINT16_UNIT, HALF)
     assert types([CROP, BLUR], UINT16_UNIT, UINT16_UNIT) == (FLOAT, UINT16_UNIT)
-    first, second = gpuaug.fuse([CROP, BLUR])._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
+    first, second = internals.program(gpuaug.fuse([CROP, BLUR])).segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
     assert may_round(first, UINT16_UNIT, HALF)
     assert may_round(first, BYTES, UINT16_UNIT)
     assert may_round(second, UINT16_UNIT, UINT16_UNIT)

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import numpy as np
 import pytest
+from support import internals
 from support.comparison.replay import left_to_kornia
 
 import gpuaug
@@ -13,7 +14,7 @@ SIZE = Size(4, 3, 32, 32)
 
 
 def segments_of(*modules, **options):
-    return gpuaug.fuse(list(modules), **options)._program().segments
+    return internals.program(gpuaug.fuse(list(modules), **options)).segments
 
 
 def names(segment):

@@ -8,6 +8,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
@@ -79,7 +80,7 @@ def blocks(monkeypatch):
 def test_tables_drawn_together_equal_tables_drawn_one_by_one(monkeypatch, name, points):
     """Also where the columns of a table lie together in memory."""
     augment, size = fused(name), Size(9, 3, 30, 41)
-    segment = augment._program().segments.at(0, size, masks=False)
+    segment = internals.program(augment).segments.at(0, size, masks=False)
     planned = segment.plan
     if planned is None or planned.draws_one_batch_at_a_time:
         pytest.skip("draws alone")
@@ -103,7 +104,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(monkeypatch, name, 
 def sent(monkeypatch, name, device, *, points, by_column_from):
     """The rows of five batches of ``PIPELINES[name]``, sent to a device; ``None`` where each draws alone."""
     augment, size = fused(name), Size(9, 3, 30, 41)
-    segment = augment._program().segments.at(0, size, masks=False)
+    segment = internals.program(augment).segments.at(0, size, masks=False)
     if segment.plan is None or segment.plan.draws_one_batch_at_a_time:
         return None
     monkeypatch.setattr(rows, "BY_COLUMN_FROM", by_column_from)
@@ -126,7 +127,7 @@ def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
 
 def test_draws_one_batch_at_a_time_is_set_for_mixes_and_noise():
     for name in PIPELINES:
-        planned = fused(name)._program().segments.whole_plan(Size(9, 3, 30, 41), masks=False, views=1)
+        planned = internals.program(fused(name)).segments.whole_plan(Size(9, 3, 30, 41), masks=False, views=1)
         assert planned.draws_one_batch_at_a_time == ("noise" in name or "mix" in name), name
 
 
@@ -286,7 +287,7 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
     monkeypatch.setattr(rows, "send", lambda samples, width, fill, device: send(samples, width, fill, torch.device("cpu")))
     monkeypatch.setattr(ahead, "current_stream", lambda device: 0)
     augment, size = gpuaug.fuse(simple()), Size(4, 3, 30, 41)
-    segment = augment._program().segments.at(0, size, masks=False)
+    segment = internals.program(augment).segments.at(0, size, masks=False)
 
     def calls(device):
         torch.manual_seed(3)

@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.ops.pipelines import CLOSE
 from torchvision.transforms import v2
 
@@ -23,8 +24,8 @@ SIZE = Size(40, 3, 30, 41)
 
 def passes_and_rows(modules, seed=0):
     augment = gpuaug.fuse(modules)
-    plan = augment._program().segments.whole_plan(SIZE, masks=False, views=1)
-    drawn = draws_of_plan_ops(augment._program().lowered_ops, augment.draw(SIZE.shape, seed=seed)._drawn)
+    plan = internals.program(augment).segments.whole_plan(SIZE, masks=False, views=1)
+    drawn = draws_of_plan_ops(internals.program(augment).lowered_ops, internals.drawn(augment.draw(SIZE.shape, seed=seed)))
     return plan.passes, drawn, make_table(plan, SIZE, drawn, torch.device("cpu"), has_points=False).numpy()
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
@@ -83,7 +84,7 @@ def test_target_boxes_equal_torchvision(module, theirs):
     size, got, draws = follow_targets([module], [{"boxes": boxes} for boxes in given_boxes])
     for sample, (boxes, made) in enumerate(zip(given_boxes, got, strict=True)):
         dressed = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(32, 48), clamping_mode=None)
-        expected = theirs(draws._drawn[0], sample, dressed)
+        expected = theirs(internals.drawn(draws)[0], sample, dressed)
         assert expected.canvas_size == size
         expected = F.clamp_bounding_boxes(expected, clamping_mode="hard")
         torch.testing.assert_close(made["boxes"], expected.as_subclass(torch.Tensor), atol=1e-4, rtol=0)

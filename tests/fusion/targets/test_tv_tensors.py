@@ -214,32 +214,6 @@ def test_masks_of_a_batch_are_converted_too():
 
 
 SANITIZE = v2.SanitizeBoundingBoxes()
-MEANT_OTHERWISE = {
-    "before a crop": (
-        lambda: gpuaug.fuse([SANITIZE, v2.RandomHorizontalFlip(), v2.RandomCrop(8)]),
-        r"SanitizeBoundingBoxes_0 must follow all transforms that move pixels, got RandomHorizontalFlip_1 behind it. Put it at",
-    ),
-    "rotated": (
-        lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("XYWHR")]),
-        r"format of ConvertBoundingBoxFormat_1 must be XYXY, XYWH or CXCYWH, got XYWHR. Rotated boxes are not supported",
-    ),
-    "type of boxes": (
-        lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ToDtype({tv_tensors.BoundingBoxes: torch.float64}, scale=True)]),
-        r"dtype of ToDtype must be set for images and masks only, got .*. Convert the rest behind gpuaug.fuse, which leaves",
-    ),
-    "by chance": (
-        lambda: gpuaug.fuse(v2.RandomApply([v2.RandomHorizontalFlip(), SANITIZE])),
-        r"RandomApply must hold transforms that do not convert images, got a conversion",
-    ),
-    "not clamped": (
-        lambda: gpuaug.fuse(v2.RandomHorizontalFlip())(
-            photographs(1),
-            [{"boxes": tv_tensors.BoundingBoxes([[0, 0, 9, 9]], format="XYXY", canvas_size=(32, 48), clamping_mode=None)}],
-            data_keys=KEYS,
-        ),
-        r"clamping_mode of boxes of sample 0 must be 'soft' or 'hard', got None. Boxes are always clipped",
-    ),
-}
 
 
 MASK_DTYPES = [

@@ -21,44 +21,6 @@ def frames_of(*clips, **options):
     return frames
 
 
-@example("Return a clip in every sample of the dataset")
-def clips_beside_labels(told):
-    clip = gpuaug.read_clip(video(), 2)
-    with told:
-        gpuaug.collate_encoded([(clip, 0), (1, 0)])
-    assert frames_of(clip, clip).shape[:2] == (2, 2)
-
-
-@example("Pass the same number of frames to gpuaug.read_clip")
-def clips_of_several_lengths(told):
-    with told:
-        frames_of(gpuaug.read_clip(video(), 2), gpuaug.read_clip(video(), 3))
-    assert frames_of(gpuaug.read_clip(video(), 2), gpuaug.read_clip(video(), 2, 8)).shape[:2] == (2, 2)
-
-
-@example("Pass the file's bytes as they are")
-def a_clip_of_frames(told):
-    with told:
-        gpuaug.read_clip(torch.zeros(4, 3, 8, 8))
-    assert frames_of(gpuaug.read_clip(Path(video()).read_bytes(), 2)).shape[1] == 2
-
-
-@example("Pass [0, 4, 8] or 16")
-def frames_as_text(told):
-    with told:
-        gpuaug.read_clip(video(), "0, 4, 8")
-    assert frames_of(gpuaug.read_clip(video(), [0, 4, 8])).shape[1] == 3
-    assert frames_of(gpuaug.read_clip(video(), 16)).shape[1] == 16
-
-
-@example("must name at least one frame, got an empty list")
-def a_clip_without_frames(told):
-    samples = [[], [1, 2]]
-    with told:
-        gpuaug.read_clip(video(), samples[0])
-    assert frames_of(*(gpuaug.read_clip(video(), numbers) for numbers in samples if numbers)).shape[:2] == (1, 2)
-
-
 @example("Transforms of a dataset must receive frames")
 def transforms_in_a_dataset_of_clips(told):
     clip = gpuaug.read_clip(video(), 2)
@@ -68,31 +30,6 @@ def transforms_in_a_dataset_of_clips(told):
     data = DataLoader([(clip, 0)], collate_fn=gpuaug.collate_encoded)
     ((frames, _),) = gpuaug.StreamedLoader(data, stages=[gpuaug.DecodeStage(), transform], device="cpu")
     assert frames.shape[:2] == (1, 2)
-
-
-@example("Leave it out to begin with the first frame", "Pass a float")
-def a_start_that_is_no_time(told):
-    for wrong in (float("inf"), "1 s"):
-        with told:
-            gpuaug.read_clip(video(), 2, start_s=wrong)
-        with told:
-            gpuaug.read_clip(video(), times_s=[wrong])
-    assert torch.equal(frames_of(gpuaug.read_clip(video(), 2)), frames_of(gpuaug.read_clip(video(), 2, start_s=0.0)))
-
-
-@example("A clip must be chosen by one of start, start_s, at, times_s and a list of frames")
-def a_clip_chosen_twice(told):
-    with told:
-        gpuaug.read_clip(video(), 2, start=3, at=0.5)
-    assert frames_of(gpuaug.read_clip(video(), 2, start=3)).shape[1] == 2
-
-
-@example("Pass 0 for the first clip of the video, and 1 for the last")
-def a_position_beyond_the_video(told):
-    with told:
-        gpuaug.read_clip(video(), 2, at=2)
-    first, last = frames_of(gpuaug.read_clip(video(), 2, at=0), gpuaug.read_clip(video(), 2, at=1))
-    assert not torch.equal(first, last)
 
 
 @example("Videos cannot be read, because PyAV is not installed")

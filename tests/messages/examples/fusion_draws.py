@@ -21,24 +21,6 @@ def kornia_parameters_for_a_fused_pipeline(told):
     torch.testing.assert_close(pipeline(IMAGES, params=draws.as_kornia()), augment(IMAGES, draws=draws))
 
 
-@example("Draw with the images' own shape")
-def draws_of_another_shape(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, draws=augment.draw((2, 3, 9, 9), seed=1, dtype=IMAGES.dtype))
-    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
-    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
-
-
-@example("draws must come from the same pipeline, got draws of")
-def draws_of_another_pipeline(told):
-    augment, other = gpuaug.fuse([FLIP, v2.RandomInvert()]), gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, draws=other.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype))
-    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
-    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
-
-
 @example("Draw with this module, for this type: draw(images.shape, dtype=images.dtype)")
 def draws_of_another_module(told):
     images, augment = IMAGES, gpuaug.fuse(FLIP)
@@ -122,31 +104,6 @@ def images_that_an_operation_does_not_take(told):
     gpuaug.fuse(K.auto.RandAugment(2, 10, policy=policy), pick="sample").draw((2, 3, 1, 8), seed=1)
     gpuaug.fuse(K.auto.TrivialAugment(policy=policy), pick="sample").draw((2, 3, 1, 8), seed=1)
     gpuaug.fuse(K.auto.AutoAugment(policy=[[("invert", 1.0, None)]]), pick="sample").draw((2, 3, 1, 8), seed=1)
-
-
-@example(
-    "shape must be …, got …. Pass images.shape", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch"
-)
-def shapes_and_types_of_a_draw(told):
-    images, augment = IMAGES, gpuaug.fuse(FLIP)
-    with told:
-        augment.draw((3, 8, 8))
-    with told:
-        augment.draw((2, 3, -1, 8))
-    with told:
-        augment.draw((2, 3, 8, 8), dtype=torch.int64)
-    draws = augment.draw(images.shape, dtype=images.dtype)
-    assert augment(images, draws=draws).shape == images.shape
-
-
-@example("must hold a finite weight of at least 0 per transform")
-def weights_of_a_choice(told):
-    choice = v2.RandomChoice([v2.RandomInvert(1.0), v2.RandomInvert(1.0)])
-    choice.p = [0.0, 0.0]
-    with told:
-        gpuaug.fuse(choice)
-    choice.p = [1.0] * 2
-    torch.testing.assert_close(gpuaug.fuse(choice)(IMAGES), 1 - IMAGES)
 
 
 @example("must hold two finite numbers above 0, got")

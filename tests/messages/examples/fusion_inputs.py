@@ -2,28 +2,16 @@
 
 import kornia.augmentation as K
 import torch
-from kornia.geometry.boxes import Boxes
 from PIL import Image
 from support.files.encoded import encoded
-from support.messages.registry import example, untried
-from torchvision import tv_tensors
+from support.messages.registry import example
+from support.messages.values import BOXES, FLIP, FLIPPED, IMAGES, MASK, fuse_some
 from torchvision.transforms import v2
 
 import gpuaug
 
-IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
-FLIP = v2.RandomHorizontalFlip(1.0)
-TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
-BOXES = torch.tensor([[[1.0, 2, 4, 5]], [[2.0, 1, 6, 6]]])
-FLIPPED = torch.tensor([[[4.0, 2, 7, 5]], [[2.0, 1, 6, 6]]])
-"""What torchvision's flip makes of them."""
 BY_KORNIA = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), data_keys=["input", "bbox_xyxy"])(IMAGES / 255, BOXES)[1]
-"""What Kornia's flip makes of them: it counts pixels from their centres."""
-MASK = torch.arange(2 * 64).view(2, 1, 8, 8)
-
-
-def targets(**others):
-    return [{"boxes": boxes, "labels": torch.tensor([1]), **others} for boxes in BOXES]
+"""``BOXES`` after Kornia's horizontal flip, which counts pixels from their centres."""
 
 
 @example("Merge the leading axes into one batch axis")
@@ -35,19 +23,6 @@ def several_clips_of_a_sample(told):
     assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 4, 4)
 
 
-@example("Use a separate stage for images of each size")
-def cameras_of_two_sizes(told):
-    left, right = torch.rand(2, 3, 8, 8), torch.rand(2, 3, 6, 8)
-    with told:
-        gpuaug.fuse(FLIP)(left, right, data_keys=["input", "input"])
-    ragged = [gpuaug.collate_ragged(list(camera.byte())) for camera in (left, right)]
-    with told:
-        gpuaug.fuse([FLIP, v2.CenterCrop(4)], ragged=True)(*ragged, data_keys=["input", "input"])
-    stages = [gpuaug.TransformStage(gpuaug.fuse(FLIP), on=name, name=name) for name in ("left", "right")]
-    made = next(iter(gpuaug.StreamedLoader([{"left": left, "right": right}], stages, device="cpu")))
-    assert torch.equal(made["right"], right.flip(-1))
-
-
 @example("For images, put its modules into another container")
 def images_for_a_video_sequential(told):
     video = K.VideoSequential(K.RandomHorizontalFlip(p=1.0))
@@ -55,31 +30,6 @@ def images_for_a_video_sequential(told):
     with told:
         gpuaug.fuse(video)(images)
     assert torch.equal(gpuaug.fuse(K.AugmentationSequential(*video.children()))(images), images.flip(-1))
-
-
-@example("Fuse each separately, in a stage of its own")
-def videos_of_two_forms(told):
-    videos = [K.VideoSequential(K.RandomHorizontalFlip(p=1.0), same_on_frame=same) for same in (True, False)]
-    with told:
-        gpuaug.fuse(videos)
-    clips = torch.rand(2, 3, 3, 8, 8)
-    stages = [gpuaug.TransformStage(gpuaug.fuse(video), name=str(index)) for index, video in enumerate(videos)]
-    (made,) = gpuaug.StreamedLoader([clips], stages, device="cpu")
-    assert torch.equal(made, clips)
-
-
-@example("Scale them to [0, 1] first")
-def images_of_32_bits(told):
-    images = torch.tensor([300, 1000, 20000, 2**31 - 1], dtype=torch.int32).view(1, 1, 2, 2)
-    augment = gpuaug.fuse([FLIP, TO_FLOAT])
-    with told:
-        augment(images)
-    got = augment(v2.functional.to_dtype(images, torch.float32, scale=True))
-    torch.testing.assert_close(got, v2.functional.to_dtype(images, torch.float32, scale=True).flip(-1))
-    images = images.to(torch.uint32)
-    with told:
-        augment(images)
-    torch.testing.assert_close(augment(images.float() / torch.iinfo(images.dtype).max), got / 2, atol=1e-6, rtol=0)
 
 
 @example("Pass their magnitudes, scaled to [0, 1]")
@@ -156,16 +106,6 @@ def ragged_boxes_in_a_list(told):
     assert torch.equal(followed[1]["boxes"], FLIPPED.view(2, 4))
 
 
-@example("Pass its attribute data")
-def boxes_of_kornias_class(told):
-    augment, keys = gpuaug.fuse(FLIP), ["input", "bbox"]
-    boxes = Boxes.from_tensor(torch.tensor([[[1.0, 2, 4, 5]], [[2.0, 1, 6, 6]]]), mode="xyxy")
-    with told:
-        augment(IMAGES, boxes, data_keys=keys)
-    expected = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), data_keys=keys)(IMAGES.float(), boxes)[1]
-    assert torch.equal(augment(IMAGES, boxes.data, data_keys=keys)[1], expected.to_tensor("vertices_plus"))
-
-
 @example("Pass one mask per image: list(masks), in a loader by gpuaug.TransformStage(lambda masks: list(masks), on=…)")
 def masks_that_a_stage_decodes(told):
     files = [encoded(20 + 2 * number, 30, "PNG", seed=number, mode="L") for number in range(3)]
@@ -191,15 +131,6 @@ def masks_of_ragged_clips(told):
     assert torch.equal(made.flatten(0, 1), torch.stack([record["masks"] for record in dicts]))
 
 
-@example("Pass one tensor for the whole batch.")
-def arrays_of_several_lengths(told):
-    arrays, augment = [BOXES[0].numpy(), BOXES.view(2, 4).numpy()], gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, arrays, data_keys=["input", "bbox_xyxy"])
-    padded = torch.nn.utils.rnn.pad_sequence([torch.as_tensor(each) for each in arrays], batch_first=True)
-    assert torch.equal(augment(IMAGES, padded, data_keys=["input", "bbox_xyxy"])[1][1], BY_KORNIA.view(2, 4))
-
-
 @example("Pass one tensor for the whole batch: torch.as_tensor(…)")
 def boxes_of_numpy(told):
     boxes, augment = BOXES.numpy(), gpuaug.fuse(FLIP)
@@ -221,14 +152,6 @@ def data_keys_as_text(told):
     augment = gpuaug.fuse(FLIP)
     with told:
         augment(IMAGES, MASK, data_keys="mask")
-    assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
-
-
-@example("Use Kornia's names, 'targets' for target dicts")
-def unknown_data_key(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, MASK, data_keys=["input", "segmentation"])
     assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
 
 
@@ -256,48 +179,6 @@ def dict_of_kornia(told):
     assert torch.equal(got["mask"], mask)
 
 
-@example("Leave clips without frames out of the dataset")
-def clips_without_frames(told):
-    dataset, augment = [IMAGES[:0], IMAGES], gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))
-    with told:
-        augment(dataset[0][None])
-    (clip,) = [clip for clip in dataset if len(clip)]
-    torch.testing.assert_close(augment(clip[None])[0], clip.flip(-1) / 255)
-
-
-@example("Pass the images with the other inputs")
-def masks_alone(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(MASK, data_keys=["mask"])
-    assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
-
-
-@example("must hold masks for each of the … images")
-def too_few_masks(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, [MASK[0]], data_keys=["input", "mask"])
-    _, got = augment(IMAGES, list(MASK), data_keys=["input", "mask"])
-    assert torch.equal(got[1], MASK[1].flip(-1))
-
-
-@example("must hold one entry for each of the … images")
-def too_few_boxes(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, BOXES[:1], data_keys=["input", "bbox_xyxy"])
-    assert torch.equal(augment(IMAGES, BOXES, data_keys=["input", "bbox_xyxy"])[1], BY_KORNIA)
-
-
-@example("Pad the samples to one N")
-def boxes_of_one_image(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, BOXES.view(2, 4), data_keys=["input", "bbox_xyxy"])
-    assert torch.equal(augment(IMAGES, BOXES, data_keys=["input", "bbox_xyxy"])[1], BY_KORNIA)
-
-
 @example("Pass the masks as a list: list(masks)")
 def stacked_masks_of_ragged_images(told):
     images, other = gpuaug.collate_ragged(list(IMAGES)), gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :6]])
@@ -306,23 +187,6 @@ def stacked_masks_of_ragged_images(told):
         augment(other, masks, data_keys=["input", "mask"])
     _, got = augment(images, list(masks), data_keys=["input", "mask"])
     assert got[0].shape == (1, 4, 4)
-
-
-@example("Resize the mask to that size")
-def masks_of_another_size(told):
-    augment, small = gpuaug.fuse(FLIP), MASK[..., ::2, ::2]
-    with told:
-        augment(IMAGES, small, data_keys=["input", "mask"])
-    mask = v2.functional.resize(tv_tensors.Mask(small), [8, 8]).as_subclass(torch.Tensor)
-    assert torch.equal(augment(IMAGES, mask, data_keys=["input", "mask"])[1], mask.flip(-1))
-
-
-@example("Name 'valid' once, for one tensor of boxes")
-def valid_without_boxes(told):
-    augment, valid = gpuaug.fuse(FLIP), torch.ones(2, 1, dtype=torch.bool)
-    with told:
-        augment(IMAGES, valid, data_keys=["input", "valid"])
-    assert torch.equal(augment(IMAGES, BOXES, valid, data_keys=["input", "bbox_xyxy", "valid"])[2], valid)
 
 
 @example("Mark the boxes that are not padding")
@@ -335,19 +199,11 @@ def counts_in_place_of_valid(told):
     assert got.tolist() == [[True], [False]]
 
 
-@example("Mixing is not supported beside these")
-def mix_beside_boxes(told):
-    keys = ["input", "bbox_xyxy"]
-    with told:
-        gpuaug.fuse([TO_FLOAT, FLIP, v2.MixUp(num_classes=3)])(IMAGES, BOXES, data_keys=keys)
-    assert torch.equal(gpuaug.fuse([TO_FLOAT, FLIP])(IMAGES, BOXES, data_keys=keys)[1], BY_KORNIA)
-
-
 @example("Number the labels: torch.unique(mask, return_inverse=True)[1]")
 def masks_of_large_labels(told):
     mask = torch.tensor([2**24 + 1, 7]).repeat(2, 1, 8, 4)
     images = IMAGES.float() / 255
-    augment = _left(K.RandomElasticTransform(alpha=(0.0, 0.0), p=1.0))
+    augment = fuse_some(K.RandomElasticTransform(alpha=(0.0, 0.0), p=1.0))
     with told:
         augment(images, mask, data_keys=["input", "mask"])
     labels = torch.unique(mask, return_inverse=True)[1]
@@ -355,104 +211,14 @@ def masks_of_large_labels(told):
     assert torch.equal(torch.unique(mask)[got.long()], mask)
 
 
-def _left(module):
-    """A pipeline of what is left to its library, without the warning."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gpuaug.GpuAugWarning)
-        return gpuaug.fuse(module)
-
-
-@example("must be fused, or not move pixels")
-def boxes_beside_what_is_not_lowered(told):
-    keys = ["input", "targets"]
-    with told:
-        _left([v2.Pad(1, padding_mode="symmetric")])(IMAGES, targets(), data_keys=keys)
-    _, got = gpuaug.fuse([v2.Pad(1)])(IMAGES, targets(), data_keys=keys)
-    assert torch.equal(got[0]["boxes"], BOXES[0] + 1)
-
-
 @example("outside of other containers, or mix in the dataset")
 def labels_beside_a_mix_that_kornia_runs(told):
     invert, keys = K.RandomInvert(p=1.0), ["input", "class"]
     mixes = [K.RandomMixUpV2((0.5, 0.5), p=1.0), K.RandomCutMixV2(num_mix=1, p=1.0, use_correct_lambda=True)]
     with told:
-        _left(K.AugmentationSequential(invert, mixes[0], random_apply=2))(IMAGES, torch.arange(2), data_keys=keys)
+        fuse_some(K.AugmentationSequential(invert, mixes[0], random_apply=2))(IMAGES, torch.arange(2), data_keys=keys)
     for mix in mixes:
         assert gpuaug.fuse([invert, mix], num_classes=2)(IMAGES, torch.arange(2), data_keys=keys)[1].shape == (2, 2)
-
-
-@example("Pass its modules in a list, without the container, or run it in the dataset")
-def clips_in_a_container_that_kornia_runs(told):
-    clips = torch.rand(2, 3, 3, 8, 8)
-    container = K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=1)
-    with told:
-        _left(container)(clips)
-    assert gpuaug.fuse([*container.children()])(clips).shape == clips.shape
-
-
-@example("Put the module into a separate stage, and the modules after it into another")
-def function_that_changes_the_size(told):
-    class Halved(torch.nn.Module):
-        def forward(self, images):
-            return images[..., ::2, ::2]
-
-    with told:
-        _left([Halved(), K.RandomHorizontalFlip(p=1.0)])(IMAGES)
-    stages = [_left(Halved()), gpuaug.fuse(FLIP)]
-    (got,) = gpuaug.StreamedLoader([IMAGES], stages, device="cpu")
-    torch.testing.assert_close(got, (IMAGES / 255)[..., ::2, ::2].flip(-1))
-
-
-@example("class must be a tensor")
-def labels_in_a_list(told):
-    labels, augment = [0, 1], gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
-    with told:
-        augment(IMAGES, labels, data_keys=["input", "class"])
-    assert augment(IMAGES, torch.tensor(labels), data_keys=["input", "class"])[1].shape == (2, 3)
-
-
-@example("Pass the class index of each image, or its probabilities")
-def labels_of_another_shape(told):
-    augment = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
-    with told:
-        augment(IMAGES, torch.zeros(2, 5), data_keys=["input", "class"])
-    indices = torch.tensor([0, 2])
-    for labels in (indices, torch.nn.functional.one_hot(indices, 3)):
-        got, mixed = augment(IMAGES, labels, data_keys=["input", "class"])
-        share = torch.linalg.lstsq(_columns(IMAGES / 255), (got - IMAGES / 255)[0].reshape(-1, 1)).solution.item()
-        assert mixed.dtype is torch.float32
-        torch.testing.assert_close(mixed[0], torch.tensor([1 - share, 0, share]), atol=1e-4, rtol=0)
-
-
-def _columns(images):
-    return (images[1] - images[0]).reshape(-1, 1)
-
-
-@example("For class indices pass num_classes")
-def indices_without_num_classes(told):
-    labels = torch.tensor([0, 2])
-    with told:
-        gpuaug.fuse([TO_FLOAT, v2.MixUp()])(IMAGES, labels, data_keys=["input", "class"])
-    for augment in (
-        gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)]),
-        gpuaug.fuse([TO_FLOAT, v2.MixUp()], num_classes=3),
-    ):
-        mixed = augment(IMAGES, labels, data_keys=["input", "class"])[1]
-        torch.testing.assert_close(mixed.sum(1), torch.ones(2))
-    # One-hot labels of whole numbers need none, as in torchvision.
-    one_hot = torch.nn.functional.one_hot(labels, 3)
-    mixed = gpuaug.fuse([TO_FLOAT, v2.MixUp()])(IMAGES, one_hot, data_keys=["input", "class"])[1]
-    assert mixed.dtype is v2.MixUp()(IMAGES / 255, one_hot)[1].dtype
-
-
-@example("Pass the class index or the class probabilities of each image")
-def shares_of_another_batch(told):
-    augment = gpuaug.fuse([TO_FLOAT, v2.MixUp()])
-    with told:
-        augment(IMAGES, torch.ones(3, 4) / 4, data_keys=["input", "class"])
-    assert augment(IMAGES, torch.ones(2, 4) / 4, data_keys=["input", "class"])[1].shape == (2, 4)
 
 
 @example("converts them to one-hot labels")
@@ -462,6 +228,3 @@ def one_hot_labels_for_kornia(told):
         gpuaug.fuse(K.RandomMixUpV2())(IMAGES, torch.nn.functional.one_hot(labels, 3), data_keys=["input", "class"])
     augment = gpuaug.fuse(K.RandomMixUpV2(), num_classes=3)
     torch.testing.assert_close(augment(IMAGES, labels, data_keys=["input", "class"])[1].sum(1), torch.ones(2))
-
-
-untried("gpuaug.collate_ragged, which makes such batches, refuses these images", "images must have pixels, got … at")

@@ -1,10 +1,8 @@
 """Advice about loaders, their states and their profiles."""
 
-import os
-
 import torch
 from support.loader.checkpoints import Tape
-from support.messages.registry import example, untried
+from support.messages.registry import example
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
@@ -62,37 +60,6 @@ def persistent_workers_behind_an_epoch(told):
         assert len(list(resumed)) == len(whole)
 
 
-@example("The state cannot be loaded, because it is from before the first batch")
-def state_from_before_the_first_batch(told):
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def make():
-        return gpuaug.StreamedLoader(StatefulDataLoader(Tape(), 2), device="cpu", seed=0)
-
-    streamed = make()
-    state = streamed.state_dict()
-    next(iter(streamed))
-    with told:
-        streamed.load_state_dict(state)
-    renewed = make()
-    renewed.load_state_dict(state)
-    assert len(list(renewed)) == 8
-
-
-@example("To resume with different batches, pass strict=False to load_state_dict")
-def state_of_another_batch_size(told):
-    state = stopped(loader())
-    other = gpuaug.StreamedLoader(DataLoader(range(8), batch_size=4), device="cpu", seed=0)
-    with told:
-        other.load_state_dict(state)
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gpuaug.GpuAugWarning)
-        other.load_state_dict(state, strict=False)
-    assert len(list(other)) == 2
-
-
 @example("loader must stay the … that was wrapped")
 def another_wrapped_loader(told):
     streamed, other = gpuaug.StreamedLoader(BATCHES, [torch.negative], device="cpu"), [torch.ones(2)]
@@ -102,44 +69,12 @@ def another_wrapped_loader(told):
     assert got.tolist() == [-1, -1]
 
 
-@example("A StreamedLoader has no multiprocessing_context")
-def loader_that_a_framework_makes_again(told):
-    with told:
-        assert loader().multiprocessing_context
-    from gpuaug.integrations import accelerate
-
-    assert callable(accelerate.skip_first_batches)
-
-
-@example("loader must wrap an iterable that can be iterated repeatedly")
-def generator_to_be_shown(told):
-    with told:
-        gpuaug.show(gpuaug.StreamedLoader(iter(BATCHES), device="cpu"))
-    gpuaug.show(gpuaug.StreamedLoader(BATCHES, device="cpu"), n=1)
-
-
 @example("Wrap it: gpuaug.StreamedLoader(loader)")
 def plain_loader_to_be_shown(told):
     loader = DataLoader(torch.zeros(4, 3, 4, 4), batch_size=2)
     with told:
         gpuaug.show(loader)
     gpuaug.show(gpuaug.StreamedLoader(loader, device="cpu"), n=1)
-
-
-@example("Finish its loop first, or close() the loader")
-def open_iterator_on_persistent_workers(told):
-    source = DataLoader(torch.zeros(4, 3, 4, 4), batch_size=1, num_workers=1, persistent_workers=True)
-    with gpuaug.StreamedLoader(source, device="cpu") as streamed:
-        batches = iter(streamed)
-        next(batches)
-        with told:
-            gpuaug.show(streamed, n=1)
-        for _ in batches:
-            pass
-        gpuaug.show(streamed, n=1)
-        next(iter(streamed))
-        streamed.close()
-        gpuaug.show(streamed, n=1)
 
 
 @example("Pass on= with the member of the images to the first stage")
@@ -164,13 +99,6 @@ def rotated_boxes_to_be_drawn(told):
     gpuaug.show(gpuaug.StreamedLoader([(images, [{"boxes": boxes}])], device="cpu"), n=1)
 
 
-@example("Pass a function of one batch")
-def step_that_is_no_function(told):
-    with told:
-        gpuaug.profile(gpuaug.StreamedLoader(BATCHES, device="cpu"), 3)
-    gpuaug.profile(gpuaug.StreamedLoader(BATCHES, device="cpu"), lambda batch: batch.sum(), batches=8, rounds=1, show=False)
-
-
 @example("For a step of two arguments, pass lambda batch: step(*batch)")
 def step_of_two_arguments(told):
     def step(images, labels):
@@ -180,51 +108,3 @@ def step_of_two_arguments(told):
     with told:
         gpuaug.profile(streamed, step, batches=8, rounds=1, show=False)
     gpuaug.profile(streamed, lambda batch: step(*batch), batches=8, rounds=1, show=False)
-
-
-@example("Write 'timeline.png'")
-def timeline_without_a_path(told):
-    import tempfile
-
-    streamed = gpuaug.StreamedLoader(BATCHES, device="cpu")
-    timeline = gpuaug.profile(streamed, lambda batch: batch.sum(), batches=8, rounds=1, show=False).timeline
-    with told:
-        timeline.save(3)
-    with tempfile.TemporaryDirectory() as folder:
-        timeline.save(os.path.join(folder, "timeline.png"))
-
-
-@example("Write 'cuda', 'cuda:1' or 'cpu'")
-def no_device(told):
-    with told:
-        gpuaug.StreamedLoader(BATCHES, device="gpu")
-    assert len(list(gpuaug.StreamedLoader(BATCHES, device="cpu"))) == 3
-
-
-@example("Pass None for no ratios")
-def unknown_baseline(told):
-    from gpuaug.benchkit import windows
-
-    with told:
-        windows.summarise({}, baseline="b")
-    assert windows.summarise({}, baseline=None) == []
-
-
-untried(
-    "needs ranks, a forked process or a slow stage; see tests/loader, tests/contract and tests/core/test_rng.py",
-    "Each of … ranks reads all",
-    "This iterator cannot be read here",
-    "A stage could not use torch's global generators",
-    "Random numbers outside of a stage are drawn from the state of a stage",
-)
-untried("needs a GPU; see tests/gpu/test_faults.py", "gpuaug: up to")
-untried(
-    "of a command; see tests/profiler/test_cli.py and tests/benchkit",
-    "No timeline can be drawn",
-    "target must name an existing file",
-    "must return a loader and a step",
-    "value must be a number of at least",
-    "device must be a device that torch can use here",
-    "There are no photographs to read",
-    "data must be a folder of class folders",
-)

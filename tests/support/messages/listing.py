@@ -7,7 +7,7 @@ import functools
 from collections import defaultdict
 
 from support.messages import registry
-from support.messages.finder import CHECKS, ROOT, sites
+from support.messages.finder import ROOT, sites
 
 FOLDER = ROOT / "tests/messages/approved"
 COMMAND = "PYTHONPATH=tests:. python -m support.messages.listing"
@@ -33,8 +33,8 @@ def listed():
                 entry += [f"        example: {name}" for name in names.get(text, [])]
                 if text in reasons:
                     entry.append(f"        no example: {reasons[text]}")
-                elif text not in names and registry.has_advice(text, checked=site.kind in CHECKS):
-                    entry.append("        MISSING: an example of what this advises")
+                elif text not in names and registry.has_code(text):
+                    entry.append("        MISSING: an example of this code")
             rooms[room_of(site)][head].append("\n".join(entry))
     return {
         room: "".join(f"{head}\n" + "".join(f"{entry}\n" for entry in dict.fromkeys(heads[head])) for head in sorted(heads))

@@ -5,6 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.comparison.statistics import apart, related, together_apart
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import _geometry
@@ -174,7 +175,7 @@ def test_crops_that_fall_back_are_in_the_middle_as_torchvisions():
     right = theirs(DISTRIBUTION_CASES["resized crop, none fits"](), COUNT, 0)
     assert len(np.unique(right["top 0"])) < HEIGHT
     augment = gpuaug.fuse(DISTRIBUTION_CASES["resized crop, none fits"]())
-    augment._program().ops[0].centred = False
+    internals.program(augment).ops[0].centred = False
     calls = augment.draw((OURS, 3, HEIGHT, WIDTH), seed=1).as_torchvision()
     assert apart(right["top 0"], np.array([each[0][1]["top"] for each in calls])) > 1
 

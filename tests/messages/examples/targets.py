@@ -1,43 +1,79 @@
-"""Advice about target dicts in a call of a fused pipeline, and about ``sanitize``."""
+"""Advice about targets: target dicts, and targets that are found by their type, their shape or their values."""
 
+import pathlib
 import re
+import tempfile
 
 import numpy as np
 import torch
-from messages.examples.fusion_inputs import BOXES, FLIP, FLIPPED, IMAGES, MASK, targets
 from pycocotools import mask
+from support.files.encoded import encoded
 from support.messages.registry import example
+from support.messages.values import BOXES, FLIP, FLIPPED, IMAGES, MASK, run, targets
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
 
 
-@example("targets must hold one dict for each of the … images")
-def too_few_dicts(told):
-    augment = gpuaug.fuse(FLIP)
+@example("Name the map 'mask'")
+def label_map_as_class(told):
+    labels, augment = torch.arange(2 * 64).view(2, 8, 8), gpuaug.fuse(FLIP)
     with told:
-        augment(IMAGES, targets()[:1], data_keys=["input", "targets"])
-    assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
+        augment(IMAGES, labels, data_keys=["input", "class"])
+    assert torch.equal(augment(IMAGES, labels, data_keys=["input", "mask"])[1], labels.flip(-1))
+    _, got = run((IMAGES, labels), gpuaug.TransformStage(augment, on={0: "input", 1: "mask"}))
+    assert torch.equal(got, labels.flip(-1))
 
 
-@example("pass the padded tensors as inputs with data keys: bbox_xyxy, valid")
-def padded_boxes_in_one_dict(told):
-    augment = gpuaug.fuse(FLIP)
-    boxes, valid = torch.tensor([[[1.0, 2.0, 5.0, 6.0]]] * 2), torch.ones(2, 1, dtype=torch.bool)
+@example("Transforms of a dataset must receive images")
+def transform_left_in_a_dataset(told):
+    with tempfile.TemporaryDirectory() as folder:
+        path, transform = pathlib.Path(folder) / "image.png", v2.Compose([v2.Resize((16, 16)), FLIP])
+        path.write_bytes(encoded(16, 16, "PNG"))
+        with told:
+            transform(gpuaug.read_encoded(path))
+        batch = gpuaug.collate_encoded([(gpuaug.read_encoded(path), 1)])
+    stages = [gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]
+    (got, _), (whole, _) = run(batch, *stages), run(batch, stages[0])
+    assert torch.equal(got[0], whole[0].flip(-1))
+
+
+@example("Arrays must be made of images")
+def array_of_a_file_that_is_not_read(told):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "image.png"
+        path.write_bytes(encoded(16, 16, "PNG"))
+        with told:
+            np.asarray(gpuaug.read_encoded(path))
+        batch = gpuaug.collate_encoded([gpuaug.read_encoded(path)])
+    transform = v2.CenterCrop(8)
+    stages = [gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]
+    assert run(batch, *stages).shape == (1, 3, 8, 8)
+
+
+@example("The transform received encoded images")
+def function_of_encoded_images(told):
+    batch = gpuaug.collate_encoded([encoded(16, 16, "PNG")])
     with told:
-        augment(IMAGES, {"boxes": boxes, "valid": valid}, data_keys=["input", "targets"])
-    _, _, out_valid = augment(IMAGES, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
-    assert out_valid.all()
+        run(batch, lambda images: images / 255)
+    assert run(batch, gpuaug.DecodeStage(), lambda images: images[0] / 255).max() <= 1
 
 
-@example("Put all annotations of an image into one")
-def boxes_without_a_dict(told):
+def upright(boxes, form="XYXY", **options):
+    return tv_tensors.BoundingBoxes(boxes, format=form, canvas_size=(8, 8), **options)
+
+
+@example("boxes of sample … must be axis-aligned")
+def rotated_boxes(told):
     augment = gpuaug.fuse(FLIP)
+    rotated = upright(torch.tensor([[1.0, 2, 3, 3, 0]]), "XYWHR")
     with told:
-        augment(IMAGES, list(BOXES), data_keys=["input", "targets"])
-    dicts = [{"boxes": boxes, "labels": torch.tensor([1])} for boxes in BOXES]
-    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
+        augment(IMAGES, [{"boxes": rotated}] * 2, data_keys=["input", "targets"])
+    corners = v2.functional.convert_bounding_box_format(rotated, new_format="XYXYXYXY").view(-1, 4, 2)
+    boxes = torch.cat((corners.amin(1), corners.amax(1)), 1)
+    got = augment(IMAGES, [{"boxes": boxes}] * 2, data_keys=["input", "targets"])[1]
+    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
 
 
 @example("Convert it: torch.as_tensor(…)")
@@ -119,49 +155,6 @@ def masks_of_coco(told):
         assert torch.equal(got[0]["masks"], expected.flip(-1))
 
 
-@example("Return a tensor (n, H, W) from the dataset")
-def masks_that_are_none(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, [{"masks": 3}] * 2, data_keys=["input", "targets"])
-    got = augment(IMAGES, [{"masks": MASK[0]}] * 2, data_keys=["input", "targets"])[1]
-    assert torch.equal(got[0]["masks"], MASK[0].flip(-1))
-
-
-@example("Resize the masks to that size")
-def small_masks_of_an_image(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, [{"masks": mask[:, ::2, ::2]} for mask in MASK], data_keys=["input", "targets"])
-    dicts = [{"masks": mask} for mask in MASK]
-    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
-
-
-@example("Convert all masks of a batch to one dtype")
-def masks_of_two_types(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, [{"masks": MASK[0]}, {"masks": MASK[1].bool()}], data_keys=["input", "targets"])
-    dicts = [{"masks": mask.bool()} for mask in MASK]
-    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].bool().flip(-1))
-
-
-@example("must hold boxes or bbox, got both")
-def boxes_twice(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, targets(bbox=BOXES[0]), data_keys=["input", "targets"])
-    assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
-
-
-@example("Leave valid out if all boxes are valid")
-def valid_of_another_length(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, targets(valid=torch.ones(3, dtype=torch.bool)), data_keys=["input", "targets"])
-    assert augment(IMAGES, targets(), data_keys=["input", "targets"])[1][0]["valid"].tolist() == [True]
-
-
 @example("Pass target dicts with the images: data_keys=['input', 'targets']")
 def crop_by_boxes_without_dicts(told):
     augment = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((8, 8))])
@@ -170,30 +163,6 @@ def crop_by_boxes_without_dicts(told):
     got, followed = augment(IMAGES, targets(), data_keys=["input", "targets"])
     assert got.shape == (2, 3, 8, 8)
     assert len(followed) == 2
-
-
-@example(
-    "targets must be a list of dicts or one dict of padded tensors",
-    "targets… must be a dict",
-    "must have the key 'valid'",
-)
-def sanitize_of_what_fuse_did_not_return(told):
-    with told:
-        gpuaug.sanitize(BOXES)
-    with told:
-        gpuaug.sanitize(list(BOXES))
-    with told:
-        gpuaug.sanitize(targets())
-    _, followed = gpuaug.fuse(FLIP)(IMAGES, targets(), data_keys=["input", "targets"])
-    assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
-
-
-@example("Pass valid as gpuaug.fuse returned it")
-def sanitize_of_another_valid(told):
-    _, followed = gpuaug.fuse(FLIP)(IMAGES, targets(), data_keys=["input", "targets"])
-    with told:
-        gpuaug.sanitize([{**each, "valid": each["valid"].long()} for each in followed])
-    assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
 
 
 @example("labels_getter of … is not used")

@@ -1,0 +1,109 @@
+"""Messages whose advice is not code and that no test of a room reads: each is given for its mistake."""
+
+from types import SimpleNamespace
+
+import kornia.augmentation as K
+import pytest
+import torch
+from kornia.constants import DataKey, Resample
+from support.batches.ragged import images_of, pack
+from support.files.encoded import encoded
+from support.files.encoded_files import png
+from support.messages import registry
+from support.messages.values import BOXES, FLIP, IMAGES, LABELS, MASK, TO_FLOAT, fuse_some, run, targets
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug.core.ragged import Ragged, Shapes
+
+AUGMENT = gpuaug.fuse(FLIP)
+MOVED = K.RandomHorizontalFlip(p=1.0)
+PICKED = K.ImageSequential(K.RandomInvert(p=1.0), MOVED, random_apply=1)
+TWO_SIZES = K.ImageSequential(MOVED, K.CenterCrop((4, 4), p=1.0), random_apply=1)
+SMOOTH_MASKS = {DataKey.MASK: {"resample": Resample.BILINEAR}}
+OTHER_MAXIMUM = {DataKey.INPUT: {"max_val": torch.tensor(0.5)}}
+UNCLAMPED = {"boxes": tv_tensors.BoundingBoxes(BOXES[0], format="XYXY", canvas_size=(8, 8), clamping_mode=None)}
+WHOLE_MASKS = tv_tensors.Mask(torch.zeros(2, 3, 8, 8))
+
+
+def draw(module, shape=IMAGES.shape):
+    return gpuaug.fuse(module).draw(shape, seed=1, dtype=IMAGES.dtype)
+
+
+def clip_of_two_sizes():
+    batch = pack(images_of([(20, 30), (20, 31)]))
+    return Ragged(batch.data, batch.places, Shapes(batch.shapes.sizes, 3, "chw", frames=2))
+
+
+MISTAKES = {
+    "loader must be an iterable of batches, got …. Pass": lambda: gpuaug.StreamedLoader(3),
+    "device must be a torch device": lambda: gpuaug.StreamedLoader([], device="gpu"),
+    "step must be callable": lambda: gpuaug.profile(gpuaug.StreamedLoader([IMAGES], device="cpu"), 3),
+    "backend must be 'auto', or name a decoder": lambda: run(
+        gpuaug.collate_encoded([encoded(16, 16)]), gpuaug.DecodeStage(backend="engines")
+    ),
+    "Lower max_bytes or max_pixels": lambda: gpuaug.DecodeStage(max_pixels=2**62, max_bytes=2**62)(
+        gpuaug.collate_encoded([png(2**31 - 1, 2**20)]), "cpu"
+    ),
+    "draws must be for images of the same shape": lambda: AUGMENT(IMAGES, draws=draw(FLIP, (2, 3, 9, 9))),
+    "draws must come from the same pipeline": lambda: AUGMENT(IMAGES, draws=draw([FLIP, FLIP])),
+    "VideoSequential modules of one data_format": lambda: gpuaug.fuse(
+        [K.VideoSequential(MOVED, same_on_frame=same) for same in (True, False)]
+    ),
+    "data_keys must be among …, got …. Use": lambda: AUGMENT(IMAGES, MASK, data_keys=["input", "segmentation"]),
+    "data_keys must contain 'input'": lambda: AUGMENT(MASK, data_keys=["mask"]),
+    "extra_args must resample masks by nearest neighbour": lambda: gpuaug.fuse(
+        K.AugmentationSequential(K.RandomResizedCrop((4, 4)), extra_args=SMOOTH_MASKS)
+    )(IMAGES, MASK.float(), data_keys=["input", "mask"]),
+    "extra_args must not override settings for images": lambda: gpuaug.fuse(
+        K.AugmentationSequential(K.RandomInvert(p=1.0), extra_args=OTHER_MAXIMUM)
+    ),
+    "mask must hold masks for each": lambda: AUGMENT(IMAGES, [MASK[0]], data_keys=["input", "mask"]),
+    "must return images of …, the size that was drawn": lambda: fuse_some([nn.AvgPool2d(2), MOVED])(IMAGES),
+    "where … has no num_classes, got …. Pass the class index": lambda: gpuaug.fuse([TO_FLOAT, v2.MixUp()])(
+        IMAGES, torch.ones(3, 4) / 4, data_keys=["input", "class"]
+    ),
+    "pipeline must be an instance, got the class": lambda: gpuaug.fuse(v2.RandomHorizontalFlip),
+    "may pick modules that are not fused": lambda: gpuaug.fuse(K.ImageSequential(MOVED, K.RandomMedianBlur(), random_apply=1)),
+    "label_smoothing must be in [0, 1)": lambda: gpuaug.fuse(FLIP, label_smoothing=1.0, num_classes=3),
+    "pipeline must return all views in one size": lambda: [fuse_some(TWO_SIZES, views=2)(IMAGES) for _ in range(30)],
+    "pick must be 'batch' for a container with random_apply": lambda: gpuaug.fuse(PICKED, pick="sample"),
+    "targets must be a list of dicts or one dict": lambda: gpuaug.sanitize(BOXES),
+    "targets… must be a dict, got …. Pass": lambda: gpuaug.sanitize(list(BOXES)),
+    "valid… must be torch.bool": lambda: gpuaug.sanitize(targets(valid=torch.tensor([1]))),
+    "per_box must be a list of keys": lambda: gpuaug.sanitize(targets(valid=torch.tensor([True])), per_box="boxes"),
+    "A list of masks, boxes or keypoints must hold one element": lambda: run((IMAGES, [WHOLE_MASKS] * 3), AUGMENT),
+    "dict for each of the … frames of a clip": lambda: AUGMENT(
+        torch.rand(2, 3, 3, 8, 8), [[{"boxes": BOXES[0]}] * 2] * 2, data_keys=["input", "targets"]
+    ),
+    "frames of a clip in a ragged batch must have one size": lambda: gpuaug.fuse(v2.Resize((8, 8)), ragged=True)(
+        clip_of_two_sizes()
+    ),
+    "format of … must be XYXY, XYWH or CXCYWH": lambda: gpuaug.fuse([FLIP, v2.ConvertBoundingBoxFormat("XYWHR")]),
+    "dtype of … must be set for images and masks only": lambda: gpuaug.fuse(
+        [FLIP, v2.ToDtype({tv_tensors.BoundingBoxes: torch.int64}, scale=True)]
+    ),
+    "must follow all transforms that move pixels": lambda: gpuaug.fuse([v2.SanitizeBoundingBoxes(), v2.CenterCrop(4)]),
+    "Boxes are always clipped to the image": lambda: AUGMENT(IMAGES, [UNCLAMPED] * 2, data_keys=["input", "targets"]),
+    "End the method with: return self": lambda: run((IMAGES, SimpleNamespace(to=lambda device: None))),
+    "into must be left out with on=None": lambda: gpuaug.TransformStage(torch.negative, on=None, into=1),
+    "must name at least one member of the batch": lambda: gpuaug.TransformStage(torch.negative, on=()),
+    "must be a key, an index or a tuple of them": lambda: gpuaug.TransformStage(torch.negative, on=[0, 1]),
+    "on must map members to names": lambda: gpuaug.TransformStage(AUGMENT, on={0: 0.5}),
+    "Pass an index from 0 to": lambda: run((IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)),
+    "name must be a non-empty string": lambda: gpuaug.TransformStage(torch.negative, name=""),
+    "transform must be an instance, got the class": lambda: gpuaug.TransformStage(nn.Flatten),
+    "transform must be a callable or nn.Module": lambda: gpuaug.TransformStage(3),
+    "Pass a function of tensors to a TransformStage": lambda: gpuaug.FeatureStage(torch.negative),
+    "Make it a submodule of an nn.Module whose forward": lambda: gpuaug.FeatureStage(nn.ModuleList()),
+    "shapes must be a list of shapes or tensors": lambda: gpuaug.FeatureStage(nn.Identity()).capture(torch.ones(2, 3)),
+    "shapes must hold shapes, tensors or tuples": lambda: gpuaug.FeatureStage(nn.Identity()).capture([2.0]),
+}
+
+
+@pytest.mark.parametrize("part", MISTAKES)
+def test_a_mistake_is_told(part):
+    with registry.Told((part,)):
+        MISTAKES[part]()
