@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import kornia.augmentation as K
 import pytest
 import torch
-from kornia.constants import DataKey, Resample
 from support.batches.ragged import images_of, pack
 from support.files.encoded import encoded
 from support.files.encoded_files import png
@@ -20,10 +19,7 @@ from gpuaug.core.ragged import Ragged, Shapes
 
 AUGMENT = gpuaug.fuse(FLIP)
 MOVED = K.RandomHorizontalFlip(p=1.0)
-PICKED = K.ImageSequential(K.RandomInvert(p=1.0), MOVED, random_apply=1)
 TWO_SIZES = K.ImageSequential(MOVED, K.CenterCrop((4, 4), p=1.0), random_apply=1)
-SMOOTH_MASKS = {DataKey.MASK: {"resample": Resample.BILINEAR}}
-OTHER_MAXIMUM = {DataKey.INPUT: {"max_val": torch.tensor(0.5)}}
 UNCLAMPED = {"boxes": tv_tensors.BoundingBoxes(BOXES[0], format="XYXY", canvas_size=(8, 8), clamping_mode=None)}
 WHOLE_MASKS = tv_tensors.Mask(torch.zeros(2, 3, 8, 8))
 
@@ -54,22 +50,14 @@ MISTAKES = {
     ),
     "data_keys must be among …, got …. Use": lambda: AUGMENT(IMAGES, MASK, data_keys=["input", "segmentation"]),
     "data_keys must contain 'input'": lambda: AUGMENT(MASK, data_keys=["mask"]),
-    "extra_args must resample masks by nearest neighbour": lambda: gpuaug.fuse(
-        K.AugmentationSequential(K.RandomResizedCrop((4, 4)), extra_args=SMOOTH_MASKS)
-    )(IMAGES, MASK.float(), data_keys=["input", "mask"]),
-    "extra_args must not override settings for images": lambda: gpuaug.fuse(
-        K.AugmentationSequential(K.RandomInvert(p=1.0), extra_args=OTHER_MAXIMUM)
-    ),
     "mask must hold masks for each": lambda: AUGMENT(IMAGES, [MASK[0]], data_keys=["input", "mask"]),
     "must return images of …, the size that was drawn": lambda: fuse_some([nn.AvgPool2d(2), MOVED])(IMAGES),
     "where … has no num_classes, got …. Pass the class index": lambda: gpuaug.fuse([TO_FLOAT, v2.MixUp()])(
         IMAGES, torch.ones(3, 4) / 4, data_keys=["input", "class"]
     ),
     "pipeline must be an instance, got the class": lambda: gpuaug.fuse(v2.RandomHorizontalFlip),
-    "may pick modules that are not fused": lambda: gpuaug.fuse(K.ImageSequential(MOVED, K.RandomMedianBlur(), random_apply=1)),
     "label_smoothing must be in [0, 1)": lambda: gpuaug.fuse(FLIP, label_smoothing=1.0, num_classes=3),
     "pipeline must return all views in one size": lambda: [fuse_some(TWO_SIZES, views=2)(IMAGES) for _ in range(30)],
-    "pick must be 'batch' for a container with random_apply": lambda: gpuaug.fuse(PICKED, pick="sample"),
     "targets must be a list of dicts or one dict": lambda: gpuaug.sanitize(BOXES),
     "targets… must be a dict, got …. Pass": lambda: gpuaug.sanitize(list(BOXES)),
     "valid… must be torch.bool": lambda: gpuaug.sanitize(targets(valid=torch.tensor([1]))),

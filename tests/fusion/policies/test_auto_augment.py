@@ -287,13 +287,13 @@ def test_policy_magnitudes_and_signs_have_kornia_distribution(name, kind):
 
 def sample_by_sample(augment, images, draws):
     """Every sample alone through Kornia's own operations, with what it drew."""
-    policy = augment._program().ops[0]
+    policy = internals.program(augment).ops[0]
     done = []
     for index in range(len(images)):
         image = as_kornia_takes_them(images[index : index + 1])
-        for number, layer in enumerate(draws._drawn[0]["layers"]):
+        for number, layer in enumerate(internals.drawn(draws)[0]["layers"]):
             for picked, drawn in [(picked, drawn) for picked, drawn in layer.items() if drawn["apply_mask"][index]]:
-                params = policy.layer(number)[picked].params(drawn, draws._sizes[0])
+                params = policy.layer(number)[picked].params(drawn, internals.sizes(draws)[0])
                 own = {key: values[index : index + 1] for key, values in params.items()}
                 operation = policy.choices[picked].operations[number % policy.layer_count]
                 image = operation(image, params={**own, "forward_input_shape": torch.tensor(image.shape)})
@@ -331,7 +331,8 @@ def test_pick_sample_picks_evenly_and_independently():
 
 def test_pick_sample_gives_every_order_of_picks_the_same_chance():
     policy = [ONE_BY_ONE[name] for name in ("invert", "rotate", "sharpness", "equalize")]
-    layers = gpuaug.fuse(auto.RandAugment(3, 10, policy), pick="sample").draw((6000, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    draws = gpuaug.fuse(auto.RandAugment(3, 10, policy), pick="sample").draw((6000, 3, 8, 8), seed=1)
+    layers = internals.drawn(draws)[0]["layers"]
     picks = np.array([sum(choice * drawn["apply_mask"] for choice, drawn in layer.items()) for layer in layers])
     orders, counts = np.unique(picks, axis=1, return_counts=True)
     assert set(map(tuple, orders.T)) == set(itertools.permutations(range(4), 3))

@@ -184,3 +184,24 @@ def modules_by_name(told):
     with told:
         gpuaug.fuse(module)
     assert torch.equal(gpuaug.fuse([*module.children()])(IMAGES), 255 - IMAGES.flip(-1))
+
+
+@example("Pass fill=0 for black")
+def fill_by_name(told):
+    with told:
+        gpuaug.PadIfSmaller(9, fill="black")
+    assert not gpuaug.PadIfSmaller(9, fill=0)(IMAGES)[..., 8].any()
+
+
+@example("Pass (height, width), such as size=(640, 640)")
+def size_of_a_box(told):
+    with told:
+        gpuaug.FixedSizeCrop((0, 0, 640, 640))
+    assert gpuaug.FixedSizeCrop(size=(640, 640))(IMAGES).shape == (2, 3, 640, 640)
+
+
+@example("Pass the smallest side in pixels, such as size=480")
+def fraction_as_size(told):
+    with told:
+        gpuaug.PadIfSmaller(1.5)
+    assert gpuaug.PadIfSmaller(size=480)(IMAGES).shape == (2, 3, 480, 480)
