@@ -59,7 +59,8 @@ REFUSED = {
     ),
     "too large together": (
         [(LARGE, 0), (LARGE, 1), (LARGE, 2), (LARGE, 3)],
-        r"fewer than 2\*\*31 values, got 2415919104 up to sample 2 at \[0\]. Lower batch_size",
+        r"The images of a batch must have fewer than 2\*\*31 values, got 2415919104 up to sample 2 at \[0\]\. "
+        r"Lower batch_size, or downsample large images in the dataset\.",
     ),
     "another length": (
         [(FINE, 1), (FINE, 1), (FINE, 1, 2)],

@@ -68,6 +68,6 @@ def test_masks_of_another_size_are_refused(shape):
 @pytest.mark.parametrize(("key", "shape"), [("mask", (2, 1, 4, 4)), ("bbox_xyxy", (2, 5, 4))])
 def test_targets_on_another_device_are_refused(key, shape):
     with pytest.raises(
-        gpuaug.DeviceError, match=f"{key} must be on cpu, where the images are, got meta. Move it to that device"
+        gpuaug.DeviceError, match=f"{key} must be on cpu, where the images are, got meta. Move it to that device."
     ):
         gpuaug.fuse(K.RandomInvert())(torch.zeros(2, 3, 4, 4), torch.zeros(shape, device="meta"), data_keys=["input", key])

@@ -45,7 +45,7 @@ BAD = [
     (replaced(boxes=torch.zeros(1, 5)), "boxes of sample 2 must be (n, 4), got (1, 5). For"),
     (
         replaced(boxes=torch.zeros(1, 4, device="meta")),
-        "boxes of sample 2 must be on cpu, where the images are, got meta. Move it",
+        "boxes of sample 2 must be on cpu, where the images are, got meta. Move it to that device.",
     ),
     (
         replaced(**BOXES_OF_TWO, valid=torch.ones(3, dtype=torch.bool)),

@@ -112,3 +112,10 @@ def boxes_of_the_image_as_stored(told):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*may not match the images")
         decoded(batch)
+
+
+@example("backend must be 'auto', or name a decoder that can be used here")
+def engines_without_a_gpu(told):
+    with told:
+        decoded(gpuaug.collate_encoded(FILES), backend="engines")
+    assert len(decoded(gpuaug.collate_encoded(FILES))) == 2

@@ -113,3 +113,27 @@ def ratio_of_zero(told):
     with told:
         gpuaug.fuse(v2.RandomResizedCrop(8, ratio=(0.0, 1.0)))
     assert not torch.equal(gpuaug.fuse(v2.RandomErasing(1.0, ratio=(0.75, 1.33)))(IMAGES), IMAGES)
+
+
+@example("draws must come from the same pipeline, got draws of")
+def draws_of_another_pipeline(told):
+    augment, other = gpuaug.fuse([FLIP, v2.RandomInvert()]), gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, draws=other.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype))
+    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
+
+
+@example(
+    "shape must be …, got …. Pass images.shape", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch"
+)
+def shapes_and_types_of_a_draw(told):
+    images, augment = IMAGES, gpuaug.fuse(FLIP)
+    with told:
+        augment.draw((3, 8, 8))
+    with told:
+        augment.draw((2, 3, -1, 8))
+    with told:
+        augment.draw((2, 3, 8, 8), dtype=torch.int64)
+    draws = augment.draw(images.shape, dtype=images.dtype)
+    assert augment(images, draws=draws).shape == images.shape
