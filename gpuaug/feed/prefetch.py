@@ -113,7 +113,7 @@ class FeedIterator(ABC):
     def count_returned(self) -> None:
         """Record that the training loop has received a batch, an error or the end."""
         if self.draws_ahead is not None:
-            self.draws_ahead.num_returned += 1
+            self.draws_ahead.count_returned()
 
     def refill(self) -> None:
         """Let the thread pull one batch for each batch that ``get`` has returned.

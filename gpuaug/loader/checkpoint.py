@@ -147,7 +147,8 @@ class Progress:
 
         The copy's workers get a seed without drawing it from the loader's generators, as running workers draw none.
         """
-        read_open_to_end(self._source.variables)  # as the next iterator of this loader would do
+        for draws_ahead in read_open_to_end(self._source.variables):  # as the next iterator of this loader would do
+            draws_ahead.makes_postponed_draws = True  # a copy draws from its own generators
         following = self._next
         if following.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
             following = following._replace(start=START_WITH_NEW_WORKERS)

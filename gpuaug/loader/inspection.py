@@ -106,7 +106,7 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     shared = loader._shared
     stats = shared.stats
     variables = generator_variables(parts(loader.loader).values())
-    read_open_to_end(variables)
+    open_draws = read_open_to_end(variables)
     generator_states = [(variable, variable.get()) for variable in variables]
     dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
@@ -120,6 +120,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
         for variable, state in generator_states:
             variable.set(state)
+        for draws_ahead in open_draws:
+            draws_ahead.makes_postponed_draws = True
         for dataset, state_dict in dataset_states:
             dataset.load_state_dict(state_dict)
 

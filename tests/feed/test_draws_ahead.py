@@ -135,6 +135,13 @@ def test_orders_of_two_open_iterators_do_not_depend_on_time(kind, cls, count_loa
     assert run(3, AHEAD_S) == run(0, 0.0)
 
 
+def test_second_open_iterator_has_the_order_of_a_plain_dataloader():
+    plain, wrapped = (DataLoader(DATA, 3, shuffle=True, generator=generator()) for _ in range(2))
+    loader = StreamedLoader(wrapped, device="cpu")
+    first, second, _ = interleaved(loader, 1, AHEAD_S, loader)
+    assert [first, second] == interleaved(plain, 1, 0.0, plain)[:2]
+
+
 def test_numbers_that_the_loop_draws_from_the_generator_are_not_drawn_again():
     shared = generator()
     loader = StreamedLoader(DataLoader(DATA, 7, shuffle=True, generator=shared), device="cpu")
