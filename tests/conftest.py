@@ -40,6 +40,9 @@ HUGE, COLLAPSE = 2**21, 25
 # torch.compile would start a pool of processes, which outlives the test that compiles first.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts processes in the background with Ctrl-C ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
 

@@ -8,7 +8,9 @@ import itertools
 import math
 import mmap
 import os
+import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from typing import Any, Protocol
@@ -261,8 +263,10 @@ class Slot:
         self.ring, self.number = ring, (generation, slot)
         ring.slots_in_use.add(self.number)
 
-    def __del__(self) -> None:
-        self.ring.free(self.number)
+    # A default argument, because Python may have cleared the names of modules. At the end of the process, no slot is needed.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            self.ring.free(self.number)
 
 
 def can_be_stored(leaf: Any) -> bool:

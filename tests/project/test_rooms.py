@@ -62,7 +62,7 @@ BUDGETS = {
     "cli": 245,
     "core": 1_526,
     "decode": 4_849,
-    "feed": 2_455,
+    "feed": 2_458,
     "fusion": 13_012,
     "integrations": 49,
     "loader": 1_411,
