@@ -67,7 +67,7 @@ both_loops = pytest.mark.usefixtures("_loop")
 def decoded_windows(files, windows, channels=3, sizes=None):
     """Decode (h, w, C) windows of files in one call. Return (mask, images). Fails if memory between the images is written.
 
-    ``sizes``: (height, width) of each file, or those of the headers.
+    ``sizes``: (height, width) to expect of each file. Default: the sizes in the headers.
     """
     batch = collate_encoded(files)
     table, windows = batch.headers.table, np.array(windows)

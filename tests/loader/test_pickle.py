@@ -69,6 +69,26 @@ def test_copy_goes_on_as_the_loader_would(way, number):
     assert_same(epochs(again), epochs(loader))
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_copy_within_an_epoch_has_the_orders_of_a_copied_dataloader(way):
+    """The sampler draws from the generator at the end of its epoch, too: not before the copy is made."""
+
+    def shuffling():
+        return DataLoader(range(10), 2, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+    def rest(iterable):
+        return [batch.tolist() for batch in iterable]
+
+    plain, loader = shuffling(), StreamedLoader(shuffling(), device="cpu", seed=0)
+    plain_batches, batches = iter(plain), iter(loader)
+    assert next(batches).tolist() == next(plain_batches).tolist()
+    plain_copy, again = copy.deepcopy(plain), way(loader)
+    assert rest(batches) == rest(plain_batches)
+    for _ in range(2):
+        assert rest(loader) == rest(plain)
+        assert rest(again) == rest(plain_copy)
+
+
 def test_settings_and_attributes_travel():
     class Own(StreamedLoader):
         def __init__(self):

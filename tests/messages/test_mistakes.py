@@ -34,7 +34,7 @@ def clip_of_two_sizes():
 
 
 MISTAKES = {
-    "loader must be an iterable of batches, got …. Pass": lambda: gpuaug.StreamedLoader(3),
+    "loader must be an iterable of batches, got …. Pass a DataLoader, a list or a generator.": lambda: gpuaug.StreamedLoader(3),
     "device must be a torch device": lambda: gpuaug.StreamedLoader([], device="gpu"),
     "step must be callable": lambda: gpuaug.profile(gpuaug.StreamedLoader([IMAGES], device="cpu"), 3),
     "backend must be 'auto', or name a decoder": lambda: run(
@@ -48,18 +48,19 @@ MISTAKES = {
     "VideoSequential modules of one data_format": lambda: gpuaug.fuse(
         [K.VideoSequential(MOVED, same_on_frame=same) for same in (True, False)]
     ),
-    "data_keys must be among …, got …. Use": lambda: AUGMENT(IMAGES, MASK, data_keys=["input", "segmentation"]),
+    "data_keys must be among …, got …. Use Kornia's names, 'targets' for target dicts, 'tv_tensors' for torchvision's "
+    "tensors, or 'valid' beside boxes.": lambda: AUGMENT(IMAGES, MASK, data_keys=["input", "segmentation"]),
     "data_keys must contain 'input'": lambda: AUGMENT(MASK, data_keys=["mask"]),
     "mask must hold masks for each": lambda: AUGMENT(IMAGES, [MASK[0]], data_keys=["input", "mask"]),
     "must return images of …, the size that was drawn": lambda: fuse_some([nn.AvgPool2d(2), MOVED])(IMAGES),
     "where … has no num_classes, got …. Pass the class index": lambda: gpuaug.fuse([TO_FLOAT, v2.MixUp()])(
         IMAGES, torch.ones(3, 4) / 4, data_keys=["input", "class"]
     ),
-    "pipeline must be an instance, got the class": lambda: gpuaug.fuse(v2.RandomHorizontalFlip),
+    "pipeline must be an instance, got the class …. Call it first: …(…).": lambda: gpuaug.fuse(v2.RandomHorizontalFlip),
     "label_smoothing must be in [0, 1)": lambda: gpuaug.fuse(FLIP, label_smoothing=1.0, num_classes=3),
     "pipeline must return all views in one size": lambda: [fuse_some(TWO_SIZES, views=2)(IMAGES) for _ in range(30)],
     "targets must be a list of dicts or one dict": lambda: gpuaug.sanitize(BOXES),
-    "targets… must be a dict, got …. Pass": lambda: gpuaug.sanitize(list(BOXES)),
+    "targets… must be a dict, got …. Pass the target dicts that gpuaug.fuse returned.": lambda: gpuaug.sanitize(list(BOXES)),
     "valid… must be torch.bool": lambda: gpuaug.sanitize(targets(valid=torch.tensor([1]))),
     "per_box must be a list of keys": lambda: gpuaug.sanitize(targets(valid=torch.tensor([True])), per_box="boxes"),
     "A list of masks, boxes or keypoints must hold one element": lambda: run((IMAGES, [WHOLE_MASKS] * 3), AUGMENT),
@@ -82,7 +83,7 @@ MISTAKES = {
     "on must map members to names": lambda: gpuaug.TransformStage(AUGMENT, on={0: 0.5}),
     "Pass an index from 0 to": lambda: run((IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)),
     "name must be a non-empty string": lambda: gpuaug.TransformStage(torch.negative, name=""),
-    "transform must be an instance, got the class": lambda: gpuaug.TransformStage(nn.Flatten),
+    "transform must be an instance, got the class …. Call it first: …(…).": lambda: gpuaug.TransformStage(nn.Flatten),
     "transform must be a callable or nn.Module": lambda: gpuaug.TransformStage(3),
     "Pass a function of tensors to a TransformStage": lambda: gpuaug.FeatureStage(torch.negative),
     "Make it a submodule of an nn.Module whose forward": lambda: gpuaug.FeatureStage(nn.ModuleList()),

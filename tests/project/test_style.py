@@ -98,7 +98,7 @@ def test_private_names_of_the_package_are_few_in_tests():
     names = {name for name in private_names() if name.startswith("_") and not name.startswith("__")} - NOT_OURS
     found = list(private_uses(names))
     assert len(found) <= 179, found
-    assert len([use for use in found if not use.startswith(HOMES)]) <= 98, found
+    assert len([use for use in found if not use.startswith(HOMES)]) <= 96, found
 
 
 @pytest.mark.frameworks

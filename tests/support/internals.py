@@ -20,7 +20,7 @@ def branches(loader, index=0):
 
 
 def runner(loader, index=0, name=None):
-    """What runs an encoder of a bound stage, eagerly or from its CUDA graphs."""
+    """The object that runs an encoder of a bound stage, eagerly or from its CUDA graphs."""
     return branches(loader, index)[name]._runner
 
 

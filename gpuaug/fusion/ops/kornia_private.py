@@ -1,4 +1,6 @@
-"""Private names of Kornia that gpuaug reads or writes, except those of policies. Tried with Kornia 0.9.0.
+"""Private names of Kornia that gpuaug reads or writes. Tried with Kornia 0.9.0.
+
+Private names of Kornia's policies are read in ``policies/auto_augment.py``.
 
 Kornia publishes neither the ranges that a module draws from nor the order of a jitter, which an op must know before it draws.
 """

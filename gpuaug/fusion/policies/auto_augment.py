@@ -1,8 +1,8 @@
 """Kornia's RandAugment, TrivialAugment and AutoAugment: picks and magnitudes.
 
-A *policy* picks some of its *choices* at random, each of which runs one *operation* or several in sequence: augmentations with
-a *magnitude*, such as an angle. Policies are *lowered*: the operations run as ops in fused passes. A *layer* is the k-th
-operation of all choices.
+A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
+augmentation with a *magnitude*, such as an angle. Policies are *lowered*: the operations run as ops in fused passes. A *layer*
+is the k-th operation of all choices.
 """
 
 import functools

@@ -25,7 +25,7 @@ Pick = Literal["batch", "sample"]
 
 
 class Choice(NamedTuple):
-    """What can be picked."""
+    """One of the alternatives from which a policy picks."""
 
     name: str
     ops: tuple[Op, ...]

@@ -1,8 +1,8 @@
 """torchvision's RandAugment, TrivialAugmentWide and AutoAugment, with independent picks per sample.
 
-A *policy* picks some of its *choices* at random, each of which runs one *operation* or several in sequence: augmentations with
-a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are *lowered*: the
-operations run as ops in fused passes. A *layer* is the k-th operation of all choices.
+A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
+augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
+*lowered*: the operations run as ops in fused passes. A *layer* is the k-th operation of all choices.
 """
 
 import functools

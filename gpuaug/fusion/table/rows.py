@@ -1,7 +1,7 @@
 """Parameter table of a batch: one float32 row per sample, computed from the draws and copied to the device of the images.
 
-*Draws* are the random parameters of an op. A *plan* has the passes of a pipeline, each of which reads and writes all images
-once, and the columns of their ops in the table. A plan's *template* is a row with the columns that do not depend on draws.
+*Draws* are the random parameters of an op. A *plan* has the passes of a pipeline, and the columns of their ops in the table. A
+pass reads and writes all images once. A plan's *template* is a row with the columns that do not depend on draws.
 """
 
 from collections.abc import Callable, Sequence

@@ -120,7 +120,7 @@ def _has_entry_per_box(column: Column, counts: Sequence[int]) -> bool:
     """Return whether the tensors, arrays, lists and tuples of a column have as many entries as their dicts have boxes.
 
     Args:
-        column: Values of one key, at least one of which has entries.
+        column: Values of one key in all dicts. At least one value has entries.
         counts: Number of boxes of each dict.
     """
     with as_plain_tensors():

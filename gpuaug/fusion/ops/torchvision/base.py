@@ -4,7 +4,8 @@ A transform is *lowered* to an op, or run by torchvision. Most ops inherit their
 module, and add torchvision's settings and random parameters. They read the attributes that a call of the transform reads: where
 torchvision's constructor derives an attribute from a setting, such as ``_fill`` from ``fill``, the derived attribute.
 
-Private names of torchvision are read here, those of policies in ``policies/torchvision.py``. Tried with torchvision 0.29.1.
+This file reads private names of torchvision's transforms; ``policies/torchvision.py`` reads private names of its policies. Both
+were tried with torchvision 0.29.1.
 """
 
 import math

@@ -56,7 +56,7 @@ NOT_DRAWN = {
 """Nothing but a chance, where there is one."""
 
 ELSEWHERE = {v2.RandomPhotometricDistort, v2.RandomIoUCrop, gpuaug.FixedSizeCrop, gpuaug.PadIfSmaller, *POLICIES}
-"""Those with tests of their own, in test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision."""
+"""Transforms that test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision compare."""
 
 
 def corners(startpoints, endpoints):
