@@ -1,10 +1,13 @@
 """The kernels on a GPU: equal to the torch executor, without a synchronisation, in a loader, and for every size."""
 
+import sys
 import warnings
 
 import kornia.augmentation as K
 import pytest
 import torch
+import triton
+import triton.language as tl
 from support.batches import clips
 from support.comparison.executors import composition_difference, disagreement
 from support.comparison.replay import assert_replays, both, photographs
@@ -16,6 +19,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.backends.triton.launch import Launch, compile_in_parallel
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 pytestmark = pytest.mark.gpu
@@ -270,3 +274,36 @@ def test_fused_images_on_a_gpu_that_is_not_current():
     expected, got = both(K.AugmentationSequential(K.RandomVerticalFlip()), images)
     assert got.device == images.device
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)  # Kornia is given x / 255, which a GPU rounds otherwise
+
+
+@triton.jit
+def store_constant(out, VALUE: tl.constexpr):
+    tl.store(out, VALUE)
+
+
+@triton.jit
+def store_sum(out, first, second, third, VALUE: tl.constexpr):
+    tl.store(out, tl.load(first) + tl.load(second) + tl.load(third) + VALUE)
+
+
+def test_kernels_that_threads_compile_at_the_same_time_keep_their_launchers():
+    switch_interval = sys.getswitchinterval()
+    numbers = [torch.tensor(value, device="cuda", dtype=torch.float32) for value in (100, 200, 300)]
+    cases = [(store_constant, [], 0), (store_sum, numbers, 600)]
+    out = torch.zeros(len(cases), 200, device="cuda")
+    launches = [
+        (Launch(kernel, (1, 1, 1), (), {"VALUE": value}), [out[row, value], *more])
+        for value in range(out.shape[1])
+        for row, (kernel, more, _) in enumerate(cases)
+    ]
+    try:
+        sys.setswitchinterval(1e-6)
+        with compile_in_parallel():
+            for launch, tensors in launches:
+                launch(tensors)
+    finally:
+        sys.setswitchinterval(switch_interval)
+    for launch, tensors in launches:
+        launch(tensors)
+    values = torch.arange(out.shape[1], dtype=torch.float32)
+    assert_values(out.cpu(), torch.stack([values + total for _, _, total in cases]))

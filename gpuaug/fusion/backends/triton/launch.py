@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -32,6 +33,14 @@ For 1 KiB or more, glibc first merges all freed small blocks, which takes 0.1 ms
 
 _pending: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_pending", default=None)
 """Compilations that ``compile_in_parallel`` runs at its end, by form; ``None`` outside of ``compile_in_parallel``."""
+
+_loading_launcher = Lock()
+"""Held while Triton loads the launcher of a kernel, a C module.
+
+Triton 3.4 to 3.6 give all launchers the same module name. CPython returns one module object for all repeated loads of C modules
+of this name, and puts the functions of the latest load into it. Without the lock, a thread may read the launcher of a kernel
+that another thread loads at the same time, and launch with the wrong number or types of arguments.
+"""
 
 _compiled_forms: set[Any] = set()
 """Forms that are compiled already, as (kernel, device, constants, dtypes)."""
@@ -108,37 +117,44 @@ class Launch:
         """
         device = tensors[0].get_device()
         compiled = self._compiled.get(device)
-        if compiled is not None:
-            arguments = compiled.arguments if integers is None else (*integers, *compiled.constants)
-            stream = current_stream(device)
-            addresses = map(Tensor.data_ptr, tensors)
-            # Three times None: metadata for hooks, hook before the launch, hook after it.
-            compiled.launcher(
-                *(grid or self._grid), stream, compiled.function, compiled.metadata, None, None, None, *addresses, *arguments
-            )
-            return
-        grid = grid or self._grid
-        call_integers = self._integers if integers is None else tuple(integers)
-        form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
-        jobs = _pending.get()
-        if jobs is None:
-            self._compile(form, self._kernel[grid], tensors, call_integers)
-        elif form not in _compiled_forms and hasattr(self._kernel, "warmup"):  # Triton 3.4's interpreter has none
-            jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, call_integers))
+        if compiled is None:
+            call_integers = self._integers if integers is None else tuple(integers)
+            form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
+            jobs = _pending.get()
+            if jobs is not None:
+                if form not in _compiled_forms:
+                    jobs.setdefault(form, partial(self._compile, form, tensors, call_integers))
+                return
+            self._compile(form, tensors, call_integers)
+            compiled = self._compiled.get(device)
+            if compiled is None:  # Triton's interpreter compiles nothing
+                self._kernel[grid or self._grid](*tensors, *call_integers, **self._constants, **self._options)
+                return
+        arguments = compiled.arguments if integers is None else (*integers, *compiled.constants)
+        stream = current_stream(device)
+        addresses = map(Tensor.data_ptr, tensors)
+        # Three times None: metadata for hooks, hook before the launch, hook after it.
+        compiled.launcher(
+            *(grid or self._grid), stream, compiled.function, compiled.metadata, None, None, None, *addresses, *arguments
+        )
 
-    def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
-        """Compile a form. ``compiler``: ``kernel[grid]``, which also launches, or ``kernel.warmup``, which does not."""
+    def _compile(self, form: Any, tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
+        """Compile a form, without a launch."""
+        if not hasattr(self._kernel, "warmup"):  # Triton 3.4's interpreter has none
+            return
         with on_device(tensors[0].device):
-            kernel = compiler(*tensors, *integers, **self._constants, **self._options)
-            if kernel is not None:  # Triton's interpreter compiles nothing
-                names = self._kernel.arg_names[len(tensors) + len(integers) :]
-                constants = tuple(self._constants[name] for name in names)
-                # ``run`` is read before ``function``: reading ``run`` loads the kernel, which sets ``function``.
-                compiled = _CompiledKernel(
-                    kernel.run, kernel.function, kernel.packed_metadata, constants, (*self._integers, *constants)
-                )
-                self._compiled[tensors[0].get_device()] = compiled
-                _compiled_forms.add(form)
+            kernel = self._kernel.warmup(*tensors, *integers, grid=self._grid, **self._constants, **self._options)
+            if kernel is None:  # Triton's interpreter compiles nothing
+                return
+            names = self._kernel.arg_names[len(tensors) + len(integers) :]
+            constants = tuple(self._constants[name] for name in names)
+            with _loading_launcher:
+                launcher = kernel.run  # loads the kernel, which sets ``function``
+            compiled = _CompiledKernel(
+                launcher, kernel.function, kernel.packed_metadata, constants, (*self._integers, *constants)
+            )
+            self._compiled[tensors[0].get_device()] = compiled
+            _compiled_forms.add(form)
 
 
 @contextmanager
