@@ -171,8 +171,9 @@ def _let_loggers_propagate():
 
 
 def pytest_runtest_teardown(item, nextitem):
-    if nextitem is None or nextitem.path != item.path:
-        _freeze()  # modules that the tests of a file have imported
+    if nextitem is None or nextitem.path != item.path:  # after the imports of the tests of a file
+        _let_loggers_propagate()
+        _freeze()
 
 
 def _freeze():

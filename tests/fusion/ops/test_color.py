@@ -18,6 +18,7 @@ from support.comparison.values import assert_values
 from support.ops.op_cases import CASES, MEAN, STD, table
 
 import gpuaug
+from gpuaug import fusion
 from gpuaug.fusion.ops.base import LARGEST_CODE, PointOp
 from gpuaug.fusion.policies.one_of import OneOf
 
@@ -110,8 +111,8 @@ def point_ops(kind=PointOp):
 
 @pytest.fixture(scope="module")
 def codes():
-    """The code of each kind of op, with all modules of the package imported."""
-    for module in pkgutil.walk_packages(gpuaug.__path__, "gpuaug."):
+    """The code of each kind of op, with all modules that define ops imported."""
+    for module in pkgutil.walk_packages(fusion.__path__, "gpuaug.fusion."):
         with suppress(ModuleNotFoundError):  # what is there only with Triton holds kernels, and no op
             importlib.import_module(module.name)
     found = set(point_ops())
