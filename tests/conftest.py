@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,21 @@ def pytest_ignore_collect(collection_path):
 def pytest_collect_file(file_path, parent):
     """Look for documented examples in no module of tests either: to look for them takes a second per process."""
     return [node for node in (yield) if not isinstance(node, DoctestModule)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark cases ``slow`` that the default run leaves out of a grid: all but every n-th with ``@pytest.mark.every(n)``.
+
+    With an n that has no common factor with the number of values of an argument, each value is in the default run.
+    """
+    places = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            name = item.nodeid.partition("[")[0]
+            if places[name] % marker.args[0]:
+                item.add_marker("slow")
+            places[name] += 1
 
 
 class ModuleForCards(pytest.Module):

@@ -132,6 +132,7 @@ PICKED = {
 @pytest.mark.parametrize("random_apply", [False, True, 1])
 @pytest.mark.parametrize("name", PICKED)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.every(5)
 def test_draws_of_clips_of_any_number_replay_in_kornia(name, random_apply):
     for clips, frames in ((3, 1), (2, 3), (1, 2), (1, 1), (2, 2), (0, 2)):
         video = K.VideoSequential(*PICKED[name](), random_apply=random_apply)

@@ -121,6 +121,7 @@ def test_preset_for_segmentation_runs_as_it_is(ragged):
 
 
 @pytest.mark.parametrize(("name", "ragged"), [("lsj", False), ("ssd", False), *((name, True) for name in RAGGED)])
+@pytest.mark.every(2)
 def test_preset_with_drawn_sizes_is_the_same_at_every_depth(name, ragged):
     augment = gpuaug.fuse(whole(name), ragged=ragged)
     batches = [from_dataset([v2.ToImage() if ragged else v2.Resize((40, 48))]) for _ in range(3)]
