@@ -68,19 +68,6 @@ def test_batches_take_the_same_form_at_every_depth(found, depth):
         assert loader.stats().ready == (0 if leave_at is None else min(depth, 6 - given))
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_update_has_moved_weights_captured_again(found, moved):
-    stage = FeatureStage(Noted(found))
-    batches = iter(loader_on_lanes((4,) * 5, stage, depth=0))
-    list(islice(batches, 3))
-    with stage.update():
-        stage.encoder.load_state_dict(Noted(found).state_dict(), assign=moved)
-        stage.encoder.requires_grad_(False)
-    list(batches)
-    after = ["eager", "captured", "replayed"] if moved else ["replayed", "replayed"]
-    assert found == ["eager", "captured", "replayed", "replayed", *after]
-
-
 SHAPES = {"large": (40, 3), "small": (2, 3), "other": (4, 3), "another": (6, 3)}
 """Of 480, 24, 48 and 72 bytes. A graph needs as many, which graphs share, and ten of its own."""
 
@@ -226,12 +213,6 @@ def test_batches_are_counted_by_form_over_epochs_and_branches(found):
 def test_shapes_to_capture_must_be_shapes(shapes):
     with pytest.raises((ArgumentError, ArgumentTypeError), match="shape"):
         FeatureStage(nn.Identity()).capture(shapes)
-
-
-def test_replayed_outputs_share_no_memory(found):
-    kept = list(loader_on_lanes((4,) * 5, FeatureStage(Noted(found)), depth=2))
-    assert found.count("replayed") == 4
-    assert len({features.data_ptr() for features in kept}) == 5
 
 
 @pytest.mark.usefixtures("found")
