@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 import gpuaug
-from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
+from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.decode.clips import limits, nal
 from gpuaug.decode.clips.video_file import MAX_OPEN, VIDEOS
 from gpuaug.decode.layout import source_indices
@@ -358,28 +358,6 @@ def test_a_damaged_clip_decodes_alike_alone_and_beside_others_whatever_memory_he
             beside = decoded(*clips, threads=threads, on_error="replace")
         for index, made in zip(sources, beside, strict=True):
             assert np.array_equal(made, alone[index]), (index, threads)
-
-
-WRONG = [
-    ({"frames": 0}, "frames must be 1 or more, got 0"),
-    ({"frames": [3, -1]}, "A frame must be 0 or more, got -1"),
-    ({"stride": 0}, "stride must be 1 or more, got 0"),
-    ({"start": -1}, "start must be 0 or more, got -1"),
-    ({"times_s": [0, None]}, "A time of times_s must be a number, got None"),
-    ({"short": "cut"}, "short must be 'error', 'loop' or 'pad', got 'cut'"),
-    (
-        {"frames": [1, 2], "start_s": 1},
-        "A clip must be chosen by one of start, start_s, at, ",
-    ),
-    ({"source": 7}, "source must be the path of a video or its bytes, got 7"),
-]
-
-
-@pytest.mark.parametrize(("values", "message"), WRONG, ids=str)
-def test_wrong_arguments_are_told(values, message):
-    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
-        read_clip(**{"source": "a.mp4", **values})
-    assert str(caught.value).startswith(message)
 
 
 def test_the_decoders_of_clips_are_shown():
