@@ -63,6 +63,12 @@ settings.load_profile("gpuaug")
 providers.is_local_module_file = lambda path: False
 
 
+def pytest_configure(config):
+    """Have pytest-xdist's processes run the tests of a file in one process: each has fixtures, imports and loops of its own."""
+    if config.getoption("dist", "no") == "load":
+        config.option.dist = "worksteal"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     needed = max((cards for marker, cards in CARDS.items() if item.get_closest_marker(marker)), default=0)
