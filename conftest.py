@@ -1,16 +1,20 @@
 """Names that every documented example may use."""
 
+import os
 import sys
 
 import pytest
 import torch
-from _pytest.doctest import DoctestModule
+from _pytest.doctest import DoctestItem, DoctestModule
 from torch import nn
 
 import gpuaug
 
 collect_ignore_glob = ["gpuaug/integrations/*.py"]  # they import frameworks, and tests/frameworks imports them
 
+# Without caches of bytecode, each process compiles the package and all tests anew: ten seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 for finder in sys.meta_path:
     # pytest rewrites the assertions of all plugins. For Hypothesis that takes two seconds per process, and no test needs it.
@@ -26,5 +30,6 @@ def pytest_collect_file(file_path, parent):
 
 
 @pytest.fixture(autouse=True)
-def _names(doctest_namespace):
-    doctest_namespace.update({name: getattr(gpuaug, name) for name in gpuaug.__all__}, torch=torch, nn=nn, gpuaug=gpuaug)
+def _names(request, doctest_namespace):
+    if isinstance(request.node, DoctestItem):
+        doctest_namespace.update({name: getattr(gpuaug, name) for name in gpuaug.__all__}, torch=torch, nn=nn, gpuaug=gpuaug)

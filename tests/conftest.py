@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,12 @@ settings.register_profile("night", deadline=None, print_blob=True)  # see suppor
 settings.load_profile("gpuaug")
 # Hypothesis also tries constants of the modules that a process happens to have imported: other cases in every run.
 providers.is_local_module_file = lambda path: False
+
+
+def pytest_configure(config):
+    """Have pytest-xdist's processes run the tests of a file in one process: each has fixtures, imports and loops of its own."""
+    if config.getoption("dist", "no") == "load":
+        config.option.dist = "worksteal"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -131,6 +138,21 @@ def pytest_collect_file(file_path, parent):
     return [node for node in (yield) if not isinstance(node, DoctestModule)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark cases ``slow`` that the default run leaves out of a grid: all but every n-th with ``@pytest.mark.every(n)``.
+
+    With an n that has no common factor with the number of values of an argument, each value is in the default run.
+    """
+    places = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            name = item.nodeid.partition("[")[0]
+            if places[name] % marker.args[0]:
+                item.add_marker("slow")
+            places[name] += 1
+
+
 class ModuleForCards(pytest.Module):
     """A module of GPU tests on a machine without a GPU: imported, and skipped as one, which is faster than test by test."""
 
@@ -171,8 +193,9 @@ def _let_loggers_propagate():
 
 
 def pytest_runtest_teardown(item, nextitem):
-    if nextitem is None or nextitem.path != item.path:
-        _freeze()  # modules that the tests of a file have imported
+    if nextitem is None or nextitem.path != item.path:  # after the imports of the tests of a file
+        _let_loggers_propagate()
+        _freeze()
 
 
 def _freeze():

@@ -34,13 +34,6 @@ def test_batches_go_on_after_the_last_image_and_come_in_the_same_order_to_each_l
     assert counted == 40
 
 
-def test_the_transform_of_one_loop_leaves_the_others_alone(setup):
-    augmented, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
-    plain, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
-    assert (augmented.dtype, plain.dtype) == (torch.float32, torch.uint8)
-    assert setup.images.transform is None
-
-
 def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
     on_cpu, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
     images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
@@ -50,14 +43,6 @@ def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
         assert augmented.shape == (4, 3, setup.crop_px, setup.crop_px)
         assert augmented.dtype == torch.float32
         assert -2.2 < augmented.min() < 0 < augmented.max() < 2.7, "normalised from [0, 1], not from [0, 255]"
-
-
-def test_the_fused_pipeline_writes_what_a_half_precision_model_reads(setup):
-    setup = replace(setup, half=True)
-    images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
-    augmented = loops.fused_augmentation(setup)(images)
-    assert augmented.dtype == torch.bfloat16
-    assert augmented.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_step_trains(setup, monkeypatch):
@@ -73,13 +58,6 @@ def test_a_step_trains(setup, monkeypatch):
     assert made[0].fc.out_features == 2
 
 
-def test_the_encoder_is_frozen_and_gives_as_many_features_as_it_says(setup):
-    encoder, width = loops.frozen_encoder(setup)
-    assert not encoder.training
-    assert not any(parameter.requires_grad for parameter in encoder.parameters())
-    assert encoder(torch.zeros(2, 3, setup.crop_px, setup.crop_px)).shape == (2, width)
-
-
 def test_settings_are_plain_json_and_keep_the_users_paths_out(setup, class_folder):
     settings = json.dumps(setup.settings())
     assert str(class_folder) not in settings
@@ -92,11 +70,6 @@ def test_discarded_steps_cover_what_the_loader_prefetches(class_folder):
     setup = loops.setup_for(CPU, images, batch_size=4, workers=3)
     loader = loops.batches(setup, None)
     assert setup.discard >= loader.num_workers * loader.prefetch_factor
-
-
-def test_each_use_has_its_baseline_among_its_variants(setup):
-    for use in uses.three_uses(setup):
-        assert use.baseline in [variant.name for variant in use.variants]
 
 
 def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
@@ -153,8 +126,3 @@ def test_verdict_explains_a_ratio_that_the_rates_beside_it_contradict():
     said = list(uses.verdict(rows, CPU))
     assert said[1].startswith("This machine's speed changed from round to round. If a ratio differs from the ratio of the two")
     assert said[2].startswith("On cpu stages run on the processor that trains, so nothing overlaps")
-
-
-def test_verdict_is_silent_on_ratios_that_agree():
-    rows = rows_of({"serial": [200, 400], "StreamedLoader": [300, 600]})
-    assert len(list(uses.verdict(rows, torch.device("cuda")))) == 2

@@ -44,12 +44,6 @@ def test_a_window_counts_whole_steps_until_the_time_is_up_and_then_waits_for_the
     assert measured == {"a": [Window(steps=3, images=12, seconds=3.5, host_seconds=3.0)]}
 
 
-def test_discarded_steps_are_taken_before_the_clock_starts(clock):
-    measured = interleave([clock.variant("a", discard=7)], device=CPU, seconds=2, repeats=1, warmup=0)
-    assert measured["a"][0].steps == 2
-    assert clock.log == ["a"] * 7 + ["sync"] + ["a"] * 7 + ["sync"] + ["a"] * 2 + ["sync"]
-
-
 def test_steps_are_taken_within_the_context_of_their_variant_alone(clock):
     @contextmanager
     def within():
@@ -87,26 +81,6 @@ def test_every_other_round_goes_backwards(clock):
     interleave(variants, device=CPU, seconds=1, repeats=3, warmup=0, settle=lambda: clock.log.append("|"))
     windows = "".join(entry for entry in clock.log if entry != "sync").split("|")[1:]
     assert [steps[0] for steps in windows] == [*"abc", *"cba", *"abc"]
-
-
-def test_all_settle_before_each_window(clock):
-    variants = [clock.variant("a", discard=1), clock.variant("b")]
-    interleave(variants, device=CPU, seconds=1, repeats=2, warmup=0, settle=lambda: clock.log.append("settle"))
-    windows = ["settle", "a", "sync", "a", "sync"], ["settle", "sync", "b", "sync"]
-    assert clock.log == ["a", "sync", "sync", *windows[0], *windows[1], *windows[1], *windows[0]]
-
-
-def test_each_variant_is_opened_once(clock):
-    opened = []
-
-    def steps():
-        opened.append(1)
-        while True:
-            clock.now += 1
-            yield 1
-
-    interleave([Variant("a", steps)], device=CPU, seconds=1, repeats=4)
-    assert opened == [1]
 
 
 @pytest.mark.parametrize("error", [ValueError("decoder broke"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])

@@ -10,10 +10,9 @@ from contract.test_leaving import WAYS_TO_LEAVE
 from support.comparison.values import assert_values
 from support.files.encoded import encoded
 from support.gpu.cuda_encoders import graphs_of
-from support.gpu.encoder_cases import CASES, IMAGES, SHAPES, Encoded, ModelOutput, by_hand, encoders, source, stages, tensors
+from support.gpu.encoder_cases import CASES, IMAGES, SHAPES, by_hand, encoders, source, stages, tensors
 from support.gpu.host_graphs import install, on_lanes
 from support.public.torch_settings import default_dtype
-from torch.utils.data import DataLoader
 
 from gpuaug import DecodeStage, TransformStage, collate_encoded
 from gpuaug.core import batch as batches
@@ -109,22 +108,6 @@ def test_batches_that_are_kept_do_not_change_and_share_no_memory(case):
 
 
 # 5 and 6. Bounded, and not held up
-
-
-@AHEAD_OR_NOT
-def test_the_wrapped_loader_is_read_a_bounded_number_of_batches_ahead(depth):
-    pulled = []
-
-    def counted():
-        for batch in source() * 3:
-            pulled.append(batch["number"])
-            yield batch
-
-    iterator = iter(loader_of(depth=depth, data=counted()))
-    for taken in range(1, 12):
-        next(iterator)
-        assert taken <= len(pulled) <= taken + depth + 4
-    iterator.close()
 
 
 # 7. Failures arrive where they belong
@@ -340,18 +323,6 @@ def test_nothing_starts_before_the_first_batch_is_asked_for_although_graphs_are_
     next(iterator)
     assert wrapped.opened == 1
     iterator.close()
-
-
-def test_attributes_are_those_of_the_wrapped_loader_whatever_the_stages_give():
-    wrapped = DataLoader(source(), batch_size=None, shuffle=True)
-    loader = on_lanes(wrapped, *stages("model output"))
-    for _ in range(2):
-        for name in ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last"):
-            assert getattr(loader, name) is getattr(wrapped, name)
-        assert len(loader) == len(wrapped) == len(list(loader))
-    for name in ("encode", "last_hidden_state", "num_workers"):
-        assert not hasattr(loader, name)
-    assert not isinstance(loader, DataLoader | Encoded | ModelOutput)
 
 
 # 16. One decoder per file

@@ -10,7 +10,7 @@ import torch
 from support.files.images import pil, png
 
 import gpuaug
-from gpuaug import ArgumentError, ArgumentTypeError, collate_ragged
+from gpuaug import ArgumentError, collate_ragged
 from gpuaug.feed.collate_members import allocating_with
 
 Pair = namedtuple("Pair", "image label")
@@ -115,11 +115,3 @@ def test_default_collate_error_has_fitting_way_out(members, said):
     with pytest.raises((TypeError, RuntimeError)) as caught:
         collate_ragged([(pil(0, 3, 4), member) for member in members])
     assert said in caught.value.__notes__[0]
-
-
-@pytest.mark.parametrize("collate", [collate_ragged, gpuaug.collate_encoded])
-@pytest.mark.parametrize("given", [5, None, "ab", b"ab", {"a": 1}])
-def test_samples_must_be_a_list(collate, given):
-    with pytest.raises(ArgumentTypeError) as caught:
-        collate(given)
-    assert f"samples must be a list of samples, got {given!r}" in str(caught.value)

@@ -79,6 +79,7 @@ NOT_OF_INT16 = ("jitter", "photometric", "sharpness", "invert")
 
 @of_both_types
 @pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.every(3)
 def test_values_that_are_computed_are_torchvisions_within_its_rounding(name, dtype):
     """torchvision rounds after each function, and cuts values of uint16 off."""
     for tail in ([], [TO_FLOAT]):

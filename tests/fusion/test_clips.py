@@ -22,6 +22,7 @@ PIPELINES = {name: make for group in pipelines.GROUPS for name, make in getattr(
 
 
 @pytest.mark.parametrize("name", [name for name in PIPELINES if not name.startswith("chosen")])
+@pytest.mark.every(3)
 def test_clips_equal_each_frame_with_the_draws_of_the_clips(name):
     """A mix takes the same frame of the other clip; noise alone differs, after the first frame of the first clip."""
     videos = clips.clips()

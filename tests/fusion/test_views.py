@@ -236,12 +236,6 @@ def raises(text):
     return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
 
 
-@pytest.mark.parametrize("views", [0, -1])
-def test_views_must_be_1_or_more(views):
-    with raises(f"views must be 1 or more, got {views}. Leave it out for one."):
-        gpuaug.fuse(K.CenterCrop(8), views=views)
-
-
 def test_repr_of_draws_has_their_views():
     draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
     assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"

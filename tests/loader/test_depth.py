@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.scenarios import ANY_SCENARIO, Source, install, run, script_arrivals
 
-from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader
+from gpuaug import StreamedLoader
 from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.iterator import PipelinedIterator
 
@@ -36,26 +36,6 @@ def test_new_depth_is_that_of_the_next_iterator(cuda):
     assert loader.stats().depth == 2
     assert [loader.stats().ready for _ in loader] == [3, 3, 3, 3, 3, 2, 1, 0]
     assert loader.stats().depth == 3
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "rule"),
-    [
-        ("auto", ArgumentTypeError, "a whole number"),
-        ("2", ArgumentTypeError, "a whole number"),
-        (None, ArgumentTypeError, "a whole number"),
-        (1.5, ArgumentTypeError, "a whole number"),
-        (-1, ArgumentError, "0 or more"),
-    ],
-)
-def test_invalid_depth_is_refused_and_changes_nothing(given, kind, rule):
-    loader = StreamedLoader([torch.zeros(1)], device="cpu", depth=3)
-    with pytest.raises(kind) as caught:
-        loader.depth = given
-    assert str(caught.value) == f"depth must be {rule}, got {given!r}. Use 0 to run without overlap, 2 to overlap."
-    assert loader.depth == 3
-    with pytest.raises(kind):
-        StreamedLoader([], device="cpu", depth=given)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

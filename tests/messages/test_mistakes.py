@@ -36,6 +36,7 @@ def clip_of_two_sizes():
 MISTAKES = {
     "loader must be an iterable of batches, got …. Pass a DataLoader, a list or a generator.": lambda: gpuaug.StreamedLoader(3),
     "device must be a torch device": lambda: gpuaug.StreamedLoader([], device="gpu"),
+    "A clip must be chosen by one of": lambda: gpuaug.read_clip("a.mp4", [1, 2], start_s=1),
     "step must be callable": lambda: gpuaug.profile(gpuaug.StreamedLoader([IMAGES], device="cpu"), 3),
     "backend must be 'auto', or name a decoder": lambda: run(
         gpuaug.collate_encoded([encoded(16, 16)]), gpuaug.DecodeStage(backend="engines")

@@ -115,22 +115,6 @@ def test_one_tensor_in_two_places_is_copied_once():
         assert got["a"] is got["b"][0]
 
 
-OUTPUTS = {
-    "tokens": ("dict", lambda result: result["tokens"]),
-    "last_hidden_state": ("model output", lambda result: result["last_hidden_state"]),
-    "pooled": ("dataclass", lambda result: result.pooled),
-    1: ("tuple", lambda result: result[1]),
-    0: ("list", lambda result: result[0]),
-}
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_output_selects_by_key_attribute_or_index(output):
-    form, want = OUTPUTS[output]
-    for got, batch in zip(on_lanes(INPUTS, FeatureStage(Encoder(FORMS[form]), output=output)), INPUTS, strict=True):
-        assert_values(got, want(FORMS[form](batch)))
-
-
 def test_output_may_be_a_function_of_the_result_whose_draws_are_keyed(forms):
     stage = FeatureStage(
         Encoder(lambda x: ModelOutput(latent_dist=Gaussian(x))), output=lambda result: result.latent_dist.sample()

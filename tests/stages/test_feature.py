@@ -3,10 +3,9 @@ from functools import partial
 
 import pytest
 import torch
-from protocol.scenarios import Encoder, Source, install
 from torch import nn
 
-from gpuaug import ArgumentError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader
+from gpuaug import ArgumentError, DeviceError, FeatureStage, StreamedLoader
 from gpuaug.stages.cuda_graph import why_not_capturable
 
 
@@ -47,16 +46,6 @@ def test_feature_replaces_input():
     assert encoded.tolist() == [[3], [3]]
 
 
-def test_encoder_runs_without_autograd():
-    spy = Spy()
-    images = torch.ones(2, 1, requires_grad=True)
-    with torch.enable_grad():
-        (encoded,) = features(FeatureStage(nn.Sequential(spy, linear(2))), images)
-    assert spy.seen[0][1:3] == (False, False)
-    assert not encoded.requires_grad
-    assert encoded.grad_fn is None
-
-
 def test_stage_sets_and_keeps_eval_mode():
     encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
     model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(1, 1)})
@@ -71,24 +60,10 @@ def test_stage_sets_and_keeps_eval_mode():
         model.train()
 
 
-def test_submodule_in_training_mode_is_put_back():
-    encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
-    stage = FeatureStage(encoder)
-    encoder[0].train()
-    assert features(stage, torch.ones(64, 1))[0].eq(2).all()
-
-
 def test_batch_norm_statistics_stay_frozen():
     encoder = frozen(nn.BatchNorm1d(1))
     features(FeatureStage(encoder), torch.full((4, 1), 9.0))
     assert encoder.running_mean.item() == 0
-
-
-def test_mapping_of_encoders_gives_mapping_of_features():
-    stage = FeatureStage({"double": linear(2), "triple": linear(3)})
-    ((encoded, label),) = features(stage, (torch.ones(1, 1), "label"))
-    assert {key: value.item() for key, value in encoded.items()} == {"double": 2, "triple": 3}
-    assert label == "label"
 
 
 def test_module_dict_of_encoders():
@@ -134,15 +109,6 @@ def test_modules_without_a_mode_are_encoders(form):
         assert encoded.eq(2).all()
 
 
-def test_encoder_with_several_inputs():
-    class Sum(nn.Module):
-        def forward(self, x, y):
-            return x + y
-
-    (batch,) = features(FeatureStage(Sum(), on=(0, 1), into=0), (torch.ones(1), torch.ones(1)))
-    assert batch[0].item() == 2
-
-
 def test_stochastic_encoders_are_keyed_by_position_and_branch():
     class Noise(nn.Module):
         def forward(self, x):
@@ -179,13 +145,6 @@ def test_autocast_argument_is_used():
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_autocast_defaults_to_training_thread():
-    stage = FeatureStage(frozen(nn.Linear(4, 2)))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert features(stage, torch.ones(1, 4))[0].dtype is torch.bfloat16
-    assert features(stage, torch.ones(1, 4))[0].dtype is torch.float32
-
-
 def test_memory_format_of_weights_and_images():
     spy = Spy()
     convolution = frozen(nn.Conv2d(3, 4, 3))
@@ -210,16 +169,6 @@ def test_memory_format_ignores_other_inputs():
 # Weights that change
 
 
-def test_update_changes_weights_of_later_batches():
-    stage = FeatureStage(linear(2))
-    found = []
-    for encoded in StreamedLoader([torch.ones(1, 1)] * 4, [stage], device="cpu", depth=0):
-        found.append(encoded.item())
-        with stage.update():
-            stage.encoder.weight.add_(1)
-    assert found == [2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("assign", [False, True])
 def test_update_may_load_state_dict(assign):
     stage = FeatureStage(linear(2))
@@ -235,17 +184,6 @@ def test_update_restores_eval_mode():
     with stage.update():
         stage.encoder.train()
     assert not stage.encoder.training
-
-
-def unfreeze(stage, then=lambda: None):
-    with stage.update():
-        stage.encoder.requires_grad_(True)
-        then()
-
-
-def test_update_that_unfreezes_is_refused():
-    with pytest.raises(ArgumentError, match=r"^The parameters of a frozen encoder must not require grad, got 1 that do"):
-        unfreeze(FeatureStage(linear(2)))
 
 
 # What cannot be used
@@ -333,25 +271,6 @@ def test_cpu_device_with_index():
 
 
 # What can be told of an encoder without running it
-
-
-def test_encoder_with_hooks_is_not_captured():
-    encoder = nn.Sequential(linear(1))
-    assert why_not_capturable(encoder) is None
-    handle = encoder[0].register_forward_hook(lambda *_: None)
-    assert why_not_capturable(encoder) == "it has forward hooks (on 0), which a replay would not call"
-    handle.remove()
-    encoder.register_forward_pre_hook(lambda *_: None)
-    assert why_not_capturable(encoder) == "it has forward hooks (on the encoder itself), which a replay would not call"
-
-
-def test_an_encoder_that_is_not_captured_is_warned_of_once(monkeypatch):
-    cuda = install(monkeypatch)
-    encoder = Encoder(cuda)
-    encoder.register_forward_hook(lambda *_: None)
-    with pytest.warns(GpuAugWarning, match="a CUDA graph cannot hold its encoder: it has forward hooks") as caught:
-        assert len(list(StreamedLoader(Source(cuda, 3), [FeatureStage(encoder)], device="cuda"))) == 3
-    assert len(caught) == 1
 
 
 def test_compiled_encoder_is_not_captured():

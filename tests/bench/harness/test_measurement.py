@@ -83,15 +83,3 @@ def test_a_peer_that_raises_while_it_is_measured_costs_its_row_only(measure, clo
     assert names(result, 8) == names(result, 32) == ["serial", "peer", "ours"]
     assert names(result, 16) == ["serial", "ours"]
     assert result["settings"]["skipped"] == [{"batch_size": 16, "name": "peer", "reason": "RuntimeError: out of memory"}]
-
-
-def test_slow_rows_are_left_out_at_the_sizes_after_that(measure, clock):
-    def made_rows(size):
-        return [clock.row("serial", 0.4), clock.row("slow", 0.005 * size), clock.row("ours")]
-
-    result = measure(made_rows, "--slowest", "0.1", "--suite", "renamed", sizes="8,16,32,64")
-    assert result["suite"] == "renamed"
-    assert "suite" not in result["settings"]
-    assert [names(result, size) for size in (8, 16, 32, 64)] == [["serial", "slow", "ours"]] * 3 + [["serial", "ours"]]
-    (skipped,) = result["settings"]["skipped"]
-    assert skipped["reason"] == "a step took 0.16 s with batch size 32, more than --slowest 0.1"

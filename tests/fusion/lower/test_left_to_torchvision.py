@@ -324,6 +324,7 @@ SAMPLES = {
 @pytest.mark.filterwarnings("ignore:.*the type of")
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize("asking", ASKING)
+@pytest.mark.every(5)
 def test_modules_get_the_type_that_torchvision_would_pass(asking, container):
     transforms = CONTAINERS[container](ASKING[asking]())
     in_dataset = v2.Compose(transforms)

@@ -93,6 +93,7 @@ ATTRIBUTES = {name for kind in [*OF_KORNIA, *OF_V2, *OF_V1] for name in vars(ins
 
 
 @pytest.mark.parametrize("kind", [*OF_KORNIA, *OF_V2, *OF_V1], ids=lambda kind: f"{kind.__module__[:6]} {kind.__name__}")
+@pytest.mark.every(3)
 def test_a_subclass_that_overrides_nothing_is_fused_as_its_base(kind):
     module = instance(kind, subclass(kind))
     for name in ATTRIBUTES:
@@ -424,6 +425,7 @@ def alike(images, others):
 
 @left
 @pytest.mark.parametrize("kind", SET_LATER, ids=lambda kind: kind.__name__)
+@pytest.mark.every(3)
 def test_attributes_that_are_set_later_have_the_effect_that_they_have_in_torchvision(kind):
     """Arguments of the constructor, and what the constructor derives from them: some transforms read one, some the other."""
     given = (

@@ -156,6 +156,7 @@ UNSCALED_FORMS = {
 @pytest.mark.filterwarnings("ignore:.*is not fused")
 @pytest.mark.parametrize("form", UNSCALED_FORMS)
 @pytest.mark.parametrize("name", FLOATS_OF_BYTES)
+@pytest.mark.every(4)
 def test_floats_of_bytes_are_those_in_the_unit_range_times_255(name, form):
     in_unit_range, unscaled = (gpuaug.fuse(FLOATS_OF_BYTES[name](end)) for end in ([TO_FLOAT], UNSCALED_FORMS[form]))
     for images in (photographs(4), photographs(4, dtype=torch.uint16), photographs(6).unflatten(0, (2, 3))):

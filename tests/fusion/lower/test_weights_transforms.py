@@ -60,6 +60,7 @@ def presets():
 
 
 @pytest.mark.parametrize("theirs", presets(), ids=lambda preset: " ".join(repr(preset).split()))
+@pytest.mark.every(3)
 def test_every_preset_for_images_equals_torchvision(theirs):
     images = photographs(1, 3, 30, 41) / 255
     got = gpuaug.fuse(theirs)(images)

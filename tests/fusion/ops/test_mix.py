@@ -1,5 +1,6 @@
 """MixUp and CutMix, against Kornia on the same draws; and the distributions of the draws, against Kornia's generators."""
 
+import itertools
 import math
 import pickle
 
@@ -145,18 +146,17 @@ def test_mix_draws_replay_in_a_kornia_container(name):
     torch.testing.assert_close(through(op, images, rows), pipeline(images, params=params), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", MIXES)
-def test_mix_params_have_kornia_names_shapes_and_dtypes(name, shape, options):
-    module = MIXES[name](**options)
-    op, size = made(module), Size(*shape)
-    found = op.params(drawn_for(op, size)[0], size)
-    expected = module.forward_parameters(torch.Size(shape))
-    assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
-        key: (value.shape, value.dtype) for key, value in expected.items()
-    }
-    pickle.loads(pickle.dumps(found))
+def test_mix_params_have_kornia_names_shapes_and_dtypes(name):
+    for shape, options in itertools.product(SHAPES, OPTIONS):
+        module = MIXES[name](**options)
+        op, size = made(module), Size(*shape)
+        found = op.params(drawn_for(op, size)[0], size)
+        expected = module.forward_parameters(torch.Size(shape))
+        assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
+            key: (value.shape, value.dtype) for key, value in expected.items()
+        }, (shape, options)
+        pickle.loads(pickle.dumps(found))
 
 
 def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():

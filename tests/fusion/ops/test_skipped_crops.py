@@ -62,6 +62,7 @@ def apply_mask_of(draws):
 
 
 @pytest.mark.parametrize(("name", "by", "p", "same"), sweep(CROPS, ["batch", "sample"], [0.5, 0.0], [False, True]))
+@pytest.mark.every(2)
 def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
     pipeline = K.AugmentationSequential(by_chance(CROPS[name](), by, p, same), data_keys=KEYS)
     augment = gpuaug.fuse(pipeline)

@@ -257,6 +257,7 @@ def test_policy_picks_have_kornia_distribution(made, children):
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @pytest.mark.parametrize("kind", ["rand", "trivial", "auto"])
+@pytest.mark.every(4)
 def test_policy_magnitudes_and_signs_have_kornia_distribution(name, kind):
     if kind == "auto" and name == "solarize_add":
         pytest.skip("not among AutoAugment's")

@@ -49,6 +49,7 @@ PIPELINES = {
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.every(3)
 def test_mix_containers_replay_in_kornia(name, dtype):
     made, images = PIPELINES[name](), photographs(5, dtype=dtype)
     augment = gpuaug.fuse(made)

@@ -38,6 +38,7 @@ def functions(calls):
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.every(3)
 def test_policies_equal_torchvisions_functions(name):
     augment, compared = gpuaug.fuse([MADE[name](), TO_FLOAT]), dict.fromkeys(("exact", "moved", "last computed"), 0)
     # Few pixels have no levels to spread, but many of them show what is rare.
@@ -60,6 +61,7 @@ def test_policies_equal_torchvisions_functions(name):
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.every(3)
 def test_bytes_are_off_by_torchvisions_rounding_alone(name):
     """It rounds behind each operation; a level that is off by one is spread by equalize, and jumps at a threshold."""
     expected, got = both([MADE[name](), TO_FLOAT], photographs(32, height=24, width=28), 1)
@@ -69,6 +71,7 @@ def test_bytes_are_off_by_torchvisions_rounding_alone(name):
 
 @pytest.mark.parametrize("fill", [None, 0, [255, 128, 0]], ids=str)
 @pytest.mark.parametrize("name", ["rand", "imagenet"])
+@pytest.mark.every(2)
 def test_interpolated_policies_equal_torchvisions_functions(name, fill):
     made = [MADE[name](interpolation=InterpolationMode.BILINEAR, fill=fill), TO_FLOAT]
     augment, images = gpuaug.fuse(made), photographs(56, height=24, width=28)
@@ -110,6 +113,7 @@ def without_posterize(policy):
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.every(3)
 def test_policies_without_posterize_equal_torchvisions_policy_for_floats(name):
     """Each pixel by torchvision's function for the operation and the magnitude of the sample, and the calls to the bit."""
     policy, images = without_posterize(MADE[name]()), scaled(photographs(200, height=5, width=6))

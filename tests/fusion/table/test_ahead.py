@@ -77,6 +77,7 @@ def blocks(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "points"), sweep(PIPELINES, [False, True]))
+@pytest.mark.every(3)
 def test_tables_drawn_together_equal_tables_drawn_one_by_one(monkeypatch, name, points):
     """Also where the columns of a table lie together in memory."""
     augment, size = fused(name), Size(9, 3, 30, 41)

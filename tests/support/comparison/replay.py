@@ -1,5 +1,7 @@
 """The same draws through Kornia and through fuse."""
 
+import functools
+
 import pytest
 import torch
 from support.comparison.values import assert_values
@@ -13,6 +15,11 @@ left_to_kornia = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lowe
 
 def photographs(batch=3, channels=3, height=32, width=48, dtype=torch.uint8, seed=0):
     """Images with smooth parts, edges and noise, so that a wrong pixel shows."""
+    return _photographs(batch, channels, height, width, dtype, seed).clone()
+
+
+@functools.lru_cache(64)
+def _photographs(batch, channels, height, width, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     y = torch.linspace(0, 3, height)[:, None]
     x = torch.linspace(0, 5, width)[None, :]
@@ -33,18 +40,22 @@ def as_kornia_takes_them(images):
     return images.float() / LARGEST.get(images.dtype, 1)
 
 
-def both(pipeline, images, seed=0, draws=None, **options):
+def by_kornia(pipeline, images, draws):
+    return pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
+
+
+def both(pipeline, images, seed=0, **options):
     """(what Kornia makes of the draws, what fuse makes of them)."""
     augment = gpuaug.fuse(pipeline, **options)
-    draws = draws if draws is not None else augment.draw(images.shape, seed=seed)
-    expected = pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
-    return expected, augment(images, draws=draws)
+    draws = augment.draw(images.shape, seed=seed)
+    return by_kornia(pipeline, images, draws), augment(images, draws=draws)
 
 
 def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
     """Assert that fuse makes of the draws of ``seed`` what Kornia makes of them, and return what fuse makes."""
     __tracebackhide__ = True
-    draws = gpuaug.fuse(pipeline, **options).draw(images.shape, seed=seed)
-    expected, got = both(pipeline, images, draws=draws, **options)
+    augment = gpuaug.fuse(pipeline, **options)
+    draws = augment.draw(images.shape, seed=seed)
+    expected, got = by_kornia(pipeline, images, draws), augment(images, draws=draws)
     assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
     return got

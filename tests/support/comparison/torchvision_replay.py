@@ -28,8 +28,9 @@ def both(pipeline, images, seed=0, **options):
 def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
     """Assert that fuse makes of the draws of ``seed`` what torchvision makes of them, and return what fuse makes."""
     __tracebackhide__ = True
-    expected, got = both(pipeline, images, seed, **options)
-    draws = gpuaug.fuse(pipeline, **options).draw(images.shape, seed=seed, dtype=images.dtype)
+    augment = gpuaug.fuse(pipeline, **options)
+    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
+    got, expected = augment(images, draws=draws), replayed(draws, images)
     assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
     return got
 

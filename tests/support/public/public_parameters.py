@@ -191,7 +191,10 @@ PARAMETERS = {
     ),
     "FeatureStage(graph_bytes)": Parameter(lambda v: FeatureStage(ENCODER, graph_bytes=v), 1 << 30, LEFT_OUT | FROM_0 | LARGE),
     "FeatureStage.capture(shapes)": Parameter(
-        FeatureStage(ENCODER).capture, [(2, 2)], EMPTY, wrong=([(2, "x")], (2, 2), [2.5])
+        FeatureStage(ENCODER).capture,
+        [(2, 2)],
+        EMPTY,
+        wrong=([(2, "x")], (2, 2), [2.5], [()], [(2, -1)], [{2: 3}], [(IMAGES, 3)]),
     ),
     "FeatureStage(name)": Parameter(lambda v: FeatureStage(ENCODER, name=v), "encoder", LEFT_OUT | STR),
     "FixedSizeCrop(size)": Parameter(gpuaug.FixedSizeCrop, (8, 6), FROM_1 | LARGE, wrong=((1, 2, 3), (8, 0))),
@@ -239,8 +242,8 @@ PARAMETERS = {
     "StreamedLoader.load_state_dict(strict)": Parameter(
         lambda v: loader(Counter()).load_state_dict(STATE, strict=v), True, FLAG
     ),
-    "Timeline.figure(width_in)": Parameter(Timeline((), "cpu", 2).figure, 8),
-    "Timeline.save(path)": Parameter(saved, "timeline.svg", wrong=("x.bmp",)),
+    "Timeline.figure(width_in)": Parameter(Timeline((), "cpu", 2).figure, 8, wrong=(5.9, 401, "12")),
+    "Timeline.save(path)": Parameter(saved, "timeline.svg", wrong=("x.bmp", "x", "x.json.gz")),
     "Timeline.save(width_in)": Parameter(lambda v: saved("timeline.svg", width_in=v), 8.5),
     "TransformStage(transform)": Parameter(TransformStage, AUGMENT, CALLABLE, wrong=(nn.Identity,)),
     "TransformStage(on)": Parameter(lambda v: TransformStage(AUGMENT, on=v), {0: "input"}, KEY, **SELECTED),
@@ -277,7 +280,9 @@ PARAMETERS = {
     "read_clip(start)": Parameter(lambda v: gpuaug.read_clip("a", start=v), 4, FROM_0 | LEFT_OUT),
     "read_clip(start_s)": Parameter(lambda v: gpuaug.read_clip("a", start_s=v), 0.5, NUMBERS | LARGE | LEFT_OUT),
     "read_clip(at)": Parameter(lambda v: gpuaug.read_clip("a", at=v), 0.5, FROM_0 | {"1.0"} | LEFT_OUT, wrong=(-0.1, 1.1)),
-    "read_clip(times_s)": Parameter(lambda v: gpuaug.read_clip("a", times_s=v), [0.5], LEFT_OUT),
+    "read_clip(times_s)": Parameter(
+        lambda v: gpuaug.read_clip("a", times_s=v), [0.5], LEFT_OUT, "times_s|time", wrong=([0, None],)
+    ),
     "read_clip(short)": Parameter(lambda v: gpuaug.read_clip("a", short=v), "loop"),
     "read_encoded(path)": Parameter(gpuaug.read_encoded, "a.jpg", STR | {"an empty str", "a path"}),
     "sanitize(targets)": Parameter(

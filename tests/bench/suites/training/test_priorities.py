@@ -51,17 +51,3 @@ def test_each_row_is_measured_on_both_streams_and_compared(small_cases, tmp_path
         (names[-1], "DALI"),
         (names[-1], file_cases.STEP_BESIDE),
     }
-
-
-def test_ratios_are_of_rows_with_the_same_choice_of_stream():
-    rates = {"peer": 2.0, f"peer{FIRST}": 4.0, "ours": 3.0, f"ours{FIRST}": 5.0}
-    rows = priorities.with_ratios([{"name": name, "rounds": [rate]} for name, rate in rates.items()], "peer", "none")
-    assert [row.get("ratio") for row in rows] == [None, None, 1.5, 1.25]
-    assert [row.get("gain") for row in rows] == [None, 2.0, None, 5 / 3]
-    assert not any("of_ceiling" in row for row in rows)
-
-
-def test_unknown_case_is_an_error(capsys):
-    with pytest.raises(SystemExit):
-        priorities.main(["--cases", "resnet50"])
-    assert "--cases must be among encoder-decoder, " in capsys.readouterr().err

@@ -1,7 +1,6 @@
 import json
 import multiprocessing
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -41,19 +40,6 @@ def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_pa
     slots = {row["name"]: row["slot_share"] for row in result["rows"] if "slot_share" in row}
     assert slots["StreamedLoader"] > 0 == slots["StreamedLoader, plain"]
     assert not multiprocessing.active_children()
-
-
-def test_ratios_are_taken_within_a_repeat(feeds):
-    case = SimpleNamespace(batch_size=10, sample_bytes=1_000_000)
-    windows_by_row = {
-        "base": [{"batches_per_s": rate, "next_ms": 1.0} for rate in (1.0, 2.0, 4.0)],
-        "ours": [{"batches_per_s": rate, "next_ms": 1.0, "slot_share": 1.0} for rate in (3.0, 10.0, 16.0)],
-    }
-    row = feeds.figures(case, "ours", windows_by_row, "base")
-    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (4, 3, 5)
-    assert row["gb_per_s"] == pytest.approx(0.1)
-    assert row["rounds"] == pytest.approx([0.03, 0.1, 0.16])
-    assert "ratio" not in feeds.figures(case, "ours", {"ours": windows_by_row["ours"]}, "base")
 
 
 @pytest.mark.gpu

@@ -52,9 +52,3 @@ def test_growth_is_found(resource, monkeypatch):
         soak.main([*CPU, "--batches", "2000"])
     for handle in leaked:
         os.close(handle) if resource == "descriptors" else handle.close()
-
-
-def test_growth_is_from_the_second_quarter_to_the_last():
-    result = soak.row("threads", [(100 * at, value) for at, value in enumerate([1, 2, 3, 3, 3, 3, 5, 5])], took_s=1.0)
-    assert (result["start"], result["end"], result["growth"]) == (1, 5, 2)
-    assert result["readings"][0] == [0, 1]

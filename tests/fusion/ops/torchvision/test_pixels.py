@@ -184,6 +184,7 @@ UNIT_RANGE_ONLY = {
 
 
 @pytest.mark.parametrize("name", [*EXACT, *CLOSE, *NEAREST])
+@pytest.mark.every(3)
 def test_floats_of_bytes_equal_torchvision_or_are_refused(name):
     transform = {**EXACT, **CLOSE, **NEAREST}[name]()
     images = photographs(3)
@@ -324,6 +325,7 @@ after each axis of a resize."""
 
 
 @pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.every(3)
 def test_bytes_are_off_by_torchvisions_rounding_alone(name):
     make, most, mean = ROUNDED[name]
     for seed in range(2):
