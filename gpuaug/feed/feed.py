@@ -1,14 +1,12 @@
 """``Feed``: source of a loader's batches, which arrive in *slots* of a *ring*, or as the wrapped loader returns them.
 
 The ring is shared, page-locked memory, divided into slots for one batch each. Worker processes of a ``DataLoader`` write their
-batches into slots: the feed iterates a copy of the user's loader with a ``SlotCollate`` as ``collate_fn``. A loader that stores
-its state in itself cannot be copied. Its ``collate_fn`` is replaced while its workers start, and then restored.
+batches into slots, and send an error in place of a batch that cannot be sent (``gpuaug.feed.worker``). To this end, the feed
+replaces attributes of the user's loader, such as ``collate_fn``, while workers start, and then restores them. Persistent
+workers that write into slots belong to the feed: their iterator is an attribute of the loader only while an epoch begins.
 
 Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
 does not wait for the driver to copy from pageable memory.
-
-While workers start, the loader's ``worker_init_fn`` is replaced, too (``gpuaug.feed.worker``): a worker then sends an error in
-place of a batch that it cannot send.
 """
 
 import errno
@@ -17,8 +15,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -30,20 +28,21 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
-from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
+from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
+from gpuaug.feed.shared_storage import sending_memfd
 from gpuaug.feed.stateful import keeps_state, source_of
-from gpuaug.feed.worker import SlotCollate, describe_or_free_slot, sending_errors
+from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot
 from gpuaug.feed.wrapped_loader import (
     FIRST_BATCH,
     BeginFunction,
     IteratorAndReader,
     Start,
-    copy_of,
-    end_persistent_workers,
+    end_workers,
     has_persistent_workers,
     has_running_workers,
+    replaced,
     uses_iteration_of,
 )
 
@@ -76,7 +75,7 @@ class Feed:
         begin_with: Callable[[BeginFunction, Any], IteratorAndReader] | None = None,
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
-        self.loader = loader
+        self.loader: Any = loader
         """The wrapped loader."""
         self._device = device
         self._page_locks = device.type == "cuda"
@@ -97,8 +96,8 @@ class Feed:
         self._ring: Ring | None = None
         # Rings that have not been deleted. A list, because every next() iterates over it, and iterating over a WeakSet is slow.
         self._rings: list[weakref.ref[Ring]] = []
-        self._loader_copy: Any = None
-        """Copy of the wrapped loader that collates into the ring."""
+        self._ring_iterator: Any = None
+        """Iterator of the wrapped loader whose persistent workers collate into the ring; ``None`` if none are running."""
         self._last_iteration: weakref.ref[FeedIterator] | None = None
         """The last iteration that used the ring."""
         self._last_iteration_ended: threading.Event | None = None
@@ -142,13 +141,12 @@ class Feed:
         open_on = partial(self._open_on, start, current_stream)
         workers = _workers_of(self.loader)
         if self._process != os.getpid():
-            # In a forked process, the ring and the workers belong to the parent. Freeing the copy of the loader would end the
-            # parent's workers.
-            self._objects_of_parent = (self._objects_of_parent, self._loader_copy)
+            # In a forked process, the ring and the workers belong to the parent. Freeing the iterator would end the workers.
+            self._objects_of_parent = (self._objects_of_parent, self._ring_iterator)
             self._process = os.getpid()
-            self._loader_copy = self._ring = None
+            self._ring_iterator = self._ring = None
         if workers != self.workers:  # the user has changed num_workers
-            self._loader_copy = self._ring = None
+            self._ring_iterator = self._ring = None
             self.workers = workers
         if self.reason:
             return open_on(self.loader)
@@ -171,23 +169,12 @@ class Feed:
         if self._ring is None:
             return open_on(self.loader)
         self._ring.add_larger_slots()
-        if not workers:
+        if self._ring_iterator is None:
             self._ring.free_slots_of_ended_workers()
-            iteration = open_on(self.loader, self._ring)
-        elif keeps_state(self.loader):
-            self._ring.free_slots_of_ended_workers()
-            with _collating_into(self._ring, self.loader):
-                iteration = open_on(self.loader, self._ring)
-        else:
-            has_copy = persistent and self._loader_copy is not None
-            loader_copy: Any = self._loader_copy if has_copy else self._copy_of_loader(self._ring)
-            if not has_running_workers(loader_copy):
-                self._ring.free_slots_of_ended_workers()
-            self._loader_copy = loader_copy
-            iteration = open_on(loader_copy, self._ring)
-            if persistent:
-                # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
-                self._ring.release_old_generations()
+        iteration = open_on(self.loader, self._ring)
+        if self._ring_iterator is not None:
+            # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
+            self._ring.release_old_generations()
         self._last_iteration = weakref.ref(iteration)
         self._last_iteration_ended = getattr(iteration, "has_ended", None)
         return iteration
@@ -206,21 +193,32 @@ class Feed:
             receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
         is_stateful = keeps_state(loader)
         starts_workers = self.workers and (is_stateful or uses_iteration_of(loader, DataLoader))
-        memory = ring.memory if ring is not None else None
-        with sending_errors(loader, is_stateful, memory) if starts_workers else nullcontext():
-            begin: BeginFunction = partial(self.source.begin, start=start)
-            if self._begin_with is not None:
-                begin = partial(self._begin_with, begin)
-            iteration = open_feed_iterator(loader, current_stream, receive, begin)
-            iteration.draws_ahead = self.source.draws_ahead
-            if iteration.draws_ahead is not None and self._begin_with is not None:
-                iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
-            return iteration
+        attributes: dict[str, Any] = {}
+        if starts_workers:
+            memory = ring.memory if ring is not None else None
+            attributes["worker_init_fn"] = SendsErrors(loader.worker_init_fn, is_stateful, memory)
+        if self.workers and ring is not None:
+            attributes |= {"collate_fn": SlotCollate(loader.collate_fn, ring.memory), "pin_memory": False}
+            if loader.persistent_workers:
+                attributes["_iterator"] = self._ring_iterator
+        begin: BeginFunction = partial(self.source.begin, start=start)
+        if self._begin_with is not None:
+            begin = partial(self._begin_with, begin)
+        with replaced(loader, **attributes), sending_memfd() if starts_workers else nullcontext():
+            try:
+                iteration = open_feed_iterator(loader, current_stream, receive, begin)
+            finally:
+                if "_iterator" in attributes:
+                    self._ring_iterator = loader._iterator
+        iteration.draws_ahead = self.source.draws_ahead
+        if iteration.draws_ahead is not None and self._begin_with is not None:
+            iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
+        return iteration
 
     @property
     def has_running_workers(self) -> bool:
         """Whether persistent workers are running."""
-        return has_running_workers(self.loader) or has_running_workers(self._loader_copy)
+        return has_running_workers(self.loader) or self._ring_iterator is not None
 
     def prepare(self, pulled: Pulled) -> None:
         """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
@@ -259,12 +257,12 @@ class Feed:
 
     def end_persistent_workers(self) -> None:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
-        loaders: tuple[Any, ...] = (self.loader, self._loader_copy)
-        for loader in loaders:
-            if has_persistent_workers(loader):
-                close_iterations(loader)
-                end_persistent_workers(loader)
-        self._loader_copy = None
+        if has_persistent_workers(self.loader):
+            for iterator in (self.loader._iterator, self._ring_iterator):
+                for iteration in iterations_of(iterator):  # first: without workers, its next() would wait forever
+                    iteration.close()
+                end_workers(iterator)
+            self.loader._iterator = self._ring_iterator = None
 
     def _slots_per_worker(self, depth: int) -> int:
         prefetch_factor = (getattr(self.loader, "prefetch_factor", None) or 2) if self.workers else 0
@@ -300,13 +298,6 @@ class Feed:
         warnings.warn(
             f"Batches travel without page-locked slots, which is slower, because {why}. {way_out}", GpuAugWarning, stacklevel=2
         )
-
-    def _copy_of_loader(self, ring: Ring) -> Any:
-        """Return a copy of the ``DataLoader`` whose workers write into the ring."""
-        loader_copy = copy_of(self.loader)
-        loader_copy.pin_memory = False
-        loader_copy.collate_fn = SlotCollate(loader_copy.collate_fn, ring.memory)
-        return loader_copy
 
 
 class _Staging:
@@ -384,16 +375,3 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
     if loader.num_workers and has_running_workers(loader):
         return "the loader's workers are running already"
     return ""
-
-
-@contextmanager
-def _collating_into(ring: Ring, loader: Any) -> Iterator[None]:
-    """Context manager in which workers that ``loader`` starts collate into the ring. Restores the loader at its end."""
-    user_attributes = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
-    try:
-        loader.collate_fn = SlotCollate(loader.collate_fn, ring.memory)
-        loader.pin_memory = False
-        yield
-    finally:
-        for name, value in user_attributes.items():
-            setattr(loader, name, value)

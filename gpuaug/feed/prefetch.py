@@ -31,10 +31,10 @@ from gpuaug.feed.wrapped_loader import (
     begin_epoch,
     end_workers,
     has_persistent_workers,
+    inner_iterator,
     release_error,
     state_reader,
     wake,
-    without_skip,
 )
 
 STOP_S = 7.0
@@ -169,7 +169,7 @@ class ThreadFeedIterator(FeedIterator):
         self._stop = weakref.finalize(self, _stop, self._mailbox, self._thread, iterator)
         self.has_ended = threading.Event()
         """Event that is set when the thread and the workers have ended."""
-        _open.add(self)  # before the thread reads, so that close_iterations finds this iteration
+        _open.add(self)  # before the thread reads, so that iterations_of finds this iteration
         self._thread.start()
 
     def take_over(self) -> None:
@@ -228,20 +228,17 @@ def open_feed_iterator(
         Exception: Any error of ``begin``.
     """
     if has_persistent_workers(loader):
-        _take_over(iteration for iteration in _open if iteration.loader is loader)
+        _take_over(iterations_of(getattr(loader, "_iterator", None)))
     iterator, read_state = begin(loader)
-    shared = without_skip(iterator)  # a generator returns itself from iter()
-    _take_over(iteration for iteration in _open if without_skip(iteration.iterator) is shared)
+    _take_over(iterations_of(iterator))  # a generator returns itself from iter()
     if type(loader) in {list, tuple}:
         return ListFeedIterator(loader, iterator, current_stream, read_state)
     return ThreadFeedIterator(loader, iterator, current_stream, read_state, receive)
 
 
-def close_iterations(loader: Any) -> None:
-    """End all iterations over ``loader``. Call before the workers end: without workers, ``next`` would wait forever."""
-    for iteration in list(_open):
-        if iteration.loader is loader:
-            iteration.close()
+def iterations_of(iterator: Any) -> list["FeedIterator"]:
+    """Return the open iterations that read ``iterator``."""
+    return [iteration for iteration in list(_open) if inner_iterator(iteration.iterator) is inner_iterator(iterator)]
 
 
 _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()

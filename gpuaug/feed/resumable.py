@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.core.rng import default_rank, generator_lock
+from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import (
     GLOBAL,
     DrawsAhead,
@@ -44,7 +45,7 @@ from gpuaug.feed.wrapped_loader import (
     is_stateful,
     parts,
     plain_value,
-    replaced_while_beginning,
+    replaced,
     uses_iteration_of,
 )
 
@@ -356,10 +357,18 @@ class IndexedSource(Source):
         read_open_to_end(self.variables)
         states_before = states_of(recording.generators)
         iterator = None
+        replacements: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": recording}
+        if start.worker_seed is not None:
+            device = default_device() if loader.generator is None else loader.generator.device
+            replacements["generator"] = torch.Generator(device).manual_seed(start.worker_seed)
         try:
-            with replaced_while_beginning(loader, recording, start.worker_seed):
+            with replaced(loader, **replacements):
+                if loader._iterator is not None:  # of persistent workers
+                    loader._iterator._index_sampler = recording
                 iterator = begin_iterator(loader)
                 recording.newest.begin()
+            if loader._iterator is not None:
+                loader._iterator._index_sampler = self.sampler
             recording.check_order()
         except BaseException:
             end_workers(iterator)
