@@ -15,8 +15,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -102,8 +102,10 @@ class Feed:
         """The last iteration that used the ring."""
         self._last_iteration_ended: threading.Event | None = None
         """Event that is set when the thread and the workers of the last iteration have ended."""
-        # On CUDA, staging is off until ``prepare`` has found that the first batch is not page-locked.
-        self._staging = _Staging(on=not self._page_locks)
+        self._stages = threading.Event()
+        """Event that is set if batches of a source without workers are copied into slots. The background thread reads it."""
+        if not self._page_locks:
+            self._stages.set()  # on CUDA, after ``prepare`` has found that the first batch is not page-locked
         self._checked_pinning = False
         """Whether ``prepare`` has checked if the first batch of a source without workers is page-locked."""
 
@@ -123,8 +125,7 @@ class Feed:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked memory in slots."""
-        rings = [reference() for reference in self._rings]
-        return sum(ring.pinned_bytes for ring in rings if ring is not None)
+        return sum(ring.pinned_bytes for ring in self._living_rings())
 
     def open(self, current_stream: Callable[[], Any], depth: int, start: Start = FIRST_BATCH) -> FeedIterator:
         """Begin an iteration over the wrapped loader.
@@ -138,7 +139,6 @@ class Feed:
             Exception: Any error of ``iter(loader)``.
             GpuAugError: If ``feed`` is ``"ring"`` and the memory of the ring cannot be allocated.
         """
-        open_on = partial(self._open_on, start, current_stream)
         workers = _workers_of(self.loader)
         if self._process != os.getpid():
             # In a forked process, the ring and the workers belong to the parent. Freeing the iterator would end the workers.
@@ -148,72 +148,66 @@ class Feed:
         if workers != self.workers:  # the user has changed num_workers
             self._ring_iterator = self._ring = None
             self.workers = workers
-        if self.reason:
-            return open_on(self.loader)
-        last = self._last_iteration() if self._last_iteration is not None else None
-        persistent = has_persistent_workers(self.loader)
-        if not persistent and last is not None and last.is_open:
-            # The last iteration is open and uses the slots. This one uses none: a second ring would double the memory.
-            return open_on(self.loader)
-        if not persistent and self._last_iteration_ended is not None and not self._last_iteration_ended.is_set():
-            # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
-            self._ring = None
-        slots_per_worker = self._slots_per_worker(depth)
-        if self._ring is not None and self._ring.slots_per_worker < slots_per_worker:  # ``depth`` was increased
-            if persistent:  # running workers have mapped this ring, so it cannot be replaced
-                self._ring.add_slots_per_worker(slots_per_worker)
-            else:
-                self._ring = None
-        if self._ring is None:
-            self._ring = self._new_ring(slots_per_worker)
-        if self._ring is None:
-            return open_on(self.loader)
-        self._ring.add_larger_slots()
-        if self._ring_iterator is None:
-            self._ring.free_slots_of_ended_workers()
-        iteration = open_on(self.loader, self._ring)
-        if self._ring_iterator is not None:
-            # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
-            self._ring.release_old_generations()
-        self._last_iteration = weakref.ref(iteration)
-        self._last_iteration_ended = getattr(iteration, "has_ended", None)
-        return iteration
-
-    def _open_on(self, start: Start, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None) -> FeedIterator:
-        """Begin an iteration over the wrapped loader or a copy of it.
-
-        Args:
-            start: See ``open``.
-            current_stream: See ``open``.
-            loader: The wrapped loader or its copy.
-            ring: Ring for the batches of this iteration; ``None``: batches arrive without slots.
-        """
-        receive: Receive | None = None
-        if ring is not None:
-            receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
-        is_stateful = keeps_state(loader)
-        starts_workers = self.workers and (is_stateful or uses_iteration_of(loader, DataLoader))
-        attributes: dict[str, Any] = {}
-        if starts_workers:
-            memory = ring.memory if ring is not None else None
-            attributes["worker_init_fn"] = SendsErrors(loader.worker_init_fn, is_stateful, memory)
-        if self.workers and ring is not None:
-            attributes |= {"collate_fn": SlotCollate(loader.collate_fn, ring.memory), "pin_memory": False}
-            if loader.persistent_workers:
-                attributes["_iterator"] = self._ring_iterator
+        ring = None if self.reason else self._ring_for(self._slots_per_worker(depth))
+        if ring is not None and self._ring_iterator is None:
+            ring.free_slots_of_ended_workers()
         begin: BeginFunction = partial(self.source.begin, start=start)
         if self._begin_with is not None:
             begin = partial(self._begin_with, begin)
-        with replaced(loader, **attributes), sending_memfd() if starts_workers else nullcontext():
-            try:
-                iteration = open_feed_iterator(loader, current_stream, receive, begin)
-            finally:
-                if "_iterator" in attributes:
-                    self._ring_iterator = loader._iterator
+        receive: Receive | None = None
+        if ring is not None:
+            receive = partial(_receive_from_worker if workers else partial(_stage, self._stages), ring, self._device)
+        with self._replaced_attributes(ring):
+            iteration = open_feed_iterator(self.loader, current_stream, receive, begin)
         iteration.draws_ahead = self.source.draws_ahead
         if iteration.draws_ahead is not None and self._begin_with is not None:
             iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
+        if ring is not None:
+            if self._ring_iterator is not None:
+                # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
+                ring.release_old_generations()
+            self._last_iteration = weakref.ref(iteration)
+            self._last_iteration_ended = getattr(iteration, "has_ended", None)
         return iteration
+
+    def _ring_for(self, slots_per_worker: int) -> Ring | None:
+        """Return the ring for an iteration that begins now; ``None`` if its batches arrive without slots."""
+        if not has_persistent_workers(self.loader):
+            last = self._last_iteration() if self._last_iteration is not None else None
+            if last is not None and last.is_open:
+                return None  # the last iteration is open and uses the slots, and a second ring would double the memory
+            # The thread of the last iteration may still be inside the loader's next(), and its workers may write into slots.
+            is_written = self._last_iteration_ended is not None and not self._last_iteration_ended.is_set()
+            # A ring is replaced after an increase of ``depth``, but not the ring that persistent workers have mapped.
+            if is_written or (self._ring is not None and self._ring.slots_per_worker < slots_per_worker):
+                self._ring = None
+        if self._ring is None:
+            self._ring = self._new_ring(slots_per_worker)
+        if self._ring is not None:
+            self._ring.add_slots(slots_per_worker)
+        return self._ring
+
+    @contextmanager
+    def _replaced_attributes(self, ring: Ring | None) -> Iterator[None]:
+        """Context manager in which workers that the wrapped loader starts send errors, and collate into ``ring``."""
+        loader = self.loader
+        is_stateful = keeps_state(loader)
+        if not self.workers or not (is_stateful or uses_iteration_of(loader, DataLoader)):
+            yield
+            return
+        memory = None if ring is None else ring.memory
+        attributes: dict[str, Any] = {"worker_init_fn": SendsErrors(loader.worker_init_fn, is_stateful, memory)}
+        if memory is not None:
+            attributes |= {"collate_fn": SlotCollate(loader.collate_fn, memory), "pin_memory": False}
+        owns_workers = memory is not None and loader.persistent_workers
+        if owns_workers:
+            attributes["_iterator"] = self._ring_iterator
+        with replaced(loader, **attributes), sending_memfd():
+            try:
+                yield
+            finally:
+                if owns_workers:
+                    self._ring_iterator = loader._iterator
 
     @property
     def has_running_workers(self) -> bool:
@@ -229,9 +223,10 @@ class Feed:
             return
         if pulled.slot is not None:
             pulled.slot.ring.page_lock(pulled.slot)
-        elif not self._staging.on and not self._checked_pinning and not self.workers:
+        elif not self._checked_pinning and not self.workers:
             self._checked_pinning = True
-            self._staging.on = any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
+            if any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch)):
+                self._stages.set()
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
         """Free the slot of a batch when ``event``, which was recorded after the copy of the batch, has passed."""
@@ -241,18 +236,14 @@ class Feed:
 
     def free_read_slots(self) -> None:
         """Free slots whose copies have ended. Does not wait."""
-        for reference in self._rings:
-            ring = reference()
-            if ring is not None:
-                ring.free_read_slots()
+        for ring in self._living_rings():
+            ring.free_read_slots()
 
     def close(self) -> None:
         """End persistent workers and drop the ring. The next iteration creates new ones."""
         self.end_persistent_workers()
-        for reference in self._rings:
-            ring = reference()
-            if ring is not None:
-                ring.close()
+        for ring in self._living_rings():
+            ring.close()
         self._ring = None
 
     def end_persistent_workers(self) -> None:
@@ -263,6 +254,9 @@ class Feed:
                     iteration.close()
                 end_workers(iterator)
             self.loader._iterator = self._ring_iterator = None
+
+    def _living_rings(self) -> list[Ring]:
+        return [ring for reference in self._rings if (ring := reference()) is not None]
 
     def _slots_per_worker(self, depth: int) -> int:
         prefetch_factor = (getattr(self.loader, "prefetch_factor", None) or 2) if self.workers else 0
@@ -277,7 +271,7 @@ class Feed:
         except OSError as error:
             self._disable_ring(error)
             return None
-        self._rings = [*(reference for reference in self._rings if reference() is not None), weakref.ref(ring)]
+        self._rings = [*map(weakref.ref, self._living_rings()), weakref.ref(ring)]
         return ring
 
     def _disable_ring(self, error: OSError) -> None:
@@ -300,13 +294,6 @@ class Feed:
         )
 
 
-class _Staging:
-    """Switch ``on``: whether batches of a source without workers are copied into slots. The background thread reads it."""
-
-    def __init__(self, *, on: bool) -> None:
-        self.on = on
-
-
 # The next two functions run on the background thread, which makes no CUDA calls. They get the ring as an argument, because an
 # iteration uses its ring until its end, even if the feed creates another one.
 
@@ -323,9 +310,9 @@ def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tupl
     return _for_device(device, slot_batch, slot)
 
 
-def _stage(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+def _stage(stages: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
-    writer = ring.memory.take_slot(0) if staging.on and ring.make_room(batch) else None
+    writer = ring.memory.take_slot(0) if stages.is_set() and ring.make_room(batch) else None
     if writer is None:
         return batch, None
     try:
