@@ -37,7 +37,7 @@ from gpuaug.decode.decoding import Decoding, DecodingPlaceholder
 from gpuaug.decode.hints import DecodedMember, Hints
 from gpuaug.decode.layout import Options
 from gpuaug.decode.members import instances
-from gpuaug.stages.base import BoundStage, Stage
+from gpuaug.stages.base import BoundStage, HeldBytes, Stage
 from gpuaug.stages.selection import On
 
 MAX_PIXELS = 178_956_970
@@ -286,7 +286,7 @@ class BoundDecode(BoundStage):
         Raises:
             SelectionError: If the batch has no encoded images.
         """
-        selected = batch if self._selection.on in (..., None) else self._selection.read(batch)
+        selected = batch if self.selection.on in (..., None) else self.selection.read(batch)
         members = {id(leaf): leaf for leaf in instances(Encoded, selected)}
         if not members:
             raise SelectionError(
@@ -328,7 +328,7 @@ class BoundDecode(BoundStage):
             if isinstance(stage, BoundDecode):
                 continue
             try:
-                values = stage.selected(batch)
+                values = stage.selection.read(batch)
             except SelectionError:  # the stage reads a member that an earlier stage adds
                 return None
             if any(member is encoded for member in instances(Encoded, values)):
@@ -346,15 +346,9 @@ class BoundDecode(BoundStage):
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> None:
         """Do nothing: the images are decoded already."""
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Page-locked bytes of the images that the CPU decodes, and of the decoders."""
-        return self.decoder.pinned_bytes
-
-    @property
-    def decode_bytes(self) -> int:
-        """Device bytes of the decoded pixels of batches that are not freed yet, and of the decoders."""
-        return self.decoder.device_bytes
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of images that are being decoded, of decoded pixels that are not freed, and of decoders."""
+        return HeldBytes(self.decoder.pinned_bytes, self.decoder.device_bytes)
 
     def close(self, iterator_state: dict[str, Any]) -> None:
         """End the threads of an iterator."""

@@ -216,7 +216,7 @@ class RecordingSampler:
         self.source = source
         self.start = start
         self.generators = {**source.generators, GLOBAL: torch.default_generator}
-        self.draws_ahead = source.new_draws_ahead()
+        self.draws_ahead = DrawsAhead(source.variables, is_custom=source.has_custom_sampler)
         self.has_other_order = False
         """Whether the order differs from the saved epoch.
 

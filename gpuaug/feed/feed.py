@@ -1,14 +1,12 @@
 """``Feed``: source of a loader's batches, which arrive in *slots* of a *ring*, or as the wrapped loader returns them.
 
 The ring is shared, page-locked memory, divided into slots for one batch each. Worker processes of a ``DataLoader`` write their
-batches into slots: the feed iterates a copy of the user's loader with a ``SlotCollate`` as ``collate_fn``. A loader that stores
-its state in itself cannot be copied. Its ``collate_fn`` is replaced while its workers start, and then restored.
+batches into slots, and send an error in place of a batch that cannot be sent (``gpuaug.feed.worker``). To this end, the feed
+replaces attributes of the user's loader, such as ``collate_fn``, while workers start, and then restores them. Persistent
+workers that write into slots belong to the feed: their iterator is an attribute of the loader only while an epoch begins.
 
 Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
 does not wait for the driver to copy from pageable memory.
-
-While workers start, the loader's ``worker_init_fn`` is replaced, too (``gpuaug.feed.worker``): a worker then sends an error in
-place of a batch that it cannot send.
 """
 
 import errno
@@ -18,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -30,20 +28,21 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
-from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
+from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
+from gpuaug.feed.shared_storage import sending_memfd
 from gpuaug.feed.stateful import keeps_state, source_of
-from gpuaug.feed.worker import SlotCollate, describe_or_free_slot, sending_errors
+from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot
 from gpuaug.feed.wrapped_loader import (
     FIRST_BATCH,
     BeginFunction,
     IteratorAndReader,
     Start,
-    copy_of,
-    end_persistent_workers,
+    end_workers,
     has_persistent_workers,
     has_running_workers,
+    replaced,
     uses_iteration_of,
 )
 
@@ -76,7 +75,7 @@ class Feed:
         begin_with: Callable[[BeginFunction, Any], IteratorAndReader] | None = None,
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
-        self.loader = loader
+        self.loader: Any = loader
         """The wrapped loader."""
         self._device = device
         self._page_locks = device.type == "cuda"
@@ -97,14 +96,16 @@ class Feed:
         self._ring: Ring | None = None
         # Rings that have not been deleted. A list, because every next() iterates over it, and iterating over a WeakSet is slow.
         self._rings: list[weakref.ref[Ring]] = []
-        self._loader_copy: Any = None
-        """Copy of the wrapped loader that collates into the ring."""
+        self._ring_iterator: Any = None
+        """Iterator of the wrapped loader whose persistent workers collate into the ring; ``None`` if none are running."""
         self._last_iteration: weakref.ref[FeedIterator] | None = None
         """The last iteration that used the ring."""
         self._last_iteration_ended: threading.Event | None = None
         """Event that is set when the thread and the workers of the last iteration have ended."""
-        # On CUDA, staging is off until ``prepare`` has found that the first batch is not page-locked.
-        self._staging = _Staging(on=not self._page_locks)
+        self._stages = threading.Event()
+        """Event that is set if batches of a source without workers are copied into slots. The background thread reads it."""
+        if not self._page_locks:
+            self._stages.set()  # on CUDA, after ``prepare`` has found that the first batch is not page-locked
         self._checked_pinning = False
         """Whether ``prepare`` has checked if the first batch of a source without workers is page-locked."""
 
@@ -124,8 +125,7 @@ class Feed:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked memory in slots."""
-        rings = [reference() for reference in self._rings]
-        return sum(ring.pinned_bytes for ring in rings if ring is not None)
+        return sum(ring.pinned_bytes for ring in self._living_rings())
 
     def open(self, current_stream: Callable[[], Any], depth: int, start: Start = FIRST_BATCH) -> FeedIterator:
         """Begin an iteration over the wrapped loader.
@@ -139,88 +139,80 @@ class Feed:
             Exception: Any error of ``iter(loader)``.
             GpuAugError: If ``feed`` is ``"ring"`` and the memory of the ring cannot be allocated.
         """
-        open_on = partial(self._open_on, start, current_stream)
         workers = _workers_of(self.loader)
         if self._process != os.getpid():
-            # In a forked process, the ring and the workers belong to the parent. Freeing the copy of the loader would end the
-            # parent's workers.
-            self._objects_of_parent = (self._objects_of_parent, self._loader_copy)
+            # In a forked process, the ring and the workers belong to the parent. Freeing the iterator would end the workers.
+            self._objects_of_parent = (self._objects_of_parent, self._ring_iterator)
             self._process = os.getpid()
-            self._loader_copy = self._ring = None
+            self._ring_iterator = self._ring = None
         if workers != self.workers:  # the user has changed num_workers
-            self._loader_copy = self._ring = None
+            self._ring_iterator = self._ring = None
             self.workers = workers
-        if self.reason:
-            return open_on(self.loader)
-        last = self._last_iteration() if self._last_iteration is not None else None
-        persistent = has_persistent_workers(self.loader)
-        if not persistent and last is not None and last.is_open:
-            # The last iteration is open and uses the slots. This one uses none: a second ring would double the memory.
-            return open_on(self.loader)
-        if not persistent and self._last_iteration_ended is not None and not self._last_iteration_ended.is_set():
-            # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
-            self._ring = None
-        slots_per_worker = self._slots_per_worker(depth)
-        if self._ring is not None and self._ring.slots_per_worker < slots_per_worker:  # ``depth`` was increased
-            if persistent:  # running workers have mapped this ring, so it cannot be replaced
-                self._ring.add_slots_per_worker(slots_per_worker)
-            else:
+        ring = None if self.reason else self._ring_for(self._slots_per_worker(depth))
+        if ring is not None and self._ring_iterator is None:
+            ring.free_slots_of_ended_workers()
+        begin: BeginFunction = partial(self.source.begin, start=start)
+        if self._begin_with is not None:
+            begin = partial(self._begin_with, begin)
+        receive: Receive | None = None
+        if ring is not None:
+            receive = partial(_receive_from_worker if workers else partial(_stage, self._stages), ring, self._device)
+        with self._replaced_attributes(ring):
+            iteration = open_feed_iterator(self.loader, current_stream, receive, begin)
+        iteration.draws_ahead = self.source.draws_ahead
+        if iteration.draws_ahead is not None and self._begin_with is not None:
+            iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
+        if ring is not None:
+            if self._ring_iterator is not None:
+                # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
+                ring.release_old_generations()
+            self._last_iteration = weakref.ref(iteration)
+            self._last_iteration_ended = getattr(iteration, "has_ended", None)
+        return iteration
+
+    def _ring_for(self, slots_per_worker: int) -> Ring | None:
+        """Return the ring for an iteration that begins now; ``None`` if its batches arrive without slots."""
+        if not has_persistent_workers(self.loader):
+            last = self._last_iteration() if self._last_iteration is not None else None
+            if last is not None and last.is_open:
+                return None  # the last iteration is open and uses the slots, and a second ring would double the memory
+            # The thread of the last iteration may still be inside the loader's next(), and its workers may write into slots.
+            is_written = self._last_iteration_ended is not None and not self._last_iteration_ended.is_set()
+            # A ring is replaced after an increase of ``depth``, but not the ring that persistent workers have mapped.
+            if is_written or (self._ring is not None and self._ring.slots_per_worker < slots_per_worker):
                 self._ring = None
         if self._ring is None:
             self._ring = self._new_ring(slots_per_worker)
-        if self._ring is None:
-            return open_on(self.loader)
-        self._ring.add_larger_slots()
-        if not workers:
-            self._ring.free_slots_of_ended_workers()
-            iteration = open_on(self.loader, self._ring)
-        elif keeps_state(self.loader):
-            self._ring.free_slots_of_ended_workers()
-            with _collating_into(self._ring, self.loader):
-                iteration = open_on(self.loader, self._ring)
-        else:
-            has_copy = persistent and self._loader_copy is not None
-            loader_copy: Any = self._loader_copy if has_copy else self._copy_of_loader(self._ring)
-            if not has_running_workers(loader_copy):
-                self._ring.free_slots_of_ended_workers()
-            self._loader_copy = loader_copy
-            iteration = open_on(loader_copy, self._ring)
-            if persistent:
-                # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
-                self._ring.release_old_generations()
-        self._last_iteration = weakref.ref(iteration)
-        self._last_iteration_ended = getattr(iteration, "has_ended", None)
-        return iteration
+        if self._ring is not None:
+            self._ring.add_slots(slots_per_worker)
+        return self._ring
 
-    def _open_on(self, start: Start, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None) -> FeedIterator:
-        """Begin an iteration over the wrapped loader or a copy of it.
-
-        Args:
-            start: See ``open``.
-            current_stream: See ``open``.
-            loader: The wrapped loader or its copy.
-            ring: Ring for the batches of this iteration; ``None``: batches arrive without slots.
-        """
-        receive: Receive | None = None
-        if ring is not None:
-            receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
+    @contextmanager
+    def _replaced_attributes(self, ring: Ring | None) -> Iterator[None]:
+        """Context manager in which workers that the wrapped loader starts send errors, and collate into ``ring``."""
+        loader = self.loader
         is_stateful = keeps_state(loader)
-        starts_workers = self.workers and (is_stateful or uses_iteration_of(loader, DataLoader))
-        memory = ring.memory if ring is not None else None
-        with sending_errors(loader, is_stateful, memory) if starts_workers else nullcontext():
-            begin: BeginFunction = partial(self.source.begin, start=start)
-            if self._begin_with is not None:
-                begin = partial(self._begin_with, begin)
-            iteration = open_feed_iterator(loader, current_stream, receive, begin)
-            iteration.draws_ahead = self.source.draws_ahead
-            if iteration.draws_ahead is not None and self._begin_with is not None:
-                iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
-            return iteration
+        if not self.workers or not (is_stateful or uses_iteration_of(loader, DataLoader)):
+            yield
+            return
+        memory = None if ring is None else ring.memory
+        attributes: dict[str, Any] = {"worker_init_fn": SendsErrors(loader.worker_init_fn, is_stateful, memory)}
+        if memory is not None:
+            attributes |= {"collate_fn": SlotCollate(loader.collate_fn, memory), "pin_memory": False}
+        owns_workers = memory is not None and loader.persistent_workers
+        if owns_workers:
+            attributes["_iterator"] = self._ring_iterator
+        with replaced(loader, **attributes), sending_memfd():
+            try:
+                yield
+            finally:
+                if owns_workers:
+                    self._ring_iterator = loader._iterator
 
     @property
     def has_running_workers(self) -> bool:
         """Whether persistent workers are running."""
-        return has_running_workers(self.loader) or has_running_workers(self._loader_copy)
+        return has_running_workers(self.loader) or self._ring_iterator is not None
 
     def prepare(self, pulled: Pulled) -> None:
         """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
@@ -231,9 +223,10 @@ class Feed:
             return
         if pulled.slot is not None:
             pulled.slot.ring.page_lock(pulled.slot)
-        elif not self._staging.on and not self._checked_pinning and not self.workers:
+        elif not self._checked_pinning and not self.workers:
             self._checked_pinning = True
-            self._staging.on = any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
+            if any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch)):
+                self._stages.set()
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
         """Free the slot of a batch when ``event``, which was recorded after the copy of the batch, has passed."""
@@ -243,28 +236,27 @@ class Feed:
 
     def free_read_slots(self) -> None:
         """Free slots whose copies have ended. Does not wait."""
-        for reference in self._rings:
-            ring = reference()
-            if ring is not None:
-                ring.free_read_slots()
+        for ring in self._living_rings():
+            ring.free_read_slots()
 
     def close(self) -> None:
         """End persistent workers and drop the ring. The next iteration creates new ones."""
         self.end_persistent_workers()
-        for reference in self._rings:
-            ring = reference()
-            if ring is not None:
-                ring.close()
+        for ring in self._living_rings():
+            ring.close()
         self._ring = None
 
     def end_persistent_workers(self) -> None:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
-        loaders: tuple[Any, ...] = (self.loader, self._loader_copy)
-        for loader in loaders:
-            if has_persistent_workers(loader):
-                close_iterations(loader)
-                end_persistent_workers(loader)
-        self._loader_copy = None
+        if has_persistent_workers(self.loader):
+            for iterator in (self.loader._iterator, self._ring_iterator):
+                for iteration in iterations_of(iterator):  # first: without workers, its next() would wait forever
+                    iteration.close()
+                end_workers(iterator)
+            self.loader._iterator = self._ring_iterator = None
+
+    def _living_rings(self) -> list[Ring]:
+        return [ring for reference in self._rings if (ring := reference()) is not None]
 
     def _slots_per_worker(self, depth: int) -> int:
         prefetch_factor = (getattr(self.loader, "prefetch_factor", None) or 2) if self.workers else 0
@@ -279,7 +271,7 @@ class Feed:
         except OSError as error:
             self._disable_ring(error)
             return None
-        self._rings = [*(reference for reference in self._rings if reference() is not None), weakref.ref(ring)]
+        self._rings = [*map(weakref.ref, self._living_rings()), weakref.ref(ring)]
         return ring
 
     def _disable_ring(self, error: OSError) -> None:
@@ -301,20 +293,6 @@ class Feed:
             f"Batches travel without page-locked slots, which is slower, because {why}. {way_out}", GpuAugWarning, stacklevel=2
         )
 
-    def _copy_of_loader(self, ring: Ring) -> Any:
-        """Return a copy of the ``DataLoader`` whose workers write into the ring."""
-        loader_copy = copy_of(self.loader)
-        loader_copy.pin_memory = False
-        loader_copy.collate_fn = SlotCollate(loader_copy.collate_fn, ring.memory)
-        return loader_copy
-
-
-class _Staging:
-    """Switch ``on``: whether batches of a source without workers are copied into slots. The background thread reads it."""
-
-    def __init__(self, *, on: bool) -> None:
-        self.on = on
-
 
 # The next two functions run on the background thread, which makes no CUDA calls. They get the ring as an argument, because an
 # iteration uses its ring until its end, even if the feed creates another one.
@@ -332,9 +310,9 @@ def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tupl
     return _for_device(device, slot_batch, slot)
 
 
-def _stage(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+def _stage(stages: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
-    writer = ring.memory.take_slot(0) if staging.on and ring.make_room(batch) else None
+    writer = ring.memory.take_slot(0) if stages.is_set() and ring.make_room(batch) else None
     if writer is None:
         return batch, None
     try:
@@ -384,16 +362,3 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
     if loader.num_workers and has_running_workers(loader):
         return "the loader's workers are running already"
     return ""
-
-
-@contextmanager
-def _collating_into(ring: Ring, loader: Any) -> Iterator[None]:
-    """Context manager in which workers that ``loader`` starts collate into the ring. Restores the loader at its end."""
-    user_attributes = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
-    try:
-        loader.collate_fn = SlotCollate(loader.collate_fn, ring.memory)
-        loader.pin_memory = False
-        yield
-    finally:
-        for name, value in user_attributes.items():
-            setattr(loader, name, value)

@@ -15,8 +15,8 @@ import os
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,10 +31,10 @@ from gpuaug.feed.wrapped_loader import (
     begin_epoch,
     end_workers,
     has_persistent_workers,
+    inner_iterator,
     release_error,
     state_reader,
     wake,
-    without_skip,
 )
 
 STOP_S = 7.0
@@ -59,14 +59,15 @@ Receive = Callable[[Any], tuple[Any, Any]]
 _log = logging.getLogger("gpuaug")
 
 
-class FeedIterator(ABC):
-    """One iteration over the wrapped loader.
+class FeedIterator:
+    """One iteration over the wrapped loader, which is read on the training thread. For a list or tuple.
 
     Args:
-        loader: The wrapped loader, or a copy of it.
+        loader: The wrapped loader.
         iterator: Result of ``iter(loader)``.
         current_stream: Function that returns the handle of the calling thread's current stream.
         read_state: Function that reads the state of the wrapped loader. Default: it reads the state of ``iterator``.
+        receive: Function that converts an object from the loader.
     """
 
     def __init__(
@@ -75,14 +76,15 @@ class FeedIterator(ABC):
         iterator: Iterator[Any],
         current_stream: Callable[[], Any],
         read_state: StateReader | None = None,
+        receive: Receive | None = None,
     ) -> None:
         self.loader = loader
         self.iterator = iterator
-        self._current_stream = current_stream
-        self._read_state = read_state or state_reader(loader, iterator)
+        read_state = read_state or state_reader(loader, iterator)
+        self._pull = _make_pull(iterator, read_state, current_stream, receive or _without_slot)
         self._end_message: str | None = None
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
-        self.state_at_start: Any = self._read_state(False)
+        self.state_at_start: Any = read_state(False)
         """State of the wrapped loader before the first batch, if the loader has a state."""
         self.draws_ahead: DrawsAhead | None = None
         """Draws of the wrapped loader's sampler, if it is read by its indices."""
@@ -129,27 +131,15 @@ class FeedIterator(ABC):
         """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
         self._end_message = self._end_message or _CLOSED
         self.loader = self.iterator = iter(())
-        self._read_state = state_reader(self.loader, self.iterator)  # the previous function may hold the iterator
+        self._pull = partial(Pulled, ended=True)  # the previous function holds the iterator
 
-    @abstractmethod
     def _get(self, block: bool) -> Pulled | None:
         """Return the next batch, error or end; ``None`` if it is not ready and ``block`` is false."""
-
-
-class ListFeedIterator(FeedIterator):
-    """One iteration over a list or tuple, read on the training thread."""
-
-    def _get(self, block: bool) -> Pulled | None:
-        began_s = time.perf_counter()
-        for batch in self.iterator:
-            start_and_end_s = began_s, time.perf_counter()
-            stream = self._current_stream()
-            return Pulled(batch, stream=stream, state=self._read_state(False), start_and_end_s=start_and_end_s)
-        return Pulled(ended=True, state=self._read_state(True))
+        return self._pull()
 
 
 class ThreadFeedIterator(FeedIterator):
-    """One iteration over any other loader, pulled by a background thread."""
+    """One iteration over any other loader, which a background thread reads."""
 
     def __init__(
         self,
@@ -159,17 +149,16 @@ class ThreadFeedIterator(FeedIterator):
         read_state: StateReader | None = None,
         receive: Receive | None = None,
     ) -> None:
-        super().__init__(loader, iterator, current_stream, read_state)
+        super().__init__(loader, iterator, current_stream, read_state, receive)
         self._process = os.getpid()
         self._mailbox = Mailbox()
-        pull = _make_pull(iterator, self._read_state, current_stream, receive or _without_slot)
-        target = _make_thread_target(_ThreadSettings(), pull, self._mailbox)
+        target = _make_thread_target(_ThreadSettings(), self._pull, self._mailbox)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
         self._stop = weakref.finalize(self, _stop, self._mailbox, self._thread, iterator)
         self.has_ended = threading.Event()
         """Event that is set when the thread and the workers have ended."""
-        _open.add(self)  # before the thread reads, so that close_iterations finds this iteration
+        _open.add(self)  # before the thread reads, so that iterations_of finds this iteration
         self._thread.start()
 
     def take_over(self) -> None:
@@ -228,20 +217,16 @@ def open_feed_iterator(
         Exception: Any error of ``begin``.
     """
     if has_persistent_workers(loader):
-        _take_over(iteration for iteration in _open if iteration.loader is loader)
+        _take_over(iterations_of(getattr(loader, "_iterator", None)))
     iterator, read_state = begin(loader)
-    shared = without_skip(iterator)  # a generator returns itself from iter()
-    _take_over(iteration for iteration in _open if without_skip(iteration.iterator) is shared)
-    if type(loader) in {list, tuple}:
-        return ListFeedIterator(loader, iterator, current_stream, read_state)
-    return ThreadFeedIterator(loader, iterator, current_stream, read_state, receive)
+    _take_over(iterations_of(iterator))  # a generator returns itself from iter()
+    kind = FeedIterator if type(loader) in {list, tuple} else ThreadFeedIterator
+    return kind(loader, iterator, current_stream, read_state, receive)
 
 
-def close_iterations(loader: Any) -> None:
-    """End all iterations over ``loader``. Call before the workers end: without workers, ``next`` would wait forever."""
-    for iteration in list(_open):
-        if iteration.loader is loader:
-            iteration.close()
+def iterations_of(iterator: Any) -> list["FeedIterator"]:
+    """Return the open iterations that read ``iterator``."""
+    return [iteration for iteration in list(_open) if inner_iterator(iteration.iterator) is inner_iterator(iterator)]
 
 
 _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()

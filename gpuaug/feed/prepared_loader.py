@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpuaug.core.errors import ArgumentError, GpuAugWarning
-from gpuaug.feed.wrapped_loader import BeginFunction, IteratorAndReader, StateReader, end_workers
+from gpuaug.feed.wrapped_loader import BeginFunction, IteratorAndReader, OuterIterator, StateReader
 
 
 class ReadState(NamedTuple):
@@ -127,11 +126,11 @@ class PreparedLoader:
             self._loader.end()
 
 
-class _ReadAheadIterator(Iterator[Any]):
+class _ReadAheadIterator(OuterIterator):
     """Iterator that reads one batch ahead, to find out whether a batch is the last."""
 
     def __init__(self, iterator: Iterator[Any], read_inner_state: StateReader) -> None:
-        self._iterator = iterator
+        self.inner = iterator
         self._read_inner_state = read_inner_state
         self._next: tuple[Any, Any] | None = None
         """(batch, state after the batch) that was read ahead; ``None`` at the end."""
@@ -140,9 +139,6 @@ class _ReadAheadIterator(Iterator[Any]):
         self._has_begun = self._has_ended = False
         state = read_inner_state(False)
         self._last_state = ReadState(state, False, state)
-        # ``end_workers`` and ``wake`` of ``wrapped_loader`` use these attributes of a DataLoader's iterator.
-        self._shutdown_workers = partial(end_workers, iterator)
-        self._data_queue = getattr(iterator, "_data_queue", None)
 
     def read_state(self, ended: bool) -> ReadState:
         """Return the state after the batch that ``next`` returned last, or at the end."""
@@ -174,7 +170,7 @@ class _ReadAheadIterator(Iterator[Any]):
         """Read the next batch ahead."""
         self._next = None
         try:
-            batch = next(self._iterator)
+            batch = next(self.inner)
             self._next = batch, self._read_inner_state(False)
         except StopIteration:
             self._has_ended = True

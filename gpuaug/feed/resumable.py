@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.core.rng import default_rank, generator_lock
+from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import (
     GLOBAL,
     DrawsAhead,
@@ -44,7 +45,7 @@ from gpuaug.feed.wrapped_loader import (
     is_stateful,
     parts,
     plain_value,
-    replaced_while_beginning,
+    replaced,
     uses_iteration_of,
 )
 
@@ -210,7 +211,8 @@ class IndexedSource(Source):
         """Attribute path → generator of a sampler, or from which seeds of workers are drawn; without torch's global one."""
         samplers = [part for path, part in paths.items() if path not in ("", "dataset")]
         custom_samplers = [part for part in samplers if type(part).__module__.partition(".")[0] not in _LIBRARIES]
-        self._has_custom_sampler = bool(custom_samplers)
+        self.has_custom_sampler = bool(custom_samplers)
+        """Whether the loader has a sampler that is not of ``_LIBRARIES``."""
         # torch draws the seeds of workers from the loader's generator: once for persistent workers, else once per epoch.
         # For persistent workers, torchdata also creates one more iterator of the sampler.
         depends = any(getattr(part, "generator", self) is loader.generator for part in samplers) or (
@@ -222,7 +224,7 @@ class IndexedSource(Source):
             *(Variable(part, partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()),
         ]
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
-        """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
+        """Whether one of them has ``state_dict`` and ``load_state_dict``."""
         self._rank = attribute_of("rank", paths.values())
         self.ranks = attribute_of("num_replicas", paths.values())
 
@@ -324,7 +326,7 @@ class IndexedSource(Source):
         Raises:
             GpuAugError: If the order differs.
         """
-        if self._has_custom_sampler and "last" in state:
+        if self.has_custom_sampler and "last" in state:
             recording = RecordingSampler(self, Start(0, 0, state["last"], same_order))
             epochs = self.epochs
             states_before = states_of(recording.generators)
@@ -353,13 +355,22 @@ class IndexedSource(Source):
             state = self.state()
             return islice(begin_iterator(loader), start.batches, None), lambda _ended: state
         recording = RecordingSampler(self, start)
+        self.draws_ahead = recording.draws_ahead
         read_open_to_end(self.variables)
         states_before = states_of(recording.generators)
         iterator = None
+        replacements: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": recording}
+        if start.worker_seed is not None:
+            device = default_device() if loader.generator is None else loader.generator.device
+            replacements["generator"] = torch.Generator(device).manual_seed(start.worker_seed)
         try:
-            with replaced_while_beginning(loader, recording, start.worker_seed):
+            with replaced(loader, **replacements):
+                if loader._iterator is not None:  # of persistent workers
+                    loader._iterator._index_sampler = recording
                 iterator = begin_iterator(loader)
                 recording.newest.begin()
+            if loader._iterator is not None:
+                loader._iterator._index_sampler = self.sampler
             recording.check_order()
         except BaseException:
             end_workers(iterator)
@@ -377,11 +388,6 @@ class IndexedSource(Source):
         prefetched = loader.num_workers * (loader.prefetch_factor or 0)
         recording.draws_ahead.items_before_first = start.batches + iterator._num_yielded + prefetched
         return iterator, lambda ended: indices.state(None if ended else start.batches + iterator._num_yielded)
-
-    def new_draws_ahead(self) -> DrawsAhead:
-        """Return a record of the draws of an epoch, and set ``draws_ahead``."""
-        self.draws_ahead = DrawsAhead(self.variables, is_custom=self._has_custom_sampler)
-        return self.draws_ahead
 
 
 def generators_of(owners: Mapping[str, Any]) -> dict[str, torch.Generator]:

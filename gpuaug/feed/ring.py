@@ -106,7 +106,7 @@ class Ring:
         self._slots: deque[Slot] = deque()
         # The background thread adds larger slots, and the training thread adds more slots.
         self._generation_lock = threading.Lock()
-        self._next_slot_bytes = 0  # size of the slots that ``add_larger_slots`` adds; 0: none
+        self._next_slot_bytes = 0  # size of the slots that ``add_slots`` adds; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
         self._end_page_locking_arguments = self._process, self.memory, self._page_locked_slots, self._events
@@ -173,26 +173,24 @@ class Ring:
             stacklevel=2,
         )
 
-    def add_larger_slots(self) -> None:
-        """Add the larger slots that ``make_room`` did not add, because the budget did not suffice for them and older slots.
+    def add_slots(self, slots_per_worker: int) -> None:
+        """Add larger slots, for which ``make_room`` found no room beside older slots, or more slots if their number is raised.
 
-        Call when an epoch begins, immediately before older slots are released.
+        Call when an epoch begins, immediately before older slots are released. Running workers use the slots from their next
+        batch on.
         """
         with self._generation_lock:
-            slots = self._slots_within_budget(self._next_slot_bytes) if self._next_slot_bytes else 0
-            if slots and self.memory.newest_generation()[0] < MAX_GENERATIONS:
-                self._add_generation(self._next_slot_bytes, slots)
-            self._next_slot_bytes = 0
-
-    def add_slots_per_worker(self, slots_per_worker: int) -> None:
-        """Increase the number of slots per worker, within the budget. Running workers use the new slots at their next batch."""
-        with self._generation_lock:
-            self.slots_per_worker = slots_per_worker
             newest_number, _, slot_bytes, current_slots = self.memory.newest_generation()
-            slots = self._slots_within_budget(slot_bytes) if newest_number else 0
-            if slots > current_slots and newest_number < MAX_GENERATIONS:
-                self._add_generation(slot_bytes, slots)
-            elif slots > current_slots:
+            needed_bytes = max(self._next_slot_bytes, slot_bytes)
+            is_increased = slots_per_worker > self.slots_per_worker
+            self.slots_per_worker = max(slots_per_worker, self.slots_per_worker)
+            self._next_slot_bytes = 0
+            slots = self._slots_within_budget(needed_bytes) if needed_bytes else 0
+            if not (slots and needed_bytes > slot_bytes) and not (is_increased and slots > current_slots):
+                return
+            if newest_number < MAX_GENERATIONS:
+                self._add_generation(needed_bytes, slots)
+            elif is_increased:
                 _log.warning(
                     "Workers have %d slots each, fewer than the %d for this depth, because the slots of a ring can be changed "
                     "only %d times. Call loader.close() between two loops: workers then start again with a new ring.",

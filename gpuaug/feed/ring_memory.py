@@ -146,13 +146,7 @@ class TensorInSlot:
         return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
 
     def tensor(self, memory: Memory) -> Tensor:
-        """Return the tensor as a view of ``memory.bytes``: its storage is the whole memory."""
-        count = _extent(self.shape, self.stride)
-        flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
-        return flat.as_strided(self.shape, self.stride)
-
-    def with_separate_storage(self, memory: Memory) -> Tensor:
-        """Return the tensor with a storage that covers only its values. If it is pickled, the whole storage is copied."""
+        """Return the tensor. Its storage covers only its values: if a tensor is pickled, its whole storage is copied."""
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -190,7 +184,7 @@ class Writer:
             return None
         description = TensorInSlot(self._next_offset, tuple(shape), tuple(stride), dtype)
         self._next_offset += math.ceil(num_bytes / ALIGN) * ALIGN
-        tensor = description.with_separate_storage(self.memory)
+        tensor = description.tensor(self.memory)
         self._tensors[id(tensor)] = tensor, description
         return tensor
 

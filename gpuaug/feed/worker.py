@@ -8,8 +8,7 @@ to send an error in place of a batch that cannot be pickled.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing import queues
 from typing import Any
 
@@ -24,7 +23,7 @@ from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.feed.collate_members import allocate_tensor, allocating_with
 from gpuaug.feed.ring_memory import BatchInSlot, Memory, Writer, can_be_stored
-from gpuaug.feed.shared_storage import sending_memfd, use_memfd
+from gpuaug.feed.shared_storage import use_memfd
 
 
 class SlotCollate:
@@ -130,18 +129,3 @@ class SendsErrors:
         use_memfd()
         if self._init is not None:
             self._init(worker)
-
-
-@contextmanager
-def sending_errors(loader: Any, keeps_state: bool, memory: Memory | None = None) -> Iterator[None]:
-    """Context manager in which ``loader`` starts workers that send errors. Restores the loader at its end."""
-    user_init = loader.worker_init_fn
-    if isinstance(user_init, SendsErrors):  # another thread is starting workers
-        yield
-        return
-    try:
-        loader.worker_init_fn = SendsErrors(user_init, keeps_state, memory)
-        with sending_memfd():
-            yield
-    finally:
-        loader.worker_init_fn = user_init

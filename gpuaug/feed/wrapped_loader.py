@@ -29,7 +29,6 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note, without_addresses
-from gpuaug.core.settings import default_device
 
 _WAKE_ITEM = (None, None)
 """(index, data) in the form of a worker's result. A ``DataLoader`` that receives it raises, because no task has this index."""
@@ -108,23 +107,13 @@ def has_running_workers(loader: Any) -> bool:
     return getattr(loader, "_iterator", None) is not None
 
 
-def end_persistent_workers(loader: Any) -> None:
-    """End the running persistent workers of a ``DataLoader``. The next iteration starts new workers."""
-    iterator = loader._iterator
-    loader._iterator = None
-    end_workers(iterator)
-
-
 def without_iterator(loader: Any) -> Any:
     """Return ``loader``; for a ``DataLoader`` with running persistent workers, a copy without its iterator.
 
     The copy can be pickled.
     """
-    return copy_of(loader) if has_running_workers(loader) and isinstance(loader, DataLoader) else loader
-
-
-def copy_of(loader: Any) -> Any:
-    """Return a copy of a ``DataLoader`` without running workers."""
+    if not (has_running_workers(loader) and isinstance(loader, DataLoader)):
+        return loader
     loader_copy: Any = copy.copy(loader)
     loader_copy._iterator = None
     return loader_copy
@@ -146,20 +135,27 @@ class _EndEvent(Event):
         self._flag.release()  # type: ignore[attr-defined]
 
 
+@contextmanager
+def replaced(loader: Any, **attributes: Any) -> Iterator[None]:
+    """Context manager in which a ``DataLoader`` has other attributes, for the iterator and the workers that it creates."""
+    user_attributes = {name: getattr(loader, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            object.__setattr__(loader, name, value)  # DataLoader.__setattr__ would raise for samplers
+        yield
+    finally:
+        for name, value in user_attributes.items():
+            object.__setattr__(loader, name, value)
+
+
 def begin_iterator(loader: Any) -> Any:
     """Return ``iter(loader)``. New workers of a ``DataLoader`` end by an ``_EndEvent``, whoever ends them."""
     if not hasattr(type(loader), "multiprocessing_context") or not loader.num_workers:
         return iter(loader)
-    user_context = loader.multiprocessing_context
-    if "Event" in vars(user_context or object):  # another thread is starting workers
-        return iter(loader)
-    context: Any = copy.copy(user_context or multiprocessing.get_context())
+    context: Any = copy.copy(loader.multiprocessing_context or multiprocessing.get_context())
     context.Event = partial(_EndEvent, ctx=context)
-    loader.multiprocessing_context = context
-    try:
+    with replaced(loader, multiprocessing_context=context):
         return iter(loader)
-    finally:
-        loader.multiprocessing_context = user_context
 
 
 def end_workers(iterator: Any) -> None:
@@ -169,6 +165,7 @@ def end_workers(iterator: Any) -> None:
     freed the iterator in a worker that was forked later, the iterator's finaliser would wait for processes that are not
     children of this worker.
     """
+    iterator = inner_iterator(iterator)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
         if getattr(iterator, "_worker_pids_set", False):
@@ -189,7 +186,7 @@ def wake(iterator: Any) -> None:
     Args:
         iterator: Iterator of any loader.
     """
-    results: Any = getattr(iterator, "_data_queue", None)
+    results: Any = getattr(inner_iterator(iterator), "_data_queue", None)
     if isinstance(results, queue.Queue):  # queue of the pin-memory thread
         results.put(_WAKE_ITEM)
         return
@@ -274,28 +271,28 @@ def drop_first(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     return _SkippingIterator(iterator, count) if count else iterator
 
 
-def without_skip(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return the iterator that ``drop_first`` received for ``iterator``."""
-    return iterator._iterator if isinstance(iterator, _SkippingIterator) else iterator
+class OuterIterator(Iterator[Any]):
+    """Iterator that reads another iterator, the attribute ``inner``."""
+
+    inner: Iterator[Any]
 
 
-class _SkippingIterator(Iterator[Any]):
-    """Iterator that drops the first batches of another iterator.
+def inner_iterator(iterator: Any) -> Any:
+    """Return the iterator of the loader that an ``OuterIterator`` reads; any other iterator unchanged."""
+    while isinstance(iterator, OuterIterator):
+        iterator = iterator.inner
+    return iterator
 
-    It has the attributes ``_data_queue`` and ``_shutdown_workers`` of a ``DataLoader``'s iterator, for ``wake`` and
-    ``end_workers``.
-    """
+
+class _SkippingIterator(OuterIterator):
+    """Iterator that drops the first batches of another iterator."""
 
     def __init__(self, iterator: Iterator[Any], count: int) -> None:
-        self._iterator = iterator
+        self.inner = iterator
         self._later_batches = islice(iterator, count, None)
-        self._data_queue = getattr(iterator, "_data_queue", None)
 
     def __next__(self) -> Any:
         return next(self._later_batches)
-
-    def _shutdown_workers(self) -> None:
-        end_workers(self._iterator)
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:
@@ -397,32 +394,3 @@ FIRST_BATCH = Start()
 
 START_WITH_NEW_WORKERS = Start(worker_seed=0)
 """Start of an epoch whose workers get a keyed seed, because the old workers had drawn theirs in an earlier epoch."""
-
-
-@contextmanager
-def replaced_while_beginning(loader: Any, sampler: Any, worker_seed: int | None) -> Iterator[None]:
-    """Context manager in which ``sampler`` is the sampler of ``loader``, and a seed decides the seeds of workers.
-
-    Args:
-        loader: A ``DataLoader``.
-        sampler: Replacement for the result of ``index_sampler``.
-        worker_seed: Seed for the seeds of workers. ``None``: the loader draws them from its generator.
-    """
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    user_sampler = vars(loader)[name]
-    user_generator = loader.generator
-
-    def set_sampler(sampler: Any) -> None:
-        vars(loader)[name] = sampler  # DataLoader.__setattr__ would raise
-        if loader._iterator is not None:  # with persistent workers
-            loader._iterator._index_sampler = sampler
-
-    set_sampler(sampler)
-    if worker_seed is not None:
-        device = default_device() if user_generator is None else user_generator.device
-        loader.generator = torch.Generator(device).manual_seed(worker_seed)
-    try:
-        yield
-    finally:
-        set_sampler(user_sampler)
-        loader.generator = user_generator

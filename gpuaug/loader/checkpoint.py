@@ -23,7 +23,7 @@ from gpuaug.feed.wrapped_loader import (
     has_persistent_workers,
     set_epoch_of,
 )
-from gpuaug.loader.agreement import Difference, batches_done, description, differences
+from gpuaug.loader.agreement import batches_done, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
 
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
@@ -73,20 +73,6 @@ class _Next(NamedTuple):
     def batch(self) -> int:
         """Index of the first batch that the iterator returns."""
         return self.first_batch + self.skipped
-
-
-class _Plan(NamedTuple):
-    """Effects of loading a state that has been checked."""
-
-    seed: int
-    saved: SavedState
-    """The loaded state. ``batch`` is the number of batches that the current run has to skip."""
-    ended: bool
-    """Whether the next iterator begins the next epoch."""
-    restarts: bool
-    """Whether the state is from before the first batch, and the run begins anew."""
-    differences: list[Difference]
-    """Differences between the saved run and the current run."""
 
 
 class Progress:
@@ -153,11 +139,6 @@ class Progress:
         if following.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
             following = following._replace(start=START_WITH_NEW_WORKERS)
         return {**self.position_state, "_next": following}
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether an iteration over the wrapped loader can begin at any batch."""
-        return self._source.has_state
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator."""
@@ -299,65 +280,61 @@ class Progress:
             GpuAugWarning: For each difference, if ``strict`` is false.
         """
         strict = flag("strict", strict, "Leave it out to raise an error for each difference.")
-        plan = self._checked_plan(_checked_state(state_dict))
-        for name, saved_value, current_value, way_out in plan.differences:
-            if strict:
-                raise ArgumentError(
-                    f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
-                    "To resume with different batches, pass strict=False to load_state_dict."
-                )
-            warnings.warn(
-                f"Batches from {0 if plan.ended else plan.saved.batch} on differ from an uninterrupted run, because "
-                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}",
-                GpuAugWarning,
-                stacklevel=2,
-            )
-        self._end_iterations()  # no thread may read the loader while its state changes
-        self._apply(plan, strict=strict)
-
-    def _checked_plan(self, state: dict[str, Any]) -> _Plan:
-        """Return the effects of loading a state, after checking that it fits the wrapped loader. Changes nothing."""
+        state = _checked_state(state_dict)
         saved = SavedState(*(state[name] for name in SavedState._fields))
+        restarts = self._checked_restart(saved)
         source = self._source
-        loader = self._feed.loader
-        restarts = not saved.ended and not saved.batch
-        if not restarts or saved.source is not None:
-            source.check(loader, saved.source)
-        restarts = restarts and source.is_before_first(saved.source)
-        is_past_it = self._saved is not None and not source.is_before_first(self._saved.source)
-        if restarts and is_past_it and not source.can_restart(loader):
-            name = type(self._loader).__name__
-            raise ArgumentError(
-                f"The state cannot be loaded, because it is from before the first batch, and the {name} is past it. "
-                f"Load the state into a StreamedLoader around a new {name}."
-            )
+        # torchdata's state says that the epoch has ended. Under Accelerate, which reads ahead, it does so after the last batch.
+        ended = saved.ended or (isinstance(saved.source, Mapping) and bool(saved.source.get("_iterator_finished", False)))
         seed = self._seed if self._seed_is_set else state["seed"]
         current = {"seed": seed, **description(self._device_setup.stage_pairs, source, state.get("decoders", ()))}
         index_state = source.index_state(saved.source)
         state["settings"], current["settings"] = (
             ({}, {}) if index_state is None else (index_state["settings"], source.settings())
         )
-        ended = saved.ended or _is_finished(saved.source)
         if source.begins_anywhere and not ended:
             saved = saved._replace(batch=min(batches_done(state, current, sharded=source.ranks is not None), MAX_COUNT))
-        return _Plan(seed, saved, ended, restarts, list(differences(state, current)))
-
-    def _apply(self, plan: _Plan, *, strict: bool) -> None:
-        """Load a state that has been checked."""
-        saved = plan.saved._replace(source=copy.deepcopy(plan.saved.source))
-        loader = self._feed.loader
-        if saved.chosen and not plan.ended:
+        for name, saved_value, current_value, way_out in differences(state, current):
+            if strict:
+                raise ArgumentError(
+                    f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
+                    "To resume with different batches, pass strict=False to load_state_dict."
+                )
+            warnings.warn(
+                f"Batches from {0 if ended else saved.batch} on differ from an uninterrupted run, because "
+                f"{name[0].lower()}{name[1:]} was {saved_value} in the state and is {current_value}. {way_out}",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+        self._end_iterations()  # no thread may read the loader while its state changes
+        saved = saved._replace(source=copy.deepcopy(saved.source))
+        if saved.chosen and not ended:
             set_epoch_of(self._loader, saved.epoch)
-        if plan.restarts:
+        if restarts:
             self._feed.end_persistent_workers()  # new workers draw their seeds from the generators, as in the first epoch
-            self._source.restart(loader, saved.source)
+            source.restart(self._feed.loader, saved.source)
             start = FIRST_BATCH
         else:
-            start = self._source.load(loader, saved.source, Start(saved.batch, same_order=strict), ended=plan.ended)
-        self._seed = plan.seed
+            start = source.load(self._feed.loader, saved.source, Start(saved.batch, same_order=strict), ended=ended)
+        self._seed = seed
         self._saved = saved
         self._epoch = saved.epoch
-        self._next = _Next(start=start) if plan.ended else _Next(saved.epoch, saved.chosen, saved.batch, start=start)
+        self._next = _Next(start=start) if ended else _Next(saved.epoch, saved.chosen, saved.batch, start=start)
+
+    def _checked_restart(self, saved: SavedState) -> bool:
+        """Check that a state fits the wrapped loader. Return whether it is from before the first batch: the run begins anew."""
+        restarts = not saved.ended and not saved.batch
+        if not restarts or saved.source is not None:
+            self._source.check(self._feed.loader, saved.source)
+        restarts = restarts and self._source.is_before_first(saved.source)
+        is_past_it = self._saved is not None and not self._source.is_before_first(self._saved.source)
+        if restarts and is_past_it and not self._source.can_restart(self._feed.loader):
+            name = type(self._loader).__name__
+            raise ArgumentError(
+                f"The state cannot be loaded, because it is from before the first batch, and the {name} is past it. "
+                f"Load the state into a StreamedLoader around a new {name}."
+            )
+        return restarts
 
     @property
     def _next_epoch(self) -> int:
@@ -391,11 +368,3 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(entries, Mapping) or not all(isinstance(text, str) for pair in entries.items() for text in pair):
             raise ArgumentTypeError(f"state[{name!r}] must be a mapping of names to text, got {shown(entries)}. {_WAY_OUT}")
     return {**state, **numbers, **flags}
-
-
-def _is_finished(source: Any) -> bool:
-    """Whether the state ``source`` of torchdata's loader is from the end of an epoch.
-
-    Under Accelerate, which reads one batch ahead, the result is true after the last batch, before the end of the epoch.
-    """
-    return isinstance(source, Mapping) and bool(source.get("_iterator_finished", False))

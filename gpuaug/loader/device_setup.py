@@ -8,7 +8,7 @@ import torch
 
 from gpuaug.core import devices
 from gpuaug.core.streams import Lanes
-from gpuaug.stages.base import BoundStage, Stage, as_stages, bind_all, names_of
+from gpuaug.stages.base import BoundStage, HeldBytes, Stage, as_stages, bind_all, names_of
 from gpuaug.stages.copy import Copier
 from gpuaug.stages.feature import check_device
 
@@ -80,26 +80,10 @@ class DeviceSetup:
         """One ``BoundStage`` per stage: the stage together with its lane."""
         return bind_all(self._stages, self.lanes)
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of page-locked memory that the stages hold."""
-        return sum(stage.pinned_bytes for stage in self._existing_bound_stages)
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes of device memory that the stages hold for decoded pixels."""
-        return sum(stage.decode_bytes for stage in self._existing_bound_stages)
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of device memory that the stages hold for CUDA graphs."""
-        return sum(stage.graph_bytes for stage in self._existing_bound_stages)
-
-    @property
-    def _existing_bound_stages(self) -> Sequence[BoundStage]:
-        """``bound_stages``, or an empty sequence if it has not been created."""
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of memory that the stages hold."""
         existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())
-        return existing
+        return HeldBytes(*map(sum, zip(HeldBytes(), *(stage.held_bytes() for stage in existing), strict=True)))
 
     @property
     def stage_pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:

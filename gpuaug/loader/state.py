@@ -138,19 +138,17 @@ class OneThreadIterator(Iterator[Batch]):
         computes_gradients = torch.is_grad_enabled()
         try:
             return next(self._batches)
-        except ValueError as error:
-            if _raised_by_stage(error):
-                raise
-        except BaseException:
+        except BaseException as error:
+            if _is_running(error):
+                raise GpuAugError(
+                    "next() cannot run, because another call of next() of this iterator has not returned. "
+                    "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
+                ) from None
             if not nested:
                 rng.generator_lock.recover()
             # After an interrupt within torch.no_grad(), its __exit__ may not have run.
             torch.set_grad_enabled(computes_gradients)
             raise
-        raise GpuAugError(
-            "next() cannot run, because another call of next() of this iterator has not returned. "
-            "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
-        )
 
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over.
@@ -160,16 +158,15 @@ class OneThreadIterator(Iterator[Batch]):
         """
         try:
             self._batches.close()
-            return
         except ValueError as error:
-            if _raised_by_stage(error):
-                raise
-        raise GpuAugError(
-            "close() cannot run, because a call of next() of this iterator has not returned. "
-            "Call loader.close(), which any thread may."
-        )
+            if _is_running(error):
+                raise GpuAugError(
+                    "close() cannot run, because a call of next() of this iterator has not returned. "
+                    "Call loader.close(), which any thread may."
+                ) from None
+            raise
 
 
-def _raised_by_stage(error: ValueError) -> bool:
-    """Whether a stage raised the error. Otherwise the generator raised it, because another ``next`` on it is running."""
-    return error.__traceback__ is None or error.__traceback__.tb_next is not None
+def _is_running(error: BaseException) -> bool:
+    """Whether Python raised the error, because another call of the generator is running. Otherwise a stage raised the error."""
+    return isinstance(error, ValueError) and error.__traceback__ is not None and error.__traceback__.tb_next is None

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 import torch
@@ -113,7 +114,7 @@ class StreamedLoader:
         end_iterations = partial(_close_all, self._feed_iterators)
         progress = Progress(loader, device_setup, seed, batch_feed, end_iterations, prepared)
         self._shared = LoaderState(device_setup, batch_feed, progress)
-        if progress.can_resume:
+        if batch_feed.source.has_state:
             # On the instance, not on the class: frameworks save the state of every object that has these two methods.
             self.state_dict = progress.state_dict
             self.load_state_dict = progress.load_state_dict
@@ -214,30 +215,11 @@ class StreamedLoader:
     def stages(self, value: Sequence[Any]) -> None:
         self._shared.device_setup.stages = value
 
-    @property
-    def dataset(self) -> Any:
-        """Dataset of the wrapped loader."""
-        return self.loader.dataset
-
-    @property
-    def batch_size(self) -> Any:
-        """Batch size of the wrapped loader."""
-        return self.loader.batch_size
-
-    @property
-    def sampler(self) -> Any:
-        """Sampler of the wrapped loader."""
-        return self.loader.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """Batch sampler of the wrapped loader."""
-        return self.loader.batch_sampler
-
-    @property
-    def drop_last(self) -> Any:
-        """Whether the wrapped loader drops its last partial batch."""
-        return self.loader.drop_last
+    dataset = property(attrgetter("loader.dataset"), doc="Dataset of the wrapped loader.")
+    batch_size = property(attrgetter("loader.batch_size"), doc="Batch size of the wrapped loader.")
+    sampler = property(attrgetter("loader.sampler"), doc="Sampler of the wrapped loader.")
+    batch_sampler = property(attrgetter("loader.batch_sampler"), doc="Batch sampler of the wrapped loader.")
+    drop_last = property(attrgetter("loader.drop_last"), doc="Whether the wrapped loader drops its last partial batch.")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator, here and in the wrapped loader.
@@ -288,9 +270,9 @@ class StreamedLoader:
         Later batches change the counters of the returned object. The byte counts change only at the next ``stats()``.
         """
         stats = self._shared.stats
-        stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.device_setup.pinned_bytes
-        stats.decode_bytes = self._shared.device_setup.decode_bytes
-        stats.graph_bytes = self._shared.device_setup.graph_bytes
+        held = self._shared.device_setup.held_bytes()
+        stats.pinned_bytes = self._shared.feed.pinned_bytes + held.pinned
+        stats.decode_bytes, stats.graph_bytes = held.decode, held.graph
         return stats
 
     def close(self) -> None:

@@ -100,7 +100,15 @@ class EncoderRuns(NamedTuple):
     """Number of runs without a graph."""
 
 
-_NO_RUNS = EncoderRuns()
+class HeldBytes(NamedTuple):
+    """Bytes of memory that a stage holds."""
+
+    pinned: int = 0
+    """Page-locked memory."""
+    decode: int = 0
+    """Device memory for decoded pixels that have not been freed, and of decoders."""
+    graph: int = 0
+    """Device memory of CUDA graphs."""
 
 
 class BoundStage(ABC):
@@ -112,7 +120,8 @@ class BoundStage(ABC):
         self.range_name = f"gpuaug/stage/{name}"
         self.other_selections: Sequence[Selection] = ()
         """``on`` and ``into`` of the other stages of the loader."""
-        self._selection = selection
+        self.selection = selection
+        """``on`` and ``into`` of this stage."""
 
     max_submitted: ClassVar[int] = 0
     """Maximum number of batches that are submitted and not yet launched. 0: the stage has no work on other threads."""
@@ -143,35 +152,16 @@ class BoundStage(ABC):
         """
         return batch, None
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of page-locked memory that the stage holds."""
-        return 0
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes of device memory for decoded pixels that have not been freed, and of decoders."""
-        return 0
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of device memory of CUDA graphs."""
-        return 0
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of memory that the stage holds."""
+        return HeldBytes()
 
     def encoder_runs(self) -> EncoderRuns:
         """Return the numbers of graphs and runs of the stage's encoders since the last call."""
-        return _NO_RUNS
+        return EncoderRuns()
 
     def close(self, iterator_state: dict[str, Any]) -> None:
         """End the stage's threads, and its work on them, for one iterator."""
-
-    def selected(self, batch: Batch) -> tuple[Any, ...]:
-        """Return the values of the members of ``batch`` that ``on`` names.
-
-        Raises:
-            SelectionError: If ``on`` does not fit ``batch``.
-        """
-        return self._selection.read(batch)
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         """Return the windows: the part of each image that the stage will read. Called before the images are decoded.
@@ -197,11 +187,11 @@ class BoundStage(ABC):
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
         """Return the values as ``read`` does, but without unpacking ``PackedTargets``."""
-        return self._selection.read(batch)
+        return self.selection.read(batch)
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Return a copy of ``batch`` with ``result`` in the members that ``into`` names."""
-        return self._selection.write(batch, result)
+        return self.selection.write(batch, result)
 
     @abstractmethod
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
@@ -309,7 +299,7 @@ class _BoundTransform(BoundStage):
         if self._is_first_batch:
             unpacked = unpack_targets(batch)
             values = self._values(unpacked)
-            first_call = FirstCall(self._transform, values, self._selection, tuple(self._typed_names))
+            first_call = FirstCall(self._transform, values, self.selection, tuple(self._typed_names))
             hints.check_first(first_call, unpacked, self.other_selections)
             self._is_first_batch = False
         values = self._values(batch)
@@ -319,23 +309,23 @@ class _BoundTransform(BoundStage):
         return has_pending_targets(batch if self._is_first_batch else self._values(batch))
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
-        values = self._selection.read(batch)
+        values = self.selection.read(batch)
         self._typed_names = self._members_by_type(batch) if self._takes_tv_tensors else []
         return (*values, *(batches.member(batch, name) for name in self._typed_names))
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
-        if self._selection.on is None or not batches.is_container(batch):
+        if self.selection.on is None or not batches.is_container(batch):
             return []
-        others = (name for name in batches.member_names(batch) if name not in self._selection.names(batch))
+        others = (name for name in batches.member_names(batch) if name not in self.selection.names(batch))
         return [name for name in others if holds_targets(batches.member(batch, name))]
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         windows_read = getattr(self._transform, "windows_read", None)
-        values = self.selected(batch)
+        values = self.selection.read(batch)
         indices = [index for index, value in enumerate(values) if value is member]
-        keys = self._selection.normalized_keys or ["input"]
+        keys = self.selection.normalized_keys or ["input"]
         # ``member`` must be the images of the pipeline, and must be replaced by the result.
-        if windows_read is None or self._selection.into is not ... or len(indices) != 1:
+        if windows_read is None or self.selection.into is not ... or len(indices) != 1:
             return None
         if indices[0] >= len(keys) or keys[indices[0]] != "input":
             return None
@@ -348,9 +338,9 @@ class _BoundTransform(BoundStage):
 
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed_names:
-            return self._selection.write(batch, result)
+            return self.selection.write(batch, result)
         num_selected = len(result) - len(self._typed_names)  # results for the members that ``on`` names come first
-        new_batch = self._selection.write(batch, result[0] if num_selected == 1 else result[:num_selected])
+        new_batch = self.selection.write(batch, result[0] if num_selected == 1 else result[:num_selected])
         return batches.replace(new_batch, dict(zip(self._typed_names, result[num_selected:], strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
@@ -364,7 +354,7 @@ class _BoundTransform(BoundStage):
         # A function of the user's may build an autograd graph.
         with CallSeeds(position, self.name), torch.no_grad() if self._has_weights else nullcontext():
             try:
-                keys = self._selection.data_keys
+                keys = self.selection.data_keys
                 if keys is None and self._typed_names and isinstance(self._transform, partial):
                     keys = self._transform.keywords.get("data_keys")
                 if keys is None:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
-from gpuaug.stages.encoders import EncoderCall, attribute_tensors, is_dense, value_tensors
+from gpuaug.stages.encoders import EncoderCall, attribute_tensors, copied, is_dense, value_tensors
 from gpuaug.stages.graph_memory import (
     MAX_GRAPHS,
     MAX_SIGNATURES,
@@ -137,12 +137,7 @@ class GraphRunner:
                     static_value.copy_(value)
         graph.replay()
         self.replayed += 1
-
-        def cloned(leaf: Any) -> Any:
-            return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-        # The next replay overwrites the graph's outputs, but the user may keep the result.
-        return batches.map_leaves(batches.cached_by_id(cloned), outputs)
+        return copied(outputs)  # the next replay overwrites the graph's outputs, but the user may keep the result
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
         """Capture a graph for the signature of ``inputs``. Does nothing if a graph exists, or if a capture is not possible.
@@ -240,8 +235,8 @@ class GraphRunner:
         states = _host_generator_states()
         observer = _Observer()
         try:
-            with _host_waits() as waits, observer:
-                outputs = self._encode.run_eagerly(*inputs)
+            with _host_waits() as waits:
+                outputs = self._encode.run_eagerly(*inputs, observer=observer)
         finally:
             observer.remove()
         if _host_generator_states() != states:

@@ -2,13 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.weak import TensorWeakRef
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, SelectionError
@@ -19,9 +18,6 @@ Encoder = Callable[..., Any]
 
 Output = str | int | Callable[[Any], Any] | None
 """Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: the whole result."""
-
-_MAX_SHAPES = 4096
-"""Maximum number of input shapes in the cache of ``EncoderCall``."""
 
 _COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 """Layouts of sparse tensors with a method ``values``."""
@@ -106,10 +102,6 @@ class EncoderCall:
         module = module_of(encoder)
         assert module is not None
         self.module = module
-        self._module_tensor_indices: dict[tuple[Any, ...], set[int]] = {}
-        """Cache of ``_indices_of_module_tensors``, keyed by the input shapes and the number of tensors in the result."""
-        self._module_tensors: dict[int, TensorWeakRef] = {}
-        """Tensors of the module and fixed arguments at the last search, by the address of their storage."""
         self._encoder = encoder
         self._output = output
         self._argument_names = argument_names
@@ -137,8 +129,14 @@ class EncoderCall:
         # detach() returns a new tensor, so map_leaves rebuilds every container that holds tensors.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
-    def run_eagerly(self, *values: Any) -> Any:
-        """Run without a CUDA graph. Return a result that shares no memory with the inputs, as the replay of a graph does.
+    def run_eagerly(self, *values: Any, observer: AbstractContextManager[Any] | None = None) -> Any:
+        """Run without a CUDA graph. Return a copy of the result, which may share memory with inputs or weights.
+
+        The replay of a graph returns a copy, too.
+
+        Args:
+            values: Inputs of the encoder.
+            observer: Context manager around the call of the encoder, without the copies.
 
         Raises:
             ArgumentError: If the encoder has written to its input, except to inference tensors: it reads copies of them.
@@ -146,61 +144,19 @@ class EncoderCall:
         """
         inputs = list(batches.tensors(values))
         versions = [_version(tensor) for tensor in inputs]
-        result = self(*batches.map_leaves(batches.cached_by_id(_copied_if_inference), values))
+        with observer or nullcontext():
+            result = self(*batches.map_leaves(batches.cached_by_id(_copied_if_inference), values))
         if versions != [_version(tensor) for tensor in inputs]:
             raise ArgumentError(
                 f"encoder must not write to its input, which other stages may read, got {name_of(self._encoder)}, which does. "
                 "Begin its forward with x = x.clone()."
             )
-        tensors = list(batches.tensors(result))
-        input_addresses = {address for tensor in inputs for address in _addresses(tensor)}
-        indices = self._indices_of_module_tensors(inputs, tensors)
+        return copied(result)
 
-        def is_shared(index: int, leaf: torch.Tensor) -> bool:
-            return index in indices or any(
-                address in input_addresses or self._is_of_module(address) for address in _addresses(leaf)
-            )
 
-        shared = {id(leaf) for index, leaf in enumerate(tensors) if is_shared(index, leaf)}
-
-        def copied_if_shared(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            # Autograd refuses inference tensors, so outside of inference mode they are cloned.
-            needs_grad_support = leaf.is_inference() and not torch.is_inference_mode_enabled()
-            return leaf.clone() if id(leaf) in shared or needs_grad_support else leaf
-
-        return batches.map_leaves(batches.cached_by_id(copied_if_shared), result)
-
-    def _indices_of_module_tensors(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
-        """Return the indices of result tensors that share memory with tensors of the module or with fixed arguments.
-
-        These are the indices at the first call with the shapes of ``inputs``: the module may create the tensors in every call.
-        """
-        key = (tuple((tensor.layout, tensor.ndim) if tensor.is_nested else tensor.shape for tensor in inputs), len(result))
-        if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of kernel launches
-            if len(self._module_tensor_indices) == _MAX_SHAPES:
-                self._module_tensor_indices.clear()
-            module_tensors = [*self.module.parameters(), *self.module.buffers(), *attribute_tensors(self.module)]
-            module_tensors += batches.tensors(list(fixed_arguments(self._encoder)))
-            self._module_tensors = {}
-            for tensor in module_tensors:
-                for address in _addresses(tensor):
-                    self._module_tensors.setdefault(address, TensorWeakRef(tensor))
-            self._module_tensor_indices[key] = {
-                index for index, leaf in enumerate(result) if not self._module_tensors.keys().isdisjoint(_addresses(leaf))
-            }
-        return self._module_tensor_indices[key]
-
-    def _is_of_module(self, address: int) -> bool:
-        """Return whether a tensor that the last search has found still has its storage at ``address``."""
-        reference = self._module_tensors.get(address)
-        tensor = None if reference is None else reference()
-        return tensor is not None and address in _addresses(tensor)
-
-    def forget_weights(self) -> None:
-        """Search the tensors of the module again at the next call. Call after weights may have got new storage."""
-        self._module_tensor_indices.clear()
+def copied(result: Any) -> Any:
+    """Return a result of an encoder with copies of its tensors. A tensor that occurs twice is copied once."""
+    return batches.map_leaves(batches.cached_by_id(_copied), result)
 
 
 def attribute_tensors(encoder: nn.Module) -> list[torch.Tensor]:
@@ -253,9 +209,13 @@ def _detached(leaf: Any) -> Any:
         return leaf.clone()
 
 
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
 def _copied_if_inference(leaf: Any) -> Any:
     # Inference tensors do not count writes, so the encoder reads copies of them.
-    return leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf
+    return _copied(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, bool]:
@@ -280,12 +240,3 @@ def value_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if is_traceable_wrapper_subclass(tensor):  # such as quantized weights
         return [value for name in tensor.__tensor_flatten__()[0] for value in value_tensors(getattr(tensor, name))]
     return [tensor]
-
-
-def _addresses(tensor: torch.Tensor) -> set[int]:
-    """Return the addresses of the storages of a tensor's values."""
-    addresses: set[int] = set()
-    for values in value_tensors(tensor):
-        with suppress(RuntimeError):  # other layouts and subclasses have no storage
-            addresses.add(values.untyped_storage().data_ptr())
-    return addresses - {0}

@@ -22,7 +22,7 @@ from gpuaug.core.errors import (
 from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages import hints
-from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
+from gpuaug.stages.base import BoundStage, EncoderRuns, HeldBytes, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
 from gpuaug.stages.encoders import (
     Encoder,
@@ -301,10 +301,9 @@ class _BoundFeature(BoundStage):
             for branch, encoder in stage._encoders.items()
         }
 
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of device memory of the graphs."""
-        return sum(branch.graph_bytes for branch in self._branches.values())
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of device memory of the graphs."""
+        return HeldBytes(graph=sum(branch.graph_bytes for branch in self._branches.values()))
 
     def encoder_runs(self) -> EncoderRuns:
         """Return the numbers of captures, replays and eager runs since the last call."""
@@ -433,7 +432,6 @@ class _Branch:
             self._generators = Generators(self._device, libraries=True)
 
     def refresh(self) -> None:
-        self._encode.forget_weights()
         if self._runner is not None:
             self._runner.refresh()
 

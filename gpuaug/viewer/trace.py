@@ -89,12 +89,10 @@ class _RecordedStage(BoundStage):
         self.name = inner.name
         self.lane = inner.lane
         self.range_name = inner.range_name
+        self.selection = inner.selection
         self._inner = inner
         self._states = states
         self._loader = loader
-
-    def selected(self, batch: Batch) -> tuple[Any, ...]:
-        return self._inner.selected(batch)
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         if not self._states:

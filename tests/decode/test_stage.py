@@ -69,7 +69,7 @@ def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch
         for images, numbers in streamed:
             for image, number in zip(images, numbers.tolist(), strict=True):
                 assert_equal_to_pil(image, FILES[number % len(FILES)], "cpu")
-            assert locks or internals.shared(streamed).device_setup.pinned_bytes == 0
+            assert locks or internals.shared(streamed).device_setup.held_bytes().pinned == 0
 
 
 def assert_equal_to_pil(image, file, device, **how):

@@ -16,7 +16,7 @@ from gpuaug import FeatureStage, StreamedLoader, TransformStage, step_first
 from gpuaug.core import batch, devices, rng, streams
 from gpuaug.feed import feed
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.feed.prefetch import ListFeedIterator
+from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.stages import cuda_graph, feature, graph_memory
 
 
@@ -188,7 +188,7 @@ def script_arrivals(patch, there):
     """Let a script say whether a batch is there when it is asked for, not the timing of threads."""
     script = itertools.cycle(there)
 
-    class ScriptedFeedIterator(ListFeedIterator):
+    class ScriptedFeedIterator(FeedIterator):
         def _get(self, block):
             if not (block or next(script)):
                 return None

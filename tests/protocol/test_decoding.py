@@ -28,7 +28,7 @@ from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, decoding, nvjpeg, work
 from gpuaug.decode.decoders.base import PREPARED
 from gpuaug.feed import feed
-from gpuaug.feed.prefetch import ListFeedIterator
+from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.ring import Ring
 from gpuaug.loader.iterator import PipelinedIterator
 
@@ -132,7 +132,7 @@ class Machine:
             with cuda.operation() as history:
                 history.write(lane.stream, target.buffer.key, part="images decoded on the CPU")
 
-        class Slotted(ListFeedIterator):
+        class Slotted(FeedIterator):
             def _get(self, block):
                 pulled = super()._get(block)
                 if not pulled.ended:

@@ -15,7 +15,7 @@ from support.process.waiting import WAIT_S
 from gpuaug import StreamedLoader, TransformStage
 from gpuaug.core import batch
 from gpuaug.feed import feed as feed
-from gpuaug.feed.prefetch import ListFeedIterator
+from gpuaug.feed.prefetch import FeedIterator
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
@@ -27,7 +27,7 @@ def test_what_was_launched_ahead_is_not_in_the_state(cuda, monkeypatch, depth):
         def load_state_dict(self, state):
             pass
 
-    class Dated(ListFeedIterator):
+    class Dated(FeedIterator):
         pulled = 0
 
         def _get(self, block):

@@ -16,7 +16,7 @@ from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.feed import feed
-from gpuaug.feed.prefetch import ListFeedIterator
+from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.ring import Ring
 from gpuaug.stages import feature
 
@@ -433,7 +433,7 @@ def test_slots_are_written_again_after_their_copy(monkeypatch, depth):
     cuda, ring = install(monkeypatch, keeps_up=True), DoubleRing()
     worker = FakeStream(cuda, "worker")
 
-    class Slotted(ListFeedIterator):
+    class Slotted(FeedIterator):
         def _get(self, block):
             pulled = super()._get(block)
             if not pulled.ended:

@@ -80,7 +80,7 @@ def test_a_smaller_depth_keeps_its_ring(name):
 
 
 def workers(loader):
-    return [worker.pid for worker in internals.shared(loader).feed._loader_copy._iterator._workers]
+    return [worker.pid for worker in internals.shared(loader).feed._ring_iterator._workers]
 
 
 def test_persistent_workers_go_on_and_the_memory_of_fewer_slots_is_given_back():
