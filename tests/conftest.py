@@ -32,14 +32,21 @@ REPEAT_S, EXIT_S = 60.0, 300.0
 TIMER, TIMED_OUT = pytest.StashKey(), pytest.StashKey()
 """Settings of a test's timer, and whether its timeout is over and no part of the test has failed since."""
 
+forks = []
+"""An entry for each fork of this process since its memory was last in huge pages."""
+
 GPU_TESTS = Path(__file__).parent / "gpu"
 """Folder in which every module is marked ``gpu``."""
 
 HUGE, COLLAPSE = 2**21, 25
 """Bytes of a huge page, and ``MADV_COLLAPSE``, since Linux 6.1."""
+MANY_FORKS = 8
+"""Number of forks after which a file's end restores huge pages: a process that writes to one after a fork splits it."""
 
 # torch.compile would start a pool of processes, which outlives the test that compiles first.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Each process that decodes compiles the loops of Numba, which takes half the time without optimizations.
+os.environ["NUMBA_OPT"] = "0"
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts processes in the background with Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -183,6 +190,7 @@ def pytest_collection_finish(session):
     gc.freeze()  # without looking for garbage, which would take longer than all that it saves
     if sys.platform == "linux":
         _use_huge_pages()
+        os.register_at_fork(after_in_parent=lambda: forks.append(1))
 
 
 def _let_loggers_propagate():
@@ -196,6 +204,9 @@ def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or nextitem.path != item.path:  # after the imports of the tests of a file
         _let_loggers_propagate()
         _freeze()
+        if len(forks) >= MANY_FORKS:
+            _use_huge_pages()
+            forks.clear()
 
 
 def _freeze():

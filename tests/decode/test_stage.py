@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
-from gpuaug.core.errors import ArgumentTypeError, DecodeError, DeviceError, SelectionError
+from gpuaug.core.errors import ArgumentTypeError, DecodeError, DeviceError
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import decoder, layout, work
 
@@ -279,13 +279,6 @@ def test_views_and_mappings_are_decoded(device):
 def test_engines_that_are_asked_for_must_be_there():
     with pytest.raises(DeviceError, match="got 'engines': the device is cpu"):
         StreamedLoader([], [DecodeStage(backend="engines")], device="cpu")
-
-
-def test_a_batch_without_encoded_images_is_an_error():
-    batch = [torch.zeros(2, 3, 4, 4), torch.zeros(2)]
-    with pytest.raises(SelectionError) as raised:
-        next(iter(StreamedLoader([batch], [DecodeStage()], device="cpu")))
-    assert "on must name encoded images in the batch, got Tensor" in str(raised.value)
 
 
 # Engines.

@@ -252,16 +252,13 @@ def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypat
 
 
 EXITS = """
-import io, os, sys, time
-import torch
-from PIL import Image
+import os, sys, time
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
-from gpuaug.decode.decoders import cpu, loops
-from gpuaug.decode.layout import Layout
+from gpuaug.decode.decoders import cpu
 
-loops.png_and_webp_loop()  # once for all processes
+sys.modules["numba"] = None  # whose compilation takes seconds in each process
 leave, started = None, {}
 for name in ("idle", "in flight", "by an error", "workers"):
     pid = os.fork()

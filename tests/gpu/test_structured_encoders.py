@@ -81,23 +81,6 @@ def tensors(batch):
     return [tensor.clone() for tensor in batches.tensors(batch)]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_structured_results_of_buckets_equal_the_reference_at_every_depth(depth):
-    data, encoders = source(), modules()
-    reference = StreamedLoader(data, stages(*encoders), depth=0, seed=4)
-    loader = StreamedLoader(data, stages(*encoders), depth=depth, seed=4)
-    for _ in range(3):
-        for got, want in zip(loader, [tensors(batch) for batch in reference], strict=True):
-            for a, b in zip(tensors(got), want, strict=True):
-                assert_values(a, b)
-            assert got["text"]["size"] == 16
-            assert got["text"]["none"] is None
-    assert graphs_of(loader) == [2, 2]
-    stats = loader.stats()
-    assert (stats.captured, stats.replayed, stats.eager) == (4, 3 * (10 + 11), 3 * (4 + 3))
-    assert stats.graph_bytes > 0
-
-
 def pinned(scale):
     return [batches.map_leaves(pin, batch) for batch in encoder_cases.source(scale=scale)]
 
@@ -210,15 +193,6 @@ def test_encoders_that_draw_on_the_host_run_eager(draw):
     again = list(StreamedLoader(data, [FeatureStage(Draws(), capture="never")], depth=0, seed=1))
     assert_same(got, again)
     assert len({one.mean().item() for (one,) in got}) == 4
-
-
-def test_replayed_results_equal_those_of_the_loop():
-    data, (vae, text) = source(), modules()
-    for got, batch in zip(StreamedLoader(data, [FeatureStage(vae.encode, on="image", into="image")]), data, strict=True):
-        torch.testing.assert_close(dict(got["image"]), dict(vae.encode(batch["image"].cuda())), atol=1e-3, rtol=1e-3)
-    for got, batch in zip(StreamedLoader(data, stages(vae, text)[1:]), data, strict=True):
-        want = text(batch["ids"].cuda(), batch["mask"].cuda())
-        assert_values(got["text"]["states"][1]["pooled"], want["states"][1]["pooled"])
 
 
 def test_graphs_captured_ahead_are_those_that_are_replayed_and_draw_nothing_of_the_users():

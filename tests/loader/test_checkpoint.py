@@ -20,8 +20,6 @@ from support.loader.checkpoints import (
     streamed,
 )
 from support.process.waiting import WAIT_S, until
-from torch.utils.data import Sampler, TensorDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
 
@@ -76,44 +74,6 @@ def test_seed_of_state_is_adopted_where_none_was_given():
     other = stopped_at(2, streamed(make, seed=9))
     resumed.load_state_dict(other)
     assert resumed.seed == 9, "it adopts each state's"
-
-
-class Reordered(Sampler):
-    """An order for each epoch, as a sampler of a distributed run has it."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def __len__(self):
-        return 2 * BATCHES
-
-    def __iter__(self):
-        return iter([(index * 5 + 3 * self.epoch) % (2 * BATCHES) for index in range(2 * BATCHES)])
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
-@pytest.mark.parametrize("chosen", [True, False])
-def test_resume_sets_epoch_of_sampler_again(chosen):
-    def make():
-        return StreamedLoader(
-            StatefulDataLoader(TensorDataset(torch.arange(2 * BATCHES)), 2, sampler=Reordered()), device="cpu"
-        )
-
-    def begun():
-        loader = make()
-        if chosen:
-            loader.set_epoch(3)
-        else:
-            list(loader)
-        return loader
-
-    expected = [bits(batch) for batch in begun()]
-    once, twice = make(), make()
-    once.load_state_dict(stopped_at(2, begun()))
-    twice.load_state_dict(stopped_at(2, once))
-    assert same([bits(batch) for batch in twice], expected[4:])
 
 
 def test_epochs_after_the_last_that_can_be_set():

@@ -96,16 +96,6 @@ class Seeds(Loaded):
         return torch.tensor(torch.initial_seed())
 
 
-def test_set_epoch_of_another_epoch_begins_that():
-    options = OPTIONS["one of two ranks"]
-    whole, resumed = loader(options), loader(options)
-    resumed.load_state_dict(begun_in_second_epoch(loader(options)))
-    for made in (whole, resumed):
-        made.set_epoch(4)
-    assert values(resumed) == values(whole)
-    assert resumed.state_dict()["epoch"] == 4
-
-
 class Impulsive(Epochs):
     """Draws from a generator that nobody knows of."""
 

@@ -433,10 +433,17 @@ def test_stream_of_hugging_faces_that_is_not_told_its_epoch():
     assert measured(of_hugging_faces(), middle_of_second_epoch, tells=True) == "exact"
 
 
-@pytest.mark.parametrize("sampler", [DistributedSampler, StatefulDistributedSampler])
-def test_set_epoch_of_another_epoch_begins_that(sampler):
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [
+        (DataLoader, DistributedSampler),
+        (StatefulDataLoader, DistributedSampler),
+        (StatefulDataLoader, StatefulDistributedSampler),
+    ],
+)
+def test_set_epoch_of_another_epoch_begins_that(kind, sampler):
     def made():
-        return StreamedLoader(StatefulDataLoader(DATA, 3, **distributed(sampler)), device="cpu")
+        return StreamedLoader(kind(DATA, 3, **distributed(sampler)), device="cpu")
 
     whole, resumed = made(), made()
     resumed.load_state_dict(stopped_at(2, made()))

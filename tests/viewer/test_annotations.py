@@ -13,7 +13,7 @@ from support.profiler.viewer import above, of, rectangles
 from torchvision import tv_tensors
 
 import gpuaug
-from gpuaug import ArgumentError, TransformStage
+from gpuaug import TransformStage
 from gpuaug.fusion.options import Options
 from gpuaug.viewer.draw_annotations import COLOURS
 
@@ -177,12 +177,6 @@ def test_target_dicts():
     assert {colour: mask.tolist() for colour, mask in covered(one).items()} == {COLOURS[0]: masks[0].tolist()}
     assert points(two) == [[[1.0, 2.0]]]
     assert {colour: mask.tolist() for colour, mask in covered(two).items()} == {COLOURS[0]: masks[1].tolist()}
-
-
-def test_rotated_boxes_of_torchvision_are_refused():
-    boxes = tv_tensors.BoundingBoxes(torch.rand(1, 5), format="CXCYWHR", canvas_size=(HEIGHT, WIDTH))
-    with pytest.raises(ArgumentError, match="boxes must be axis-aligned to be drawn, got CXCYWHR"):
-        targets([{"boxes": boxes}] * 2)
 
 
 def test_mask_colours():

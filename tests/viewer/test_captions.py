@@ -9,7 +9,7 @@ from kornia.augmentation.auto import RandAugment
 from support.comparison.replay import left_to_kornia
 
 import gpuaug
-from gpuaug.viewer.captions import are_class_names, class_namer, draw_lines, is_labels, label
+from gpuaug.viewer.captions import class_namer, draw_lines, label
 
 CASES = [
     ("RandomResizedCrop_0", {"x": 4.0, "y": 5.0, "width": 11.0, "height": 12.0}, "ResizedCrop 11x12 at 4, 5"),
@@ -92,42 +92,6 @@ def test_label_text():
     assert class_namer(["cat"], "class {}")("mouse") == "mouse"
     assert class_namer(None)(4) == "4"
     assert class_namer("not names")(0) == "0"
-
-
-@pytest.mark.parametrize(
-    ("value", "are"),
-    [
-        (torch.tensor([1, 2]), True),
-        (torch.tensor([1, 2, 3]), False),
-        (torch.tensor([1.0, 2.0]), False),
-        (torch.tensor([True, False]), False),
-        (torch.tensor([[0.5, 0.5], [1.0, 0.0]]), True),
-        (torch.tensor([[0.5, 0.6], [1.0, 0.0]]), False),
-        (torch.tensor([[1.5, -0.5], [1.0, 0.0]]), False),
-        (torch.tensor([[1, 0], [0, 1]]), False),
-        (torch.tensor([[1.0], [1.0]]), False),
-        (torch.tensor(2), False),
-        ([1, 2], False),
-    ],
-)
-def test_is_labels(value, are):
-    assert is_labels(value, 2) is are
-
-
-@pytest.mark.parametrize(
-    ("value", "are"),
-    [
-        (["cat", "dog"], True),
-        (("cat", "dog", "cow", "cat"), True),
-        (["cat", "dog", "cow"], False),
-        (["cat", 1], False),
-        ("it", False),
-        ([], False),
-        (torch.tensor([1, 2]), False),
-    ],
-)
-def test_is_words(value, are):
-    assert are_class_names(value, 2) is are
 
 
 @given(st.integers(0, 2**40))

@@ -77,14 +77,15 @@ OTHERS = [
 APART = ["clips_files", "feeds", "files", "lifetimes", "priorities"]
 """Suites with a test file of their own, or that need a GPU."""
 
-LONG = ("classifier_sizes", "encoder_decoder_sizes")
-"""Suites that share module and flags with another suite."""
+LONG = ("classifier_sizes", "encoder_decoder_sizes", "profiles")
+"""Suites that share module and flags with another suite, and the one of ``gpuaug.profile``, which has tests of its own."""
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "variants"),
-    [pytest.param(*suite, id=suite[0], marks=[pytest.mark.slow] * (suite[0] in LONG)) for suite in WINDOWED],
-)
+def params(suites):
+    return [pytest.param(*suite, id=suite[0], marks=[pytest.mark.slow] * (suite[0] in LONG)) for suite in suites]
+
+
+@pytest.mark.parametrize(("name", "flags", "variants"), params(WINDOWED))
 def test_measures_every_variant(name, flags, variants, tmp_path):
     result = measure_suite(name, tmp_path, "--quick", *flags.split())
     assert variants <= {row["name"] for row in result["rows"]}
@@ -93,7 +94,7 @@ def test_measures_every_variant(name, flags, variants, tmp_path):
     assert set(result["settings"]["ours"]) & variants
 
 
-@pytest.mark.parametrize(("name", "flags", "variants"), [pytest.param(*suite, id=suite[0]) for suite in BY_CASE])
+@pytest.mark.parametrize(("name", "flags", "variants"), params(BY_CASE))
 def test_measures_every_case(name, flags, variants, tmp_path):
     result = measure_suite(name, tmp_path, *flags.split())
     assert {case: set(rows) for case, rows in rows_by_case(result).items()} == variants
@@ -102,7 +103,7 @@ def test_measures_every_case(name, flags, variants, tmp_path):
 @left_to_kornia
 @pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
 @pytest.mark.usefixtures("file_corpora")
-@pytest.mark.parametrize(("name", "flags"), [pytest.param(*suite, id=suite[0]) for suite in OTHERS])
+@pytest.mark.parametrize(("name", "flags"), params(OTHERS))
 def test_runs(name, flags, class_folder, tmp_path):
     result = measure_suite(name, tmp_path, *flags.format(folder=class_folder, results=tmp_path).split())
     assert str(class_folder) not in json.dumps(result), "results are published"

@@ -27,10 +27,6 @@ CLASSIFICATION = [v2.PILToTensor(), v2.RandomResizedCrop(24), v2.RandomHorizonta
 BEHIND = [v2.Normalize(MEAN, STD), v2.RandomErasing(0.5), v2.ToPureTensor()]
 
 
-def ops_of(pipeline, **options):
-    return [op.name for op in internals.program(gpuaug.fuse(pipeline, **options)).ops]
-
-
 def text_of(pipeline):
     with pytest.raises(gpuaug.ArgumentError) as raised:
         gpuaug.fuse(pipeline)

@@ -82,9 +82,6 @@ RESIZED = {
 RAGGED = ("lsj", "ssd", "ssd, colours last", "ssdlite")
 """Presets that give images of all sizes one."""
 
-SIZED = {"hflip": (40, 70), "lsj": (64, 64), "ssd": (30, 30), "ssd, colours last": (30, 30), "ssdlite": (32, 32)}
-"""Presets that give all images one size, and the size that comes out of images of 40x70."""
-
 
 def whole(name):
     """A preset with all that comes behind it."""

@@ -22,8 +22,10 @@ import gpuaug
 
 
 def same(mine, its, batch, masks=True):
-    """Assert that what two sets of parameters hold has one distribution."""
-    assert set(mine) == set(its)
+    """Assert that two sets of parameters have the same names, shapes and types, and that their values have one distribution."""
+    assert {key: (value.shape, value.dtype) for key, value in mine.items()} == {
+        key: (value.shape, value.dtype) for key, value in its.items()
+    }
     for key in CONSTANT & set(mine):
         assert_values(mine[key], its[key], about=key)
     one, other = columns(mine, batch), columns(its, batch)

@@ -1,16 +1,12 @@
 """Blur, sharpness, equalize, CLAHE and auto contrast, against Kornia on the same draws."""
 
 import kornia.augmentation as K
-import numpy as np
 import pytest
 import torch
 from support.comparison.replay import assert_replays, both, left_to_kornia, photographs
 from support.comparison.values import assert_values
 
 import gpuaug
-from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.filters import LOWERED
-from gpuaug.fusion.ops.sampler import Sampler
 
 FILTERS = {
     "blur": lambda p: K.RandomGaussianBlur((7, 7), (0.1, 2.0), p=p),
@@ -80,36 +76,6 @@ def test_filters_of_nan_and_out_of_range_values_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
     images[0, 1, 9, 20] = images[1, 2, 0, 0] = torch.nan
     assert_replays(K.AugmentationSequential(FILTERS[name](1.0)), images, atol=5e-6, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (K.RandomGaussianBlur(5, (0.1, 2.0), p=0.3), "sigma"),
-        (K.RandomSharpness(0.5, p=0.3), "sharpness"),
-        (K.RandomSharpness((0.5, 4.0), p=0.3), "sharpness"),
-    ],
-)
-def test_filter_draws_have_kornia_distribution(module, name):
-    count, size = 4000, Size(4000, 3, 32, 32)
-    torch.manual_seed(0)
-    expected = module.forward_parameters(torch.Size((count, 3, 32, 32)))
-    drawn = LOWERED[type(module)]("filter", module).draw(Sampler((0,), count), size)
-    ours, theirs = np.sort(drawn[name]), np.sort(expected[name].numpy())
-    places = np.concatenate([ours, theirs])
-    apart = np.abs(np.searchsorted(ours, places, "right") - np.searchsorted(theirs, places, "right")).max() / count
-    # Kolmogorov and Smirnov: two samples of one distribution are further apart once in 10,000 times.
-    assert apart < np.sqrt(np.log(2 / 1e-4) / count)
-    # Five standard deviations of the difference of two shares.
-    assert abs(drawn["apply_mask"].mean() - expected["batch_prob"].mean().item()) < 5 * np.sqrt(2 * 0.3 * 0.7 / count)
-
-
-def test_sharpness_same_on_batch_draws_once():
-    module = K.RandomSharpness((0.5, 4.0), same_on_batch=True, p=0.5)
-    drawn = [LOWERED[type(module)]("filter", module).draw(Sampler((key,), 5), Size(5, 3, 32, 32)) for key in range(20)]
-    assert all(len(set(each["sharpness"])) == 1 and len(set(each["apply_mask"])) == 1 for each in drawn)
-    assert len({float(each["sharpness"][0]) for each in drawn}) == 20
-    assert {bool(each["apply_mask"][0]) for each in drawn} == {True, False}
 
 
 LEVELS = {

@@ -20,8 +20,6 @@ import gpuaug
 # Kornia's own policies pick from equalize and auto_contrast too.
 pytestmark = left_to_kornia
 
-THRESHOLDS = {"posterize", "solarize", "solarize_add", "equalize"}
-"""A pixel at a threshold may fall on either side of it, where an interpolation came before."""
 
 ONE_BY_ONE = {policy[0][0]: policy for policy in rand_augment.default_policy}
 
@@ -224,14 +222,6 @@ def test_policies_with_an_operation_for_other_sizes_are_left_to_kornia_whole():
         draws = augment.draw(images.shape, seed=seed)
         flipped, params = K.RandomHorizontalFlip()(images / 255, params=draws.as_kornia()[0]), draws.as_kornia()[1]
         torch.testing.assert_close(augment(images, draws=draws), made(flipped, params=params), equal_nan=True)
-
-
-def test_pick_sample_refuses_images_that_an_operation_does_not_take():
-    augment, images = gpuaug.fuse(auto.RandAugment(1, 9), pick="sample"), photographs(3, 3, 1, 48)
-    text = r"images must suit all operations of RandAugment with pick='sample', got images of 3x1x48: the images are one"
-    for call in (lambda: augment(images), lambda: augment.draw(images.shape), lambda: augment.explain(images.shape)):
-        with pytest.raises(gpuaug.ArgumentError, match=text):
-            call()
 
 
 def kornias(made, shape, calls):

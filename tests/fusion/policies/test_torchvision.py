@@ -1,7 +1,5 @@
 """torchvision's RandAugment, TrivialAugmentWide and AutoAugment: each sample by torchvision's own functions."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -276,13 +274,6 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
     assert any("Aug" in name for name in draws.of(0))
     with pytest.raises(gpuaug.ArgumentError, match="which torchvision runs"):
         draws.as_torchvision()
-
-
-def test_draws_can_be_pickled_and_replayed():
-    images = photographs(8)
-    augment = gpuaug.fuse([v2.RandAugment(), v2.AutoAugment(), TO_FLOAT])
-    draws = augment.draw(images.shape, seed=0)
-    assert_values(augment(images, draws=pickle.loads(pickle.dumps(draws))), augment(images, draws=draws))
 
 
 def test_passes_are_counted_by_kinds_and_not_by_operations():

@@ -16,8 +16,8 @@ def assert_passes(device, trials, seed=0, processes=1):
 
 
 def test_trials_equal_depth_0_whatever_goes_wrong():
-    """Of this seed the first nine trials have every fault, and few workers, whose start takes longest."""
-    assert assert_passes("cpu", 9, seed=4618) == {"none", "kill", "resume", "stage", "dataset", "break", "close", "interleaved"}
+    """The first trials of this seed have one worker, whose start takes longest."""
+    assert assert_passes("cpu", 4, seed=126) == {"kill", "resume", "close", "interleaved"}
 
 
 @pytest.mark.slow
