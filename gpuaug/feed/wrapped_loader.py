@@ -254,16 +254,10 @@ BeginFunction = Callable[[Any], IteratorAndReader]
 """Function that begins an iteration over a loader."""
 
 
-def begin_epoch(loader: Any) -> IteratorAndReader:
-    """Begin an iteration over ``loader``."""
-    iterator = begin_iterator(loader)
-    return iterator, state_reader(loader, iterator)
-
-
-def begin_after(loader: Any, skip: int) -> IteratorAndReader:
+def begin_after(loader: Any, skip: int = 0) -> IteratorAndReader:
     """Begin an iteration over ``loader`` after its first ``skip`` batches."""
-    iterator, state = begin_epoch(loader)
-    return drop_first(iterator, skip), state
+    iterator = begin_iterator(loader)
+    return drop_first(iterator, skip), state_reader(loader, iterator)
 
 
 def drop_first(iterator: Iterator[Any], count: int) -> Iterator[Any]:
