@@ -15,6 +15,7 @@ the user's other threads during a stage are not detected.
 import functools
 import hashlib
 import os
+import random
 import struct
 import threading
 import warnings
@@ -23,6 +24,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -265,11 +267,35 @@ def default_rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
+class _HostState:
+    """State of torch's CPU generator for a key of 63 bits. It depends on all bits; ``manual_seed`` would use only 32 of them.
+
+    Word ``i`` of the Mersenne Twister is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴. While the state is set,
+    ``torch.initial_seed()`` returns the key.
+    """
+
+    def __init__(self) -> None:
+        self._state = torch.Generator("cpu").get_state()
+        self._words = self._state.numpy().view(np.uint64)
+        self._twister = self._words[3 : 3 + 624]  # after the fields "seed", "left" with "seeded", and "next"
+        self._weights = np.frombuffer(random.Random(0).randbytes(8 * 624), "<u8")
+        self._products = np.empty(624, "<u8")
+        self._upper_halves = self._products.view("<u4")[1::2]
+
+    def of(self, key: int) -> torch.Tensor:
+        """Return the state for a key in [0, 2⁶³). The next call overwrites it."""
+        np.multiply(self._weights, 2 * key + 1, out=self._products)
+        self._twister[:] = self._upper_halves
+        self._words[0] = key
+        return self._state
+
+
+_host_state = _HostState()
 _HOST = GlobalGenerator(
     lambda: partial(torch.default_generator.set_state, torch.default_generator.get_state()),
-    torch.default_generator.manual_seed,
+    lambda key: torch.default_generator.set_state(_host_state.of(key)),
 )
-"""Torch's generator of the host, whose numbers depend on the lower 32 bits of a key."""
+"""Torch's generator of the host."""
 
 
 class Generators:

@@ -18,21 +18,19 @@ from torch.utils.data import default_collate, get_worker_info
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note, shown
+from gpuaug.core.packed_targets import Allocate
 from gpuaug.core.settings import on_host
 from gpuaug.core.torchvision_types import type_name
-
-AllocateStrided = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
-"""Function of (shape, strides, dtype) that returns an uninitialised tensor, or ``None`` if its memory is full."""
 
 _PLAIN = {int, float, str, bytes, Tensor}
 """Types of values that are never targets. ``_is_target`` is not called for them."""
 
-_allocate: ContextVar[AllocateStrided | None] = ContextVar("gpuaug_allocate", default=None)
+_allocate: ContextVar[Allocate | None] = ContextVar("gpuaug_allocate", default=None)
 """Allocator of ``allocate_tensor``; ``None``: torch's allocator."""
 
 
 @contextmanager
-def allocating_with(allocate: AllocateStrided) -> Iterator[None]:
+def allocating_with(allocate: Allocate) -> Iterator[None]:
     """Context manager in which ``allocate_tensor`` takes memory from ``allocate``."""
     token = _allocate.set(allocate)
     try:
@@ -44,14 +42,14 @@ def allocating_with(allocate: AllocateStrided) -> Iterator[None]:
 def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor for a part of the batch: in a slot of the ring, or in a worker's shared memory."""
     allocate = _allocate.get()
-    stride = torch.empty(shape, device="meta").stride()
-    tensor = allocate(shape, stride, dtype) if allocate is not None else None
+    tensor = allocate(shape, dtype) if allocate is not None else None
     if tensor is not None:
         return tensor
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
     # In shared memory, as in default_collate, so that the tensor is not copied when the batch is sent.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
+    stride = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
 

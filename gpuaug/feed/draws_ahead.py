@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -57,7 +57,8 @@ class DrawsAhead:
        is the counting of epochs by a sampler that counts at its end.
     2. Global generators are read while no stage is running, which would have set them to the state of the stage.
     3. Before another iteration draws from the same generators, the sampler is read to its end, so that it draws nothing later.
-       Draws that a plain ``DataLoader`` would make later are postponed.
+       Draws that a plain ``DataLoader`` would make later are postponed. They are not made if the other iteration has drawn, so
+       the order of a third iteration may differ from the order of a plain ``DataLoader``.
 
     Args:
         variables: States of the sampler's generators, without global generators, from which the training loop draws, too, and
@@ -65,7 +66,7 @@ class DrawsAhead:
         is_custom: Whether the sampler may draw from global generators after its first item. Samplers of torch do not.
     """
 
-    def __init__(self, variables: Sequence[Variable], *, is_custom: bool) -> None:
+    def __init__(self, variables: Sequence[Variable] = (), *, is_custom: bool = False) -> None:
         self.variables = variables
         self._is_custom = is_custom
         self._changes: deque[_Change] = deque()
@@ -204,8 +205,8 @@ def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, t
             generator.set_state(states[name])
 
 
-class RecordingSampler:
-    """Replacement for the sampler of a ``DataLoader``. Its iterators record the states of generators.
+class EpochIndices(Iterator[Any]):
+    """Sampler of a ``DataLoader`` for one epoch, and its iterator. It reads the user's sampler, and records generators' states.
 
     Args:
         source: ``IndexedSource`` of the loader.
@@ -213,44 +214,15 @@ class RecordingSampler:
     """
 
     def __init__(self, source: Any, start: Start) -> None:
-        self.source = source
-        self.start = start
+        self._source = source
+        self._start = start
         self.generators = {**source.generators, GLOBAL: torch.default_generator}
         self.draws_ahead = DrawsAhead(source.variables, is_custom=source.has_custom_sampler)
-        self.has_other_order = False
+        self._has_other_order = False
         """Whether the order differs from the saved epoch.
 
         The error is raised after the ``DataLoader`` has created its iterator, whose workers can then be ended.
         """
-
-    def __len__(self) -> int:
-        return len(self.source.sampler)
-
-    def __iter__(self) -> "EpochIndices":
-        # A DataLoader with workers calls this method twice, and reads only the second iterator.
-        self.newest = EpochIndices(self)
-        return self.newest
-
-    def check_order(self) -> None:
-        """Check that the order of the samples is the order of the saved epoch, if it must be.
-
-        Raises:
-            GpuAugError: If it is another order.
-        """
-        if self.has_other_order and self.start.same_order:
-            raise GpuAugError(
-                "The run cannot be resumed, because the sampler returns other batches than in the saved epoch. Use a "
-                "DataLoader with the same dataset, sampler and seed. A custom sampler may depend only on its epoch and its "
-                "attribute generator. To continue with another order, pass strict=False to load_state_dict."
-            )
-
-
-class EpochIndices(Iterator[Any]):
-    """Iterator over the indices of one epoch, with the state at the beginning of the epoch."""
-
-    def __init__(self, recording: RecordingSampler) -> None:
-        self._recording = recording
-        self.draws_ahead = recording.draws_ahead
         self._indices: Iterator[Any] = iter(())
         self._states: dict[str, torch.Tensor] = {}
         """States of the generators before the order is drawn."""
@@ -266,44 +238,62 @@ class EpochIndices(Iterator[Any]):
         """Lock of the sampler's iterator: the pulling thread and ``read_to_end`` read it."""
         self.start_state: dict[str, Any] = {}
         """State at the beginning of the epoch; empty before ``begin``."""
-        if recording.start.worker_seed is None:
+
+    def __len__(self) -> int:
+        return len(self._source.sampler)
+
+    def __iter__(self) -> Self:
+        # A DataLoader with workers calls this method twice, and reads only the second iterator of the sampler.
+        if self._start.worker_seed is None and not self.start_state:
             self._iterate()
+        return self
+
+    def check_order(self) -> None:
+        """Check that the order of the samples is the order of the saved epoch, if it must be.
+
+        Raises:
+            GpuAugError: If it is another order.
+        """
+        if self._has_other_order and self._start.same_order:
+            raise GpuAugError(
+                "The run cannot be resumed, because the sampler returns other batches than in the saved epoch. Use a "
+                "DataLoader with the same dataset, sampler and seed. A custom sampler may depend only on its epoch and its "
+                "attribute generator. To continue with another order, pass strict=False to load_state_dict."
+            )
 
     def _iterate(self) -> None:
         """Iterate the user's sampler. It may draw now, or when its iterator is read."""
-        recording = self._recording
-        self._states = states_of(recording.generators)
-        self._epochs = recording.source.epochs  # a sampler that counts epochs may increase its epoch in the next line
-        self._indices = iter(recording.source.sampler)
-        self.order_is_drawn = differ(self._states, states_of(recording.generators))
+        self._states = states_of(self.generators)
+        self._epochs = self._source.epochs  # a sampler that counts epochs may increase its epoch in the next line
+        self._indices = iter(self._source.sampler)
+        self.order_is_drawn = differ(self._states, states_of(self.generators))
 
     def begin(self) -> None:
         """Make the sampler draw the order, and store the state at the beginning of the epoch. A second call does nothing."""
         if self.start_state:
             return
-        recording = self._recording
-        start = recording.start
+        start = self._start
         saved = start.state or {}
         order = saved.get("order", {})
         num_compared = order.get("batches", 0)
         try:
             if start.worker_seed is not None:
-                set_states(recording.generators, saved.get("generators", {}))
-                recording.source.epochs = saved.get("epochs", {})
+                set_states(self.generators, saved.get("generators", {}))
+                self._source.epochs = saved.get("epochs", {})
                 self._iterate()
             if not self.order_is_drawn:
-                self._states = states_of(recording.generators)
+                self._states = states_of(self.generators)
             read = partial(self._read, max(1, start.batches, num_compared))
-            self._read_ahead.extend(recording.draws_ahead.read_first(read))
+            self._read_ahead.extend(self.draws_ahead.read_first(read))
         except Exception as error:
             self._error = error
         if torch.equal(self._states[GLOBAL], torch.default_generator.get_state()):
             del self._states[GLOBAL]  # the sampler does not draw from torch's global generator
-        self.start_state = recording.source.state(self._states, self._epochs)
+        self.start_state = self._source.state(self._states, self._epochs)
         _open.add(self)
         if self._error is None:
             is_same_rank = saved.get("rank") == self.start_state["rank"]
-            recording.has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
+            self._has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
             for _ in range(min(start.batches, len(self._read_ahead))):
                 self._read_ahead.popleft()
 
@@ -311,7 +301,7 @@ class EpochIndices(Iterator[Any]):
         """Read the remaining items, if their number is known, and postpone draws that are not due in a plain ``DataLoader``."""
         length = 0
         with suppress(Exception):  # a sampler need not have a length
-            length = len(self._recording)
+            length = len(self)
         with self._lock:
             try:
                 for index in range(len(self._checksums) - 1, length + 1):  # the last reads the end
@@ -343,7 +333,7 @@ class EpochIndices(Iterator[Any]):
         number_read = len(self._checksums) - 1
         # Before the first batch, the state has the first item, so that another order is noticed, too.
         state = {**self.start_state, "order": self._order(number_read if batches is None else max(1, batches))}
-        return state if batches is not None else {**self._recording.source.state(), "last": state}
+        return state if batches is not None else {**self._source.state(), "last": state}
 
     def __next__(self) -> Any:
         self.begin()

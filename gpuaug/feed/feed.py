@@ -160,8 +160,7 @@ class Feed:
         with self._replaced_attributes(ring):
             iteration = open_feed_iterator(self.loader, current_stream, receive, begin)
         iteration.draws_ahead = self.source.draws_ahead
-        if iteration.draws_ahead is not None and self._begin_with is not None:
-            iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
+        iteration.draws_ahead.items_before_first += self._begin_with is not None  # Accelerate reads one batch ahead
         if ring is not None:
             if self._ring_iterator is not None:
                 # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.

@@ -28,7 +28,7 @@ from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
     StateReader,
-    begin_epoch,
+    begin_after,
     end_workers,
     has_persistent_workers,
     inner_iterator,
@@ -86,8 +86,8 @@ class FeedIterator:
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
         self.state_at_start: Any = read_state(False)
         """State of the wrapped loader before the first batch, if the loader has a state."""
-        self.draws_ahead: DrawsAhead | None = None
-        """Draws of the wrapped loader's sampler, if it is read by its indices."""
+        self.draws_ahead = DrawsAhead()
+        """Draws of the wrapped loader's sampler, if it is read by its indices; else of no generator."""
 
     def get(self, *, block: bool) -> Pulled | None:
         """Return the next batch, error or end, in order; ``None`` if it is not ready and ``block`` is false.
@@ -111,11 +111,6 @@ class FeedIterator:
     def is_open(self) -> bool:
         """Whether the iteration has been neither closed nor taken over."""
         return self._end_message is None
-
-    def count_returned(self) -> None:
-        """Record that the training loop has received a batch, an error or the end."""
-        if self.draws_ahead is not None:
-            self.draws_ahead.count_returned()
 
     def refill(self) -> None:
         """Let the thread pull one batch for each batch that ``get`` has returned.
@@ -164,12 +159,10 @@ class ThreadFeedIterator(FeedIterator):
     def take_over(self) -> None:
         """End this iteration because a newer one reads the same iterator. Waits until the loader's ``next`` returns."""
         super().take_over()
-        if self.draws_ahead is not None:
-            self.draws_ahead.stop()
+        self.draws_ahead.stop()
         self._mailbox.close()
         self._thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
-        if self.draws_ahead is not None:
-            self.draws_ahead.undo()
+        self.draws_ahead.undo()
 
     def close(self) -> None:
         """End the thread and drop the wrapped loader's iterator, which ends its workers. Idempotent."""
@@ -178,12 +171,10 @@ class ThreadFeedIterator(FeedIterator):
         loader = self.loader
         iterator = self.iterator
         super().close()
-        if self.draws_ahead is not None:
-            self.draws_ahead.stop()
+        self.draws_ahead.stop()
         self._stop()
         if not self._thread.is_alive():
-            if self.draws_ahead is not None:
-                self.draws_ahead.undo()
+            self.draws_ahead.undo()
             if not has_persistent_workers(loader):
                 end_workers(iterator)
             self.has_ended.set()
@@ -200,7 +191,7 @@ def open_feed_iterator(
     loader: Iterable[Any],
     current_stream: Callable[[], Any],
     receive: Receive | None = None,
-    begin: BeginFunction = begin_epoch,
+    begin: BeginFunction = begin_after,
 ) -> FeedIterator:
     """Begin an iteration over ``loader``.
 

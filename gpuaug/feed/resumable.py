@@ -24,7 +24,7 @@ from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import (
     GLOBAL,
     DrawsAhead,
-    RecordingSampler,
+    EpochIndices,
     Variable,
     generator_variables,
     read_open_to_end,
@@ -64,15 +64,14 @@ class Source:
     """Number of ranks among which a sampler divides the dataset; ``None`` without such a sampler."""
     begins_anywhere = False
     """Whether an epoch can begin at any batch without loading earlier batches."""
-    draws_ahead: DrawsAhead | None = None
-    """Draws of the sampler in the epoch that was begun last; ``None`` if they are not known."""
-
     variables: Sequence[Variable] = ()
     """States of generators and epochs that samplers of the loader change."""
 
     def __init__(self, loader: Any) -> None:
         self.has_state = is_stateful(loader)
         """Whether the state can be saved and loaded."""
+        self.draws_ahead = DrawsAhead()
+        """Draws of the sampler in the epoch that was begun last, as far as they are known."""
         # A DataLoader stores its position in its iterators: the next iterator begins at the first batch or at a loaded state.
         is_dataloader = isinstance(getattr(loader, "base_dataloader", loader), DataLoader)
         self.stores_position = self.has_state and not is_dataloader
@@ -187,7 +186,7 @@ class IndexedSource(Source):
     """Adapter of a list, or of a ``DataLoader`` of a map-style dataset.
 
     Args:
-        loader: The user's loader. For a ``StatefulDataLoader`` of a stream, only generators and epochs are used.
+        loader: The user's loader.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -327,15 +326,15 @@ class IndexedSource(Source):
             GpuAugError: If the order differs.
         """
         if self.has_custom_sampler and "last" in state:
-            recording = RecordingSampler(self, Start(0, 0, state["last"], same_order))
+            indices = EpochIndices(self, Start(0, 0, state["last"], same_order))
             epochs = self.epochs
-            states_before = states_of(recording.generators)
+            states_before = states_of(indices.generators)
             try:
-                deque(iter(recording), maxlen=0)
+                deque(indices, maxlen=0)
             finally:
                 self.epochs = epochs
-                set_states(recording.generators, states_before)
-            recording.check_order()
+                set_states(indices.generators, states_before)
+            indices.check_order()
         set_states(self.generators, state["generators"])
 
     def begin(self, loader: Any, start: Start) -> IteratorAndReader:
@@ -354,39 +353,38 @@ class IndexedSource(Source):
         if not self._by_index:
             state = self.state()
             return islice(begin_iterator(loader), start.batches, None), lambda _ended: state
-        recording = RecordingSampler(self, start)
-        self.draws_ahead = recording.draws_ahead
+        indices = EpochIndices(self, start)
+        self.draws_ahead = indices.draws_ahead
         read_open_to_end(self.variables)
-        states_before = states_of(recording.generators)
+        states_before = states_of(indices.generators)
         iterator = None
-        replacements: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": recording}
+        replacements: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": indices}
         if start.worker_seed is not None:
             device = default_device() if loader.generator is None else loader.generator.device
             replacements["generator"] = torch.Generator(device).manual_seed(start.worker_seed)
         try:
             with replaced(loader, **replacements):
                 if loader._iterator is not None:  # of persistent workers
-                    loader._iterator._index_sampler = recording
+                    loader._iterator._index_sampler = indices
                 iterator = begin_iterator(loader)
-                recording.newest.begin()
+                indices.begin()
             if loader._iterator is not None:
                 loader._iterator._index_sampler = self.sampler
-            recording.check_order()
+            indices.check_order()
         except BaseException:
             end_workers(iterator)
             loader._iterator = None
-            set_states(recording.generators, states_before)
+            set_states(indices.generators, states_before)
             raise
         if start.worker_seed is not None:  # the program restores torch's global generator itself
             set_states({GLOBAL: torch.default_generator}, states_before)
-        indices = recording.newest
         if start.state is not None:
             set_states(self.generators, start.state.get("begun", {}))
         if indices.order_is_drawn and not loader.num_workers:
             # The DataLoader has drawn the seed of its workers after the order, and these states include this draw.
             indices.start_state["begun"] = states_of(self.generators)
         prefetched = loader.num_workers * (loader.prefetch_factor or 0)
-        recording.draws_ahead.items_before_first = start.batches + iterator._num_yielded + prefetched
+        indices.draws_ahead.items_before_first = start.batches + iterator._num_yielded + prefetched
         return iterator, lambda ended: indices.state(None if ended else start.batches + iterator._num_yielded)
 
 

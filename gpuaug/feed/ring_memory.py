@@ -177,8 +177,9 @@ class Writer:
         """Whether a tensor has been allocated in the slot."""
         return self._next_offset > self._start
 
-    def allocate(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Allocate a tensor in the slot; ``None`` if the slot is full."""
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None = None) -> Tensor | None:
+        """Allocate a tensor in the slot, contiguous by default; ``None`` if the slot is full."""
+        stride = torch.empty(shape, device="meta").stride() if stride is None else stride
         num_bytes = _extent(shape, stride) * dtype.itemsize
         if self._next_offset + num_bytes > self._end:
             return None
@@ -196,19 +197,15 @@ class Writer:
                 return self._tensors[id(leaf)][1]
             return self._copy(leaf) if can_be_stored(leaf) else leaf
 
-        batch = pack_targets(batch, self._allocate_contiguous)
+        batch = pack_targets(batch, self.allocate)
         batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe_leaf), batch)
         if not self.used:
             return batch
         return BatchInSlot(self.memory.key, self.generation, self.slot, batch_of_descriptions)
 
-    def _allocate_contiguous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        return self.allocate(shape, torch.empty(shape, device="meta").stride(), dtype)
-
     def _copy(self, tensor: Tensor) -> Any:
         """Copy a tensor into the slot, and return its description; ``tensor`` itself if the slot is full."""
-        stride = preserved_stride(tensor)
-        target = self.allocate(tuple(tensor.shape), stride, tensor.dtype)
+        target = self.allocate(tuple(tensor.shape), tensor.dtype, preserved_stride(tensor))
         if target is None:
             return tensor
         target.copy_(tensor)

@@ -18,8 +18,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.feed.draws_ahead import set_states, states_of
-from gpuaug.feed.resumable import IndexedSource, Source, generators_of, is_by_index
+from gpuaug.feed.draws_ahead import DrawsAhead, set_states, states_of
+from gpuaug.feed.resumable import IndexedSource, Source, generators_of, is_by_index, is_index_state
 from gpuaug.feed.wrapped_loader import (
     START_WITH_NEW_WORKERS,
     IteratorAndReader,
@@ -38,7 +38,7 @@ _EXTRA_KEY = "gpuaug_order"
 """Key of the additional state in torchdata's state."""
 
 
-class StatefulSource(Source):
+class StatefulSource(IndexedSource):
     """Adapter of a ``StatefulDataLoader``, which begins epochs at a loaded state.
 
     Args:
@@ -47,8 +47,9 @@ class StatefulSource(Source):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
-        self._indexed = IndexedSource(loader)
-        self.variables = self._indexed.variables
+        self.has_state = True
+        self.begins_anywhere = False
+        self.ranks = None
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in type(loader.dataset).__mro__)
         self._dataset_has_state = has_state_methods(loader.dataset)
@@ -57,14 +58,10 @@ class StatefulSource(Source):
         )
         """Whether the additional state has to describe the order of the samples."""
 
-    def settings(self) -> dict[str, Any]:
-        """Return name → value of the settings, other than the order, on which the batches of an epoch depend."""
-        return self._indexed.settings()
-
     def accepts(self, state: Any) -> bool:
         """Return whether ``state`` is a state of torchdata's, with a valid additional state or none."""
         extra_state = self.index_state(state)
-        return super().accepts(state) and (extra_state is None or self._indexed.accepts(extra_state))
+        return not is_index_state(state) and (extra_state is None or super().accepts(extra_state))
 
     def check(self, loader: Any, state: Any) -> None:
         """Check that ``state`` is a state of this type of loader, with the same number of workers.
@@ -92,7 +89,7 @@ class StatefulSource(Source):
 
         Reading torchdata's state would start workers.
         """
-        return {_EXTRA_KEY: self._indexed.state()}
+        return {_EXTRA_KEY: self.state()}
 
     def is_before_first(self, state: Any) -> bool:
         """Return whether ``state`` is from before the first batch: a result of ``state_before_first``, or ``None``."""
@@ -101,18 +98,18 @@ class StatefulSource(Source):
     def can_restart(self, loader: Any) -> bool:
         """Return whether ``restart`` suffices after batches were read: no object in this process has a position of its own."""
         is_read_here = not loader.num_workers and not self._is_of_hugging_face
-        return not (is_read_here and self._dataset_has_state) and not self._indexed.has_custom_sampler_with_state
+        return not (is_read_here and self._dataset_has_state) and not self.has_custom_sampler_with_state
 
     def restart(self, loader: Any, state: Any) -> None:
         """Let the next epoch begin at its first batch, with the generators and epochs of samplers in ``state``."""
         self.discard(loader)
-        self._indexed.restart(loader, self.index_state(state))
+        super().restart(loader, self.index_state(state))
 
     def load(self, loader: Any, state: Any, start: Start, *, ended: bool) -> Start:
         """Load a state, and set the epochs of samplers and of the stream."""
         if (extra_state := self.index_state(state)) is not None:
-            self._indexed.epochs = extra_state["epochs"]
-        return super().load(loader, state, start, ended=ended)
+            self.epochs = extra_state["epochs"]
+        return Source.load(self, loader, state, start, ended=ended)
 
     def discard(self, loader: Any) -> bool:
         """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
@@ -130,7 +127,7 @@ class StatefulSource(Source):
             ArgumentError: If persistent workers cannot load the state of the dataset.
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
-        self.draws_ahead = None
+        self.draws_ahead = DrawsAhead()
         state: Any = loader.next_iter_state
         extra_state = self.index_state(state)
         worker_seed = start.worker_seed
@@ -146,20 +143,18 @@ class StatefulSource(Source):
             else:  # torchdata need not load the state
                 if not self._is_stream and state.get("dataset_state") is not None:
                     loader.dataset.load_state_dict(state["dataset_state"])
-                self._indexed.restore_end(extra_state, same_order=start.same_order)
+                self.restore_end(extra_state, same_order=start.same_order)
                 worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
                 state = extra_state = loader.next_iter_state = None
         if self._records_order and (state is None) is (extra_state is None) and not loader._initial_iter_for_state_dict:
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
-            iterator, read_order = self._indexed.begin(loader, Start(0, worker_seed, extra_state, start.same_order))
-            self.draws_ahead = self._indexed.draws_ahead
-            if self.draws_ahead is not None:
-                self.draws_ahead.items_before_first += start.batches
+            iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
+            self.draws_ahead.items_before_first += start.batches
             return drop_first(iterator, start.batches), _with_extra(state_reader(loader, iterator), read_order)
         iterator = begin_iterator(loader)
         if extra_state is not None:
-            set_states(self._indexed.generators, extra_state["generators"])
-        extra_at_start = self._indexed.state()
+            set_states(self.generators, extra_state["generators"])
+        extra_at_start = self.state()
         read = state_reader(loader, iterator)
 
         def read_start(ended: bool) -> Any:
@@ -167,7 +162,7 @@ class StatefulSource(Source):
             return read(True) if ended else state_at_start
 
         def read_extra(ended: bool) -> Any:
-            return self._indexed.state() if ended else dict(extra_at_start)
+            return self.state() if ended else dict(extra_at_start)
 
         # A loaded state with the key "batches" is from an epoch that is read again.
         begins_at_start = state is None or (extra_state is not None and "batches" in extra_state)

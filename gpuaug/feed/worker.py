@@ -80,8 +80,7 @@ def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
     def stack(tensors: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
         first = tensors[0]
         if all(can_be_stored(part) and part.shape == first.shape and part.dtype == first.dtype for part in tensors):
-            shape = (len(tensors), *first.shape)
-            out = writer.allocate(shape, torch.empty(shape, device="meta").stride(), first.dtype)
+            out = writer.allocate((len(tensors), *first.shape), first.dtype)
             if out is not None:
                 return torch.stack(tuple(tensors), 0, out=out)
         stacked: Tensor = collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)

@@ -1,9 +1,9 @@
 """Functions on the wrapped loader, the iterable inside a ``StreamedLoader``: its state, epoch, workers, errors and draws.
 
-Private names of torch's ``DataLoader``, tried with torch 2.8 and 2.14. Only this file uses them, and, for the state of a
-loader, ``resumable``, ``stateful`` and ``prepared_loader``:
+Private names of torch's ``DataLoader``, tried with torch 2.8 and 2.14. Only this file uses them, and, for iterators of
+persistent workers and the state of a loader, ``feed``, ``prefetch``, ``resumable``, ``stateful`` and ``prepared_loader``:
 
-- ``_iterator``: running iterator of persistent workers. A copy of the loader must not share it.
+- ``_iterator``: running iterator of persistent workers. The feed stores the iterator of workers that write into slots.
 - ``_get_iterator``, ``_index_sampler``: to know and to replace what draws the indices.
 - ``_shutdown_workers``, ``_worker_pids_set``, ``torch._C._remove_worker_pids``: to end workers.
 - ``_data_queue``, and ``_wlock``, ``_writer``, ``_sem`` of its queue: to wake a thread that waits in ``next``.
@@ -254,16 +254,10 @@ BeginFunction = Callable[[Any], IteratorAndReader]
 """Function that begins an iteration over a loader."""
 
 
-def begin_epoch(loader: Any) -> IteratorAndReader:
-    """Begin an iteration over ``loader``."""
-    iterator = begin_iterator(loader)
-    return iterator, state_reader(loader, iterator)
-
-
-def begin_after(loader: Any, skip: int) -> IteratorAndReader:
+def begin_after(loader: Any, skip: int = 0) -> IteratorAndReader:
     """Begin an iteration over ``loader`` after its first ``skip`` batches."""
-    iterator, state = begin_epoch(loader)
-    return drop_first(iterator, skip), state
+    iterator = begin_iterator(loader)
+    return drop_first(iterator, skip), state_reader(loader, iterator)
 
 
 def drop_first(iterator: Iterator[Any], count: int) -> Iterator[Any]:

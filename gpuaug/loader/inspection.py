@@ -13,7 +13,7 @@ from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.draws_ahead import generator_variables, read_open_to_end
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
+from gpuaug.feed.wrapped_loader import has_persistent_workers, has_state_methods, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.stats import Stats
@@ -108,7 +108,9 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     variables = generator_variables(parts(loader.loader).values())
     open_draws = read_open_to_end(variables)
     generator_states = [(variable, variable.get()) for variable in variables]
-    dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
+    dataset: Any = getattr(loader.loader, "dataset", None)
+    is_read_here = has_state_methods(dataset) and getattr(loader.loader, "num_workers", 0) == 0  # not in workers
+    dataset_state = copy.deepcopy(dataset.state_dict()) if is_read_here else None
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
     try:
@@ -122,8 +124,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
             variable.set(state)
         for draws_ahead in open_draws:
             draws_ahead.makes_postponed_draws = True
-        for dataset, state_dict in dataset_states:
-            dataset.load_state_dict(state_dict)
+        if is_read_here:
+            dataset.load_state_dict(dataset_state)
 
 
 @contextmanager
@@ -148,11 +150,3 @@ def single_pass_error(source: object) -> ArgumentError:
         f"loader must wrap an iterable that can be iterated repeatedly, got {type(source).__name__}, which can be read once. "
         "Wrap a list, a DataLoader, or an object whose __iter__ returns a new iterator."
     )
-
-
-def _stateful_datasets(loader: Any) -> Iterator[Any]:
-    """Yield the dataset if it has ``state_dict`` and ``load_state_dict`` and is read in this process, not in workers."""
-    dataset = getattr(loader, "dataset", None)
-    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
-    if has_state and getattr(loader, "num_workers", 0) == 0:
-        yield dataset

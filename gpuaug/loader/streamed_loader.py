@@ -104,10 +104,13 @@ class StreamedLoader:
         self._warned_of_ranks = False
         prepared = as_prepared(loader)  # None, unless Accelerate has prepared the loader
         device = prepared.device if prepared is not None and device is None else device
-        max_bytes = None if feed_bytes is None else _checked_feed_bytes(feed_bytes)
+        if feed_bytes is not None:
+            most = memory_share_bytes()
+            way_out = f"Leave it out for an eighth of the memory that this process may use, which is {most / 1e6:.1f} MB."
+            feed_bytes = whole_number("feed_bytes", feed_bytes, way_out, most=most)
         source = loader if prepared is None else prepared.dataloader
         open_prepared = None if prepared is None else prepared.open
-        batch_feed = Feed(source, feed, max_bytes, devices.as_device(device), open_prepared)
+        batch_feed = Feed(source, feed, feed_bytes, devices.as_device(device), open_prepared)
         device_setup = DeviceSetup(device, warn_pageable=bool(batch_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
@@ -119,6 +122,7 @@ class StreamedLoader:
             self.state_dict = progress.state_dict
             self.load_state_dict = progress.load_state_dict
         self.stages = stages
+        self._own_attributes = {*vars(self), "_own_attributes"}
 
     def __iter__(self) -> Iterator[Batch]:
         return OneThreadIterator(self._batches())
@@ -148,7 +152,7 @@ class StreamedLoader:
     def __getstate__(self) -> tuple[Any, ...]:
         """Return the settings and the position. An unpickled loader creates new threads, workers and memory."""
         settings = {**self._settings, "loader": without_iterator(self._loader), "stages": self.stages, "depth": self.depth}
-        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _INTERNAL_ATTRIBUTES}
+        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - self._own_attributes}
         return settings, self._shared.progress.position_state_of_copy, user_attributes
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -167,18 +171,6 @@ class StreamedLoader:
     def loader(self) -> Any:
         """The wrapped loader. It cannot be replaced."""
         return self._loader
-
-    @loader.setter
-    def loader(self, value: object) -> None:
-        """Raise an error: the wrapped loader cannot be replaced, because feed, slots and state belong to it.
-
-        Raises:
-            ArgumentError: Always.
-        """
-        raise ArgumentError(
-            f"loader must stay the {type(self._loader).__name__} that was wrapped, got a new {type(value).__name__}. "
-            "Wrap the new loader: gpuaug.StreamedLoader(new_loader, loader.stages)."
-        )
 
     @property
     def device(self) -> torch.device:
@@ -328,21 +320,8 @@ def _checked_depth(value: int) -> int:
     return whole_number("depth", value, "Use 0 to run without overlap, 2 to overlap.")
 
 
-def _checked_feed_bytes(feed_bytes: int) -> int:
-    max_bytes = memory_share_bytes()
-    way_out = f"Leave it out for an eighth of the memory that this process may use, which is {max_bytes / 1e6:.1f} MB."
-    return whole_number("feed_bytes", feed_bytes, way_out, most=max_bytes)
-
-
 def _checked_seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for the initial seed of torch.", most=MAX_SEED)
-
-
-_INTERNAL_ATTRIBUTES = {
-    *("_loader", "_settings", "_depth", "_rank", "_warned_of_ranks", "_feed_iterators", "_iterators", "_shared"),
-    *("state_dict", "load_state_dict"),
-}
-"""Attributes that ``StreamedLoader`` sets itself. Any other attribute was set by the user."""
 
 
 def _close_all(feed_iterators: Iterable[FeedIterator]) -> None:

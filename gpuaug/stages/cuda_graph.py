@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
-from gpuaug.stages.encoders import EncoderCall, attribute_tensors, copied, is_dense, value_tensors
+from gpuaug.stages.encoders import EncoderCall, attribute_tensors, is_dense, value_tensors
 from gpuaug.stages.graph_memory import (
     MAX_GRAPHS,
     MAX_SIGNATURES,
@@ -101,7 +101,7 @@ class GraphRunner:
         return len(self._graphs)
 
     def run(self, inputs: tuple[Any, ...], signatures: Signatures) -> Any:
-        """Queue the encoder's work on ``inputs``. Later runs do not overwrite the result.
+        """Queue the encoder's work on ``inputs``. The next run may overwrite the result, which must be ``copied`` before.
 
         Args:
             inputs: Arguments of the encoder.
@@ -137,7 +137,7 @@ class GraphRunner:
                     static_value.copy_(value)
         graph.replay()
         self.replayed += 1
-        return copied(outputs)  # the next replay overwrites the graph's outputs, but the user may keep the result
+        return outputs
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
         """Capture a graph for the signature of ``inputs``. Does nothing if a graph exists, or if a capture is not possible.
@@ -235,8 +235,8 @@ class GraphRunner:
         states = _host_generator_states()
         observer = _Observer()
         try:
-            with _host_waits() as waits:
-                outputs = self._encode.run_eagerly(*inputs, observer=observer)
+            with _host_waits() as waits, observer:
+                outputs = self._encode.run_eagerly(*inputs)
         finally:
             observer.remove()
         if _host_generator_states() != states:
@@ -313,6 +313,15 @@ class GraphRunner:
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)
             torch._C._cuda_releasePool(device, self._pool.handle)
         self._delete_graphs()
+
+
+def copied(result: Any) -> Any:
+    """Return a result of ``GraphRunner.run`` with copies of its tensors, which the user may keep. One copy per tensor."""
+
+    def cloned(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    return batches.map_leaves(batches.cached_by_id(cloned), result)
 
 
 def _is_on_gpu(value: Any) -> bool:

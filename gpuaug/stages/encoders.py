@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -25,18 +25,22 @@ _COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, tor
 
 def module_of(encoder: object) -> nn.Module | None:
     """Return the module that an encoder calls, or ``None`` if ``encoder`` is not an encoder."""
+    callee = _callee(encoder)
+    module = callee if isinstance(callee, nn.Module) else getattr(callee, "__self__", None)
+    return module if isinstance(module, nn.Module) else None
+
+
+def _callee(encoder: object) -> Any:
+    """Return the module or method that ``functools.partial`` calls; any other encoder unchanged."""
     while isinstance(encoder, functools.partial):
         encoder = encoder.func
-    module = encoder if isinstance(encoder, nn.Module) else getattr(encoder, "__self__", None)
-    return module if isinstance(module, nn.Module) else None
+    return encoder
 
 
 def is_encoder(value: object) -> bool:
     """Return whether a value is an encoder. A module that only holds modules, such as ``nn.ModuleDict``, cannot be called."""
     module = module_of(value)
-    while isinstance(value, functools.partial):
-        value = value.func
-    return module is not None and (module is not value or has_forward(module))
+    return module is not None and (module is not _callee(value) or has_forward(module))
 
 
 def set_evaluation_mode(module: nn.Module) -> None:
@@ -71,10 +75,9 @@ def fixed_arguments(encoder: object) -> Iterator[Any]:
 
 def name_of(encoder: Encoder) -> str:
     """Return the name of an encoder for messages: the class of its module, followed by the method for a bound method."""
-    while isinstance(encoder, functools.partial):
-        encoder = encoder.func
     module = type(module_of(encoder)).__name__
-    return module if isinstance(encoder, nn.Module) else f"{module}.{getattr(encoder, '__name__', 'method')}"
+    callee = _callee(encoder)
+    return module if isinstance(callee, nn.Module) else f"{module}.{getattr(callee, '__name__', 'method')}"
 
 
 class EncoderCall:
@@ -129,14 +132,8 @@ class EncoderCall:
         # detach() returns a new tensor, so map_leaves rebuilds every container that holds tensors.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
-    def run_eagerly(self, *values: Any, observer: AbstractContextManager[Any] | None = None) -> Any:
-        """Run without a CUDA graph. Return a copy of the result, which may share memory with inputs or weights.
-
-        The replay of a graph returns a copy, too.
-
-        Args:
-            values: Inputs of the encoder.
-            observer: Context manager around the call of the encoder, without the copies.
+    def run_eagerly(self, *values: Any) -> Any:
+        """Run without a CUDA graph. The result may share memory with inputs or weights: pass it to ``copied``.
 
         Raises:
             ArgumentError: If the encoder has written to its input, except to inference tensors: it reads copies of them.
@@ -144,19 +141,13 @@ class EncoderCall:
         """
         inputs = list(batches.tensors(values))
         versions = [_version(tensor) for tensor in inputs]
-        with observer or nullcontext():
-            result = self(*batches.map_leaves(batches.cached_by_id(_copied_if_inference), values))
+        result = self(*batches.map_leaves(batches.cached_by_id(_copied_if_inference), values))
         if versions != [_version(tensor) for tensor in inputs]:
             raise ArgumentError(
                 f"encoder must not write to its input, which other stages may read, got {name_of(self._encoder)}, which does. "
                 "Begin its forward with x = x.clone()."
             )
-        return copied(result)
-
-
-def copied(result: Any) -> Any:
-    """Return a result of an encoder with copies of its tensors. A tensor that occurs twice is copied once."""
-    return batches.map_leaves(batches.cached_by_id(_copied), result)
+        return result
 
 
 def attribute_tensors(encoder: nn.Module) -> list[torch.Tensor]:
@@ -209,13 +200,9 @@ def _detached(leaf: Any) -> Any:
         return leaf.clone()
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _copied_if_inference(leaf: Any) -> Any:
     # Inference tensors do not count writes, so the encoder reads copies of them.
-    return _copied(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf
+    return leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, bool]:

@@ -23,7 +23,7 @@ from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages import hints
 from gpuaug.stages.base import BoundStage, EncoderRuns, HeldBytes, Stage
-from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
+from gpuaug.stages.cuda_graph import CaptureError, GraphRunner, copied
 from gpuaug.stages.encoders import (
     Encoder,
     EncoderCall,
@@ -274,7 +274,7 @@ def check_device(stage: Stage, device: torch.device) -> None:
     if not isinstance(stage, FeatureStage):
         return
     for branch, module in stage.branches.items():
-        for key, tensor in _weights(module):
+        for key, tensor in (*module.named_parameters(), *module.named_buffers()):
             weight_device = tensor.device if device.index is not None else torch.device(tensor.device.type)
             if weight_device != device:
                 label = "encoder" if branch is None else f"encoder {branch!r}"
@@ -391,7 +391,7 @@ class _Branch:
     def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
         key = position.key(self._name)
         self.lane.make_current()
-        result = self._run(values, key, iterator_state)
+        result = copied(self._run(values, key, iterator_state))
         self._runs += 1
         return result
 
@@ -468,8 +468,3 @@ def _meta_inputs(shape: Any) -> tuple[torch.Tensor, ...]:
         sizes = [whole_number("shapes", size, way_out) for size in parts]
         return (torch.empty(sizes, dtype=torch.float32, device="meta"),)
     raise ArgumentTypeError(f"shapes must hold shapes, tensors or tuples of tensors, got {shown(shape)}. {way_out}")
-
-
-def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -6,7 +6,7 @@ pool. The memory of a graph is measured at the first batch of its signature, whi
 determines only when graphs of earlier iterators are deleted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -30,14 +30,9 @@ class MemoryNeed(NamedTuple):
     """Bytes of the inputs and outputs, which graphs do not share."""
 
 
-def total_bytes(needs: Iterable[MemoryNeed]) -> int:
+def total_bytes(needs: Sequence[MemoryNeed]) -> int:
     """Return the bytes of graphs that share a pool."""
-    peak_bytes = 0
-    io_bytes = 0
-    for need in needs:
-        peak_bytes = max(peak_bytes, need.peak_bytes)
-        io_bytes += need.io_bytes
-    return peak_bytes + io_bytes
+    return max((need.peak_bytes for need in needs), default=0) + sum(need.io_bytes for need in needs)
 
 
 def count_storage_bytes(leaves: Iterable[Any]) -> int:

@@ -54,8 +54,8 @@ def test_keys_are_stable():
     assert Position(seed=42, epoch=3, rank=1, batch=1000).key("augment") == 8511380437846655753
 
 
-@pytest.mark.parametrize("bit", [0, 15, 31])
-def test_draws_depend_on_the_lower_32_bits_of_the_key(bit):
+@pytest.mark.parametrize("bit", [0, 31, 32, 47, 62])
+def test_draws_depend_on_all_bits_of_the_key(bit):
     key = 6148914691236517205
     assert not torch.isin(drawn(key), drawn(key ^ (1 << bit))).any()
 
@@ -74,8 +74,7 @@ def test_generator_says_which_key_it_has(key):
 
 def test_draws_are_stable():
     # A run that is resumed after an upgrade draws what it would have drawn.
-    numbers = drawn(138399822330705441).tolist()
-    assert numbers == [0.9146814942359924, 0.6734443306922913, 0.5108614563941956, 0.8303762078285217]
+    assert drawn(138399822330705441).tolist() == [0.6280769109725952, 0.930720865726471, 0.8650689721107483, 0.8784587383270264]
 
 
 def test_normal_draw_of_another_key_is_not_kept():

@@ -255,7 +255,8 @@ def outputs_cloned_before_the_replay(patch, cuda):
 
     def clone(self):
         cuda.read(self)
-        waiting.pop()()
+        while waiting:
+            waiting.pop()()
         return cuda.new("clone", self.batch)
 
     patch.setattr(FakeGraph, "replay", lambda self: waiting.append(lambda: real(self)))
@@ -317,7 +318,7 @@ def host_wait(patch, cuda):
 @pytest.mark.parametrize(
     ("mutate", "name", "rule", "words"),
     [
-        (no_consumer_wait, "plain", UNREADY, "default reads result"),
+        (no_consumer_wait, "plain", UNREADY, "default reads clone"),
         (no_consumer_wait, "depth 0", UNREADY, "default reads labels"),
         (consumer_of_the_first_batch, "switching streams", UNREADY, "second reads"),
         (no_reverse_wait, "plain", REUSED, "last use: default reads"),
@@ -331,12 +332,12 @@ def host_wait(patch, cuda):
         (wait_for_the_tail, "plain", OVERWAITED, "behind the work of stage/feature lane"),
         (one_event_recorded_again, "plain", OVERWAITED, "behind the work of stage/feature lane"),
         (wait_when_launched, "plain", OVERWAITED, "behind the work of copy lane"),
-        (mark_before_the_last_write, "plain", UNREADY, "default reads result"),
+        (mark_before_the_last_write, "plain", UNREADY, "default reads clone"),
         (mark_before_the_last_write, "no stages", UNREADY, "copy lane writes"),
         (labels_on_a_stream_of_their_own, "plain", UNREADY, "default reads labels"),
         (labels_copied_after_the_mark, "plain", UNREADY, "default reads labels"),
         (no_wait_between_lanes, "plain", UNREADY, "stage/transform lane reads images"),
-        (no_join_of_branches, "branches", UNREADY, "default reads result"),
+        (no_join_of_branches, "branches", UNREADY, "default reads clone"),
         (no_join_of_stages_beside_one_another, "stages beside one another", UNREADY, "default reads clone"),
         (stages_beside_one_another_whatever_they_read, "stages beside one another, then one", UNREADY, "reads clone"),
         (first_batch_beside_one_another, "one module in two stages", UNREADY, "reads cache"),

@@ -172,47 +172,6 @@ def test_tensors_that_require_grad_do_not_tie_batches_together(where):
     assert not any(tensor.requires_grad for graph in graphs for tensor in batches.tensors(graph.inputs))
 
 
-@WHERE
-def test_results_that_are_memory_of_the_module_for_some_shapes_alone_are_copies(where):
-    encoder = Encoder(lambda self, x: self.weight[:1] if len(x) == 1 else x * 2)
-    data = [torch.rand(length, 6) for length in (2, 1, 2, 1)]
-    kept = [value(got) for got in loader_of(encoder, "method", where, data)]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in [*kept, encoder.weight]}) == len(data) + 1
-
-
-class Sometimes(Encoder):
-    """Returns a copy of the result unless all values of the input are 0."""
-
-    def encode(self, x, fixed=None):
-        result = self(x, fixed)
-        if (x == 0).all():
-            return result
-        return batches.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
-
-
-@pytest.mark.parametrize("where", ["CPU", "lanes, in order"])
-@pytest.mark.parametrize("moved", [False, True])
-@pytest.mark.parametrize("result", RESULTS)
-def test_results_that_share_memory_for_some_values_alone_are_copies(result, moved, where):
-    encoder = Sometimes(RESULTS[result] or (lambda self, x: x * 2))
-    fixed = torch.rand(2, 6)
-    call = partial(encoder.encode, fixed=(fixed,)) if RESULTS[result] is None else encoder.encode
-    stage = FeatureStage(call, capture="never")
-    data = [torch.ones(2, 6), torch.zeros(2, 6), torch.zeros(2, 6), torch.ones(2, 6)]
-    memory = [*data, *encoder.parameters(), *encoder.buffers(), *encoder.tables["cosines"], fixed]
-    before = [tensor.clone() for tensor in memory]
-    for number, got in enumerate(DEVICES[where](stage, data, seed=1)):
-        for tensor in batches.tensors(got):
-            assert tensor.untyped_storage().data_ptr() != encoder.workspace.untyped_storage().data_ptr()
-            tensor.add_(1)
-        for tensor, other in zip(memory, before, strict=True):
-            assert_values(tensor, other, about=f"batch {number}")
-        if moved and number == 1:
-            with stage.update():
-                for tensor in (*encoder.parameters(), *encoder.buffers()):
-                    tensor.data = tensor.clone()
-
-
 class Unreadable(UserDict):
     def __getitem__(self, key):
         raise LookupError("a value that must be given")

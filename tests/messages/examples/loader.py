@@ -62,15 +62,6 @@ def persistent_workers_behind_an_epoch(told):
         assert len(list(resumed)) == len(whole)
 
 
-@example("loader must stay the … that was wrapped")
-def another_wrapped_loader(told):
-    streamed, other = gpuaug.StreamedLoader(BATCHES, [torch.negative], device="cpu"), [torch.ones(2)]
-    with told:
-        streamed.loader = other
-    (got,) = gpuaug.StreamedLoader(other, streamed.stages, device="cpu")
-    assert got.tolist() == [-1, -1]
-
-
 @example("Wrap it: gpuaug.StreamedLoader(loader)")
 def plain_loader_to_be_shown(told):
     loader = DataLoader(torch.zeros(4, 3, 4, 4), batch_size=2)
