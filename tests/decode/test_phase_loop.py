@@ -1,20 +1,24 @@
-"""The loops over phases of JPEGs that Numba compiles: the calls of single phases, without the interpreter's lock."""
+"""Loops over files that call nvJPEG's functions by address: compiled, without the interpreter's lock, and in Python."""
 
 import ctypes
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders import phase_loop
+from gpuaug.decode import c_calls, nvjpeg, nvjpeg_loops
 
-ARGUMENTS = {"parse": 6, "dimensions": 3, "set_format": 2, "set_window": 5, "host": 5, "transfer": 5, "device": 5}
-"""Number of arguments of each function of nvJPEG, in the order of ``addresses``."""
-
-HANDLES = {10: (1001, 1002), 20: (2001, 2002), 30: (1001, 1002)}
-"""Handles of nvJPEG and of its decoder, by state."""
+ARGUMENTS = {
+    "image_info": 7,
+    "set_window": 5,
+    "parse": 6,
+    "dimensions": 3,
+    "set_format": 2,
+    "host": 5,
+    "transfer": 5,
+    "device": 5,
+}
+"""Number of arguments of each function of nvJPEG, in the order of ``NAMES``."""
 
 
 class Functions:
@@ -23,7 +27,7 @@ class Functions:
     def __init__(self):
         self.reset()
         self._functions = [self._function(name, number) for name, number in ARGUMENTS.items()]
-        self.addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
+        self.addresses = np.array([ctypes.cast(function, ctypes.c_void_p).value for function in self._functions])
 
     def reset(self):
         self.calls, self.statuses, self.size = [], {}, (40, 30)
@@ -34,6 +38,18 @@ class Functions:
                 for address, side in zip(arguments[1:], self.size, strict=True):
                     ctypes.c_uint32.from_address(address).value = side
                 arguments = arguments[:1]
+            if name == "image_info":
+                _, address, length, components, subsampling, widths, heights = arguments
+                for field, value in ((components, 3), (subsampling, 2)):
+                    ctypes.c_int.from_address(field).value = value
+                (ctypes.c_int * 4).from_address(widths)[:] = [address, address // 2, 1, 0]
+                (ctypes.c_int * 4).from_address(heights)[:] = [length, length // 2, 1, 0]
+            if name == "device":
+                record = np.frombuffer(
+                    (ctypes.c_byte * nvjpeg_loops.OUTPUT.itemsize).from_address(arguments[3]), nvjpeg_loops.OUTPUT
+                )[0]
+                outputs = record["channel"].tolist(), record["pitch"].tolist()
+                arguments = (*arguments[:3], outputs, arguments[4])
             self.calls.append((name, *arguments))
             return next((status for (of, value), status in self.statuses.items() if of == name and value in arguments), 0)
 
@@ -45,71 +61,70 @@ def shared_functions():
     return Functions()
 
 
-@pytest.fixture
-def functions(shared_functions):
+@pytest.fixture(params=["compiled", "in Python"])
+def functions(request, shared_functions, monkeypatch):
+    if request.param == "in Python":
+        monkeypatch.setattr(nvjpeg, "loops", lambda: c_calls.in_python(nvjpeg_loops.define_loops))
+    else:
+        pytest.importorskip("numba")
     shared_functions.reset()
     return shared_functions
 
 
-@pytest.fixture(scope="module")
-def loop(shared_functions):
-    """Compiled once for all tests, for the addresses of the functions."""
-    try:
-        return phase_loop.PhaseLoop(phase_loop.compile_phases(shared_functions.addresses))
-    except ImportError:
-        pytest.skip("no Numba")
+@pytest.fixture
+def decoder(functions):
+    """A decoder of the package whose library is ``functions``."""
+    decoder = object.__new__(nvjpeg.PhasedDecoder)
+    decoder._addresses = functions.addresses
+    return decoder
 
 
-def state(number):
-    return SimpleNamespace(
-        decoder=SimpleNamespace(handles=HANDLES[number]),
-        state=number,
-        parameters=number + 1,
-        stream=number + 2,
-        output_of=lambda address, pitch: (address, pitch) and number + 3,
-    )
+STATES = [nvjpeg.PhasedState((number, number + 1, number + 2, number + 3, number + 4), 0, 0) for number in (10, 20, 30)]
 
 
-STATES = [state(10), state(20), state(30)]
-FILES = [(address, 7 + address, 30, 40, nvjpeg.OUTPUT_RGBI, (1, 2, 3, 4)) for address in (2**40, 2**40 + 1, 2**46)]
+def files():
+    made = np.zeros(3, nvjpeg_loops.FILE)
+    made["address"], made["length"], made["height"], made["width"] = (2**40, 2**40 + 1, 2**46), (7, 8, 9), 30, 40
+    made["top"], made["left"], made["window_height"], made["window_width"], made["form"] = 1, 2, 3, 4, nvjpeg.OUTPUT_RGBI
+    made["output"]["channel"][:, 0], made["output"]["pitch"][:, 0] = 2**41, 99
+    return made
 
 
-def host_calls(number, file, until="host"):
-    address, length, _, _, form, (top, left, height, width) = file
+def host_calls(state, file, until="host"):
+    library, decoder, single, parameters, stream = state.handles
     calls = [
-        ("parse", HANDLES[number][0], address, length, 0, 0, number + 2),
-        ("dimensions", number + 2),
-        ("set_format", number + 1, form),
-        ("set_window", number + 1, left, top, width, height),
-        ("host", *HANDLES[number], number, number + 1, number + 2),
+        ("parse", library, file["address"], file["length"], 0, 0, stream),
+        ("dimensions", stream),
+        ("set_format", parameters, nvjpeg.OUTPUT_RGBI),
+        ("set_window", parameters, 2, 1, 4, 3),
+        ("host", library, decoder, single, parameters, stream),
     ]
-    return calls[: list(ARGUMENTS).index(until) + 1]
+    return calls[: [name for name, *_ in calls].index(until) + 1]
 
 
-def test_host_phases_call_as_single_ones_do(functions, loop):
-    assert loop.host_phases(STATES, FILES) == ["", "", ""]
-    assert functions.calls == [*host_calls(10, FILES[0]), *host_calls(20, FILES[1]), *host_calls(30, FILES[2])]
+@pytest.mark.parametrize("fails", [None, "parse", "dimensions", "host"])
+def test_a_file_that_fails_ends_no_other(functions, decoder, fails):
+    functions.statuses[fails, 24] = 3
+    outcomes = decoder.host_phases(STATES, files())
+    assert outcomes == ["", "nvJPEG finds: bad JPEG" if fails else "", ""]
+    ends = "host", fails or "host", "host"
+    expected = zip(STATES, files(), ends, strict=True)
+    assert functions.calls == [call for state, file, end in expected for call in host_calls(state, file, end)]
 
 
-@pytest.mark.parametrize("fails", ["parse", "dimensions", "host"])
-def test_a_file_that_fails_ends_no_other(functions, loop, fails):
-    functions.statuses[fails, 22] = 3
-    assert loop.host_phases(STATES, FILES) == ["", "nvJPEG finds: bad JPEG", ""]
-    assert functions.calls == [*host_calls(10, FILES[0]), *host_calls(20, FILES[1], until=fails), *host_calls(30, FILES[2])]
-
-
-def test_a_status_that_no_file_causes_is_an_error_of_its_image(functions, loop):
+def test_a_status_that_no_file_causes_is_an_error_of_its_image(functions, decoder):
     functions.statuses["host", 20] = 6
-    first, error, last = loop.host_phases(STATES, FILES)
+    first, error, last = decoder.host_phases(STATES, files())
     assert (first, last) == ("", "")
     assert isinstance(error, nvjpeg.NvJpegError)
     assert error.status == 6
     assert str(error).startswith("nvjpegDecodeJpegHost must succeed")
 
 
-def test_a_file_of_another_size_than_its_header_says_is_not_decoded(functions, loop):
-    files = [FILES[0], (*FILES[1][:2], 31, *FILES[1][3:]), (*FILES[2][:3], 41, *FILES[2][4:])]
-    assert loop.host_phases(STATES, files) == [
+def test_a_file_of_another_size_than_its_header_says_is_not_decoded(functions, decoder):
+    others = files()
+    others["height"][1], others["width"][2] = 31, 41
+    assert decoder.host_phases(STATES, others) == [
         "",
         "nvJPEG finds 40x30 pixels and its header 40x31",
         "nvJPEG finds 40x30 pixels and its header 41x30",
@@ -118,40 +133,50 @@ def test_a_file_of_another_size_than_its_header_says_is_not_decoded(functions, l
 
 
 @pytest.mark.parametrize(("fails", "status"), [("transfer", 3), ("device", 10), ("transfer", 6), ("device", 8)])
-def test_card_phases_call_as_single_ones_do(functions, loop, fails, status):
+def test_card_phases_of_other_images_follow_one_that_fails(functions, decoder, fails, status):
     functions.statuses[fails, 20] = status
-    first, outcome, last = loop.card_phases(STATES, [(1, 2)] * 3, 77)
+    first, outcome, last = decoder.card_phases(STATES, files(), 77)
     assert (first, last) == ("", "")
     if status in nvjpeg.OF_THE_FILE:
         assert outcome == f"nvJPEG finds: {nvjpeg.STATUS[status]}"
     else:
         assert outcome.status == status
     calls = []
-    for number in (10, 20, 30):
-        calls.append(("transfer", *HANDLES[number], number, number + 2, 77))
-        if (number, fails) != (20, "transfer"):
-            calls.append(("device", *HANDLES[number], number, number + 3, 77))
+    for state in STATES:
+        library, decoder_, single, _, stream = state.handles
+        calls.append(("transfer", library, decoder_, single, stream, 77))
+        if (library, fails) != (20, "transfer"):
+            calls.append(("device", library, decoder_, single, ([2**41, 0, 0, 0], [99, 0, 0, 0]), 77))
     assert functions.calls == calls
+    assert decoder.card_phases([], files()[:0], 77) == []
 
 
-def test_loops_do_not_hold_the_interpreters_lock(loop):
-    for function in (loop._run_host_phases, loop._run_card_phases):
-        assert function.targetoptions["nogil"]
+@pytest.fixture
+def engines(functions):
+    """A ``BatchDecoder`` of the package whose library is ``functions``."""
+    decoder = object.__new__(nvjpeg.BatchDecoder)
+    decoder._addresses, decoder._handle = functions.addresses, SimpleNamespace(value=77)
+    decoder._idle_parameters = {nvjpeg.OUTPUT_RGBI: [100, 101, 102, 103]}
+    return decoder
 
 
-def test_the_output_of_a_state_is_a_record_of_one_plane():
-    made = nvjpeg.PhasedState(None, *range(5))
-    record = np.frombuffer((ctypes.c_byte * nvjpeg.OUTPUT.itemsize).from_address(made.output_of(2**40, 99)), nvjpeg.OUTPUT)[0]
-    assert record["channel"].tolist() == [2**40, 0, 0, 0]
-    assert record["pitch"].tolist() == [99, 0, 0, 0]
+def test_sizes_of_files_are_those_of_their_first_component_or_zero(functions, engines):
+    table = files()
+    table["address"], table["length"] = (500, 600, 700), (20, 30, 40)
+    functions.statuses["image_info", 600] = 3
+    assert engines.sizes(table).tolist() == [[20, 500], [0, 0], [40, 700]]
+    assert [arguments[0] for _, *arguments in functions.calls] == [77] * 3
 
 
-def test_without_numba_phases_run_one_by_one(monkeypatch):
-    numbers = count()
-    decoder = SimpleNamespace(addresses=[], host_phase=lambda *_: str(next(numbers)), card_phase=lambda *_: str(next(numbers)))
-    monkeypatch.setattr(phase_loop, "compiled_or_none", lambda *_: None)
-    phases = phase_loop.phases(decoder)
-    assert phases.most_images == 1
-    states = [SimpleNamespace(decoder=decoder)] * 3
-    assert phases.host_phases(states, FILES) == ["0", "1", "2"]
-    assert phases.card_phases(states, [(1, 2)] * 3, 77) == ["3", "4", "5"]
+def test_windows_are_set_as_left_top_width_and_height(functions, engines):
+    table = files()
+    engines.set_windows(table)
+    assert functions.calls == [("set_window", parameters, 2, 1, 4, 3) for parameters in (103, 102, 101)]
+    assert engines._idle_parameters == {nvjpeg.OUTPUT_RGBI: [100]}
+    engines.put_back(table)
+    assert engines._idle_parameters == {nvjpeg.OUTPUT_RGBI: [100, 103, 102, 101]}
+
+
+def test_compiled_loops_do_not_hold_the_interpreters_lock():
+    pytest.importorskip("numba")
+    assert all(loop.targetoptions["nogil"] for loop in nvjpeg.loops())

@@ -1,6 +1,5 @@
 """The decoder's threads: they end with the iterator, after the call that they are in, and so does the process."""
 
-import ctypes
 import gc
 import signal
 import threading
@@ -236,11 +235,11 @@ def test_infos_are_computed_once_per_batch_before_it_is_given_to_threads(monkeyp
 
 def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
     class Failing(nvjpeg_double.BatchDecoder):
-        def decode(self, kind, addresses, lengths, *arguments):
+        def decode(self, files, *arguments, **options):
             # By the file and not by the count of calls: two threads prepare batches, and either may be first.
-            if FILES.index(ctypes.string_at(int(addresses[0]), int(lengths[0]))) >= 4:
+            if FILES.index(nvjpeg_double.content(files[0])) >= 4:
                 raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
-            return super().decode(kind, addresses, lengths, *arguments)
+            return super().decode(files, *arguments, **options)
 
     nvjpeg_double.use(monkeypatch, Failing)
     arrived = []
