@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,12 @@ from gpuaug.decode.headers import format_of, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 
 _NOT_REGULAR = "it is not a regular file"
+
+_match_video = re.compile(
+    rb"....(ftyp|moov|mdat|wide)|\x1a\x45\xdf\xa3|FLV\x01|OggS|\x30\x26\xb2\x75|\0\0\1[\xba\xb3]|RIFF....AVI |G.{187}G.{187}G",
+    re.DOTALL,
+).match
+"""Match the first bytes of a video: MP4 and QuickTime, Matroska, FLV, Ogg, ASF, MPEG, AVI, and a transport stream."""
 
 
 def open_file(path: str) -> FileIO:
@@ -287,11 +294,4 @@ def _bytes_view(value: Any) -> memoryview:
 
 def begins_like_video(data: memoryview) -> bool:
     """Return whether a video file may begin with these bytes."""
-    start = bytes(data[:12])
-    return (
-        (start[4:8] == b"ftyp" and format_of(data) is None)  # images have other brands (bytes 8 to 11)
-        or start[4:8] in (b"moov", b"mdat", b"wide")  # QuickTime
-        or start.startswith((b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\x30\x26\xb2\x75", b"\0\0\1\xba", b"\0\0\1\xb3"))
-        or (start[:4] == b"RIFF" and start[8:] == b"AVI ")
-        or bytes(data[:377:188]) == b"GGG"  # MPEG transport stream
-    )
+    return _match_video(bytes(data[:377])) is not None and format_of(data) is None  # images also have ``ftyp``

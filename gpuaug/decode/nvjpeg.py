@@ -200,14 +200,13 @@ class BatchDecoder(Library):
         sizes[statuses != 0] = 0
         return sizes
 
-    def decode(self, files: NDArray[np.void], stream: int, *, has_windows: bool = False) -> int:
+    def decode(self, files: NDArray[np.void], stream: int) -> int:
         """Decode the files of one group. Blocks while the engines work, and queues the colour conversion on ``stream``.
 
         Args:
-            files: (B,) records of ``FILE``, with one group and output format. All files of all calls with this group must have
-                the same chroma subsampling.
+            files: (B,) records of ``FILE``, with one group and output format, with windows if ``set_windows`` has been called.
+                All files of all calls with this group must have the same chroma subsampling.
             stream: Handle of a CUDA stream.
-            has_windows: Whether ``set_windows`` has been called. Otherwise whole images are decoded.
 
         Returns:
             0, or a status in ``OF_THE_FILE``, after which all outputs of the batch are undefined.
@@ -222,6 +221,7 @@ class BatchDecoder(Library):
                 "nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(setup[0]), c_int(1), c_int(setup[1])
             )
             self._setups[state] = setup
+        has_windows = files["parameters"].all()
         names = ("address", "length", "output", "parameters") if has_windows else ("address", "length", "output")
         arrays = [np.ascontiguousarray(files[name]) for name in names]
         pointers = [c_void_p(array.ctypes.data) for array in arrays]

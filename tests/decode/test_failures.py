@@ -188,11 +188,11 @@ class Engines(nvjpeg_double.BatchDecoder):
 
     running = 0
 
-    def decode(self, *arguments, **options):
+    def decode(self, *arguments):
         type(self).running += 1
         assert type(self).running == 1
         threading.Event().wait(0.02)
-        status = super().decode(*arguments, **options)
+        status = super().decode(*arguments)
         type(self).running -= 1
         return status
 
@@ -223,9 +223,9 @@ def test_engines_name_the_images_that_they_refuse(monkeypatch, damaged, caplog):
 def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
     prepared, calling = set(), set()
 
-    def note(original, *arguments, **options):
+    def note(original, *arguments):
         calling.add(threading.current_thread())
-        return original(*arguments, **options)
+        return original(*arguments)
 
     nvjpeg_double.use(monkeypatch)
     found = registry.find("auto", "a device")
@@ -250,10 +250,10 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
     monkeypatch.setattr(
         internals.nvjpeg_calls(engines),
         "decode",
-        lambda *call, **options: calls.append(1) or decode(*call, **options),
+        lambda *call: calls.append(1) or decode(*call),
         raising=False,
     )
-    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, lambda: [engines]), SimpleQueue()
+    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, lambda _: [engines]), SimpleQueue()
     idle.put(lanes.copy)
     with closing(base.Pools(1)) as pools:
         resources, work = base.Resources(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})

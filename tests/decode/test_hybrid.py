@@ -127,9 +127,9 @@ def test_it_decodes_while_the_engines_do(monkeypatch):
     begun = threading.Event()
 
     class Engines(nvjpeg_double.BatchDecoder):
-        def decode(self, *arguments, **options):
+        def decode(self, *arguments):
             assert begun.wait(5)
-            return super().decode(*arguments, **options)
+            return super().decode(*arguments)
 
     class Phased(nvjpeg_double.PhasedDecoder):
         def host_phase(self, *arguments):
@@ -225,7 +225,7 @@ def test_the_longest_files_begin(decoder, monkeypatch):
 
 def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
     lanes = Lanes(torch.device("cpu"))
-    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [decoder])
+    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda _: [decoder])
     batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), Pools(2), SimpleQueue()
     try:
         future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Resources(lanes, lanes.copy, idle, pools)))
@@ -287,7 +287,7 @@ def test_each_image_gets_a_state_of_its_capacity_and_backend(decoder, monkeypatc
 @one_decoder
 def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
     (engines, *_), lanes = nvjpeg_double.ON_CARD, Lanes(torch.device("cpu"))
-    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [engines, decoder])
+    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda _: [engines, decoder])
     scheduled.decoders_of(Encoded)
     idle = scheduled._idle_card_lanes
     assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.calls + decoder.calls

@@ -105,7 +105,7 @@ class Machine:
         cuda, machine, empty = self.cuda, self, torch.empty
 
         class Engines(nvjpeg_double.BatchDecoder):
-            def decode(self, files, number, *, has_windows=False):
+            def decode(self, files, number):
                 assert machine.going.wait(WAIT_S)
                 machine._decode(files, number)
                 return 0

@@ -15,6 +15,7 @@ from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.layout import Layout
 from gpuaug.decode.nvjpeg_loops import FILE
 from gpuaug.decode.work import Work
 
@@ -70,7 +71,7 @@ class Engines(FileDecoder):
         mask &= table["format"] == Format.JPEG
         return mask
 
-    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code."""
         calls = self._calls(work, indices)
         try:
@@ -79,7 +80,7 @@ class Engines(FileDecoder):
             calls.clear()  # so that the task, if it runs later, does not write to memory that is then reused
             raise
 
-    def _calls(self, work: Work, indices: NDArray[Any]) -> list[NDArray[np.void]]:
+    def _calls(self, work: Work[Layout], indices: NDArray[Any]) -> list[NDArray[np.void]]:
         """Return the arguments of the calls: one (n,) array of ``FILE`` per group.
 
         A file whose size according to nvJPEG differs from its header is left out, and added to ``work.problems``.
@@ -102,16 +103,15 @@ class Engines(FileDecoder):
             self._decoder.set_windows(files)
         return [files[files["group"] == group] for group in np.unique(files["group"])]
 
-    def _decode(self, work: Work, calls: list[NDArray[np.void]], resources: Resources) -> Event:
+    def _decode(self, work: Work[Layout], calls: list[NDArray[np.void]], resources: Resources) -> Event:
         """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
         nvjpeg.enter(resources.lanes.device)
-        has_windows = work.layout.shapes.windows is not None
         with self._call_lock:
             lane = resources.card_lanes.get()
             try:
                 while calls:
                     files = calls.pop()
-                    status = self._decoder.decode(files, lane.handle, has_windows=has_windows)
+                    status = self._decoder.decode(files, lane.handle)
                     # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
@@ -120,14 +120,14 @@ class Engines(FileDecoder):
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]
                         continue
-                    if has_windows:
+                    if work.layout.shapes.windows is not None:
                         self._decoder.put_back(files)
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
 
 
-def card_files(work: Work, indices: NDArray[Any]) -> NDArray[np.void]:
+def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
     """Return (n,) records of ``FILE``. Images that need postprocessing are written to ``work.raw``."""
     layout = work.layout
     table = layout.headers[indices]

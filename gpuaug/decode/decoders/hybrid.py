@@ -23,6 +23,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
 from gpuaug.decode.decoders.engines import card_files, fits_nvjpeg
+from gpuaug.decode.layout import Layout
 from gpuaug.decode.work import Work
 
 MAX_STATES = 96
@@ -158,11 +159,11 @@ class Hybrid(FileDecoder):
         first &= (table["format"] == Format.JPEG) & (pixels > LARGE_PIXELS) & (hashes < 2**32 * LARGE_SHARE)
         return first
 
-    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Return the function that decodes. No phase starts before its call: two batches could wait for each other's states."""
         return partial(self._decode, work, indices, resources)
 
-    def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
+    def _decode(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Event:
         """Submit the host phases, longest file first, and queue each card phase when its host phase has ended."""
         headers = work.layout.headers
         indices = indices[np.argsort(-headers["length"][indices])]
@@ -336,7 +337,7 @@ _Used: TypeAlias = tuple[_PoolKey, nvjpeg.PhasedState]
 class _Batch:
     """Images of a batch between their phases."""
 
-    work: Work
+    work: Work[Layout]
     files: NDArray[np.void]
     """(n,) records of ``FILE``."""
     keys: list[_PoolKey]

@@ -32,13 +32,13 @@ class BatchDecoder:
         return np.array(sizes, np.int32).reshape(-1, 2)
 
     def set_windows(self, files):
-        files["parameters"] = np.arange(len(self.windows), len(self.windows) + len(files))
+        files["parameters"] = np.arange(len(self.windows), len(self.windows) + len(files)) + 1
         self.windows += [_window(file) for file in files]
 
     def put_back(self, files):
         assert len(set(files["parameters"].tolist())) == len(files)
 
-    def decode(self, files, stream, *, has_windows=False):
+    def decode(self, files, stream):
         try:
             opened = [_open(file["address"], file["length"]) for file in files]
             self._check(int(files["group"][0]), opened)
@@ -46,7 +46,8 @@ class BatchDecoder:
         except OSError:
             return BAD_JPEG
         for image, file in zip(images, files, strict=True):
-            _write(_cut(image, self.windows[int(file["parameters"])]) if has_windows else image, file)
+            parameters = int(file["parameters"])
+            _write(_cut(image, self.windows[parameters - 1]) if parameters else image, file)
         return 0
 
     def _check(self, group, images):

@@ -45,9 +45,8 @@ class Functions:
                 (ctypes.c_int * 4).from_address(widths)[:] = [address, address // 2, 1, 0]
                 (ctypes.c_int * 4).from_address(heights)[:] = [length, length // 2, 1, 0]
             if name == "device":
-                record = np.frombuffer(
-                    (ctypes.c_byte * nvjpeg_loops.OUTPUT.itemsize).from_address(arguments[3]), nvjpeg_loops.OUTPUT
-                )[0]
+                data = ctypes.string_at(arguments[3], nvjpeg_loops.OUTPUT.itemsize)
+                record = np.frombuffer(data, nvjpeg_loops.OUTPUT)[0]
                 outputs = record["channel"].tolist(), record["pitch"].tolist()
                 arguments = (*arguments[:3], outputs, arguments[4])
             self.calls.append((name, *arguments))
