@@ -83,6 +83,11 @@ class FileDecoder(ABC):
     """Maximum number of concurrent calls on the lanes of one loader."""
 
     @property
+    def description(self) -> str:
+        """Row of ``DecoderTable``."""
+        return f"{self.version}: {self.files}"
+
+    @property
     def held_bytes(self) -> tuple[int, int]:
         """(page-locked bytes, device bytes) that the decoder keeps allocated for all loaders."""
         return 0, 0

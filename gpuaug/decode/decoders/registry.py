@@ -43,6 +43,11 @@ class Absence:
     words: str
     """Description of the cause: a clause that follows *because*."""
 
+    @property
+    def description(self) -> str:
+        """Row of ``DecoderTable``."""
+        return f"not used: {self.words}"
+
 
 DecodersByName: TypeAlias = Mapping[str, FileDecoder | Absence]
 """Name → decoder, or the reason why it is not used.
@@ -56,25 +61,13 @@ _created: dict[tuple[torch.device, str], FileDecoder] = {}
 _creation_lock = threading.Lock()
 
 
-class DecoderTable:
+class DecoderTable(dict[str, FileDecoder | Absence]):
     """Printable table of the decoders of a stage: files and libraries of each decoder, or the reason why it is not used."""
 
-    def __init__(self, decoders: DecodersByName) -> None:
-        self._decoders = decoders
-
     def __str__(self) -> str:
-        rows = []
-        for name, decoder in self._decoders.items():
-            if isinstance(decoder, Absence):
-                rows.append(f"{name:8} not used: {decoder.words}")
-            else:
-                rows.append(f"{name:8} {decoder.version}: {decoder.files}")
-        return "\n".join(rows)
+        return "\n".join(f"{name:8} {decoder.description}" for name, decoder in self.items())
 
     __repr__ = __str__
-
-    def __getitem__(self, name: str) -> FileDecoder | Absence:
-        return self._decoders[name]
 
 
 def find(backend: Backend, device: torch.device) -> DecodersByName:
