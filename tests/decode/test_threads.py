@@ -23,6 +23,7 @@ from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import decoding, nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders import cpu, loops
+from gpuaug.decode.decoders.base import share
 from gpuaug.decode.layout import Layout
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
@@ -345,3 +346,17 @@ def test_waits_for_decoding_are_counted_where_the_training_thread_blocks(monkeyp
     assert counted == [1, 1, 2]
     assert loader.stats().decode_wait_ms > 0
     assert (loader.stats().starved, loader.stats().replaced) == (0, 1)
+
+
+def test_a_call_that_could_not_be_submitted_finds_no_image_later():
+    """An executor keeps a call whose thread did not start. It runs when the memory of its batch is used for other images."""
+    pending, kept = iter(range(3)), []
+
+    def submit(*call):
+        kept.append(call)
+        raise RuntimeError("can't start new thread")
+
+    finish = share(submit, 2, list, pending)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        finish()
+    assert [function(items) for function, items in kept] == [[]]
