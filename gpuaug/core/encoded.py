@@ -37,7 +37,7 @@ class Format(IntEnum):
     """JPEG of 8 bits that no other member names: several scans, arithmetic coding, SOF1, grey with restart markers, or colours
     other than grey and YCbCr."""
     OTHER = 3
-    """An image of another format, such as PNG, WebP or GIF."""
+    """An image of another format, such as GIF."""
     LOSSLESS_JPEG = 4
     """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg ignores the size and writes the whole image."""
     PROGRESSIVE_JPEG = 5
@@ -45,6 +45,10 @@ class Format(IntEnum):
     DEEP = 6
     """PNG or TIFF of 16 bits, or TIFF with bands in addition to colours and alpha. Decoded as stored only: ``channels=None``,
     or ``"labels"`` for grey."""
+    PNG = 7
+    """PNG of 8 bits in grey, RGB or RGBA that libspng decodes to PIL's pixels. All other PNGs of 8 bits are ``OTHER``."""
+    WEBP = 8
+    """WebP."""
 
 
 SAMPLE_TYPES = ("uint8", "uint16", "int16")

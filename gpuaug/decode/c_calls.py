@@ -10,9 +10,6 @@ from contextlib import suppress
 from functools import cache, wraps
 from typing import Any, TypeVar, TypeVarTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 _log = logging.getLogger("gpuaug")
 
 _MACHINES = ("x86_64", "aarch64", "arm64")
@@ -46,52 +43,33 @@ def _is_supported() -> bool:
     return sys.platform != "win32" and platform.machine() in _MACHINES
 
 
-def compiled_or_none(purpose: str, compile_loop: Callable[[], Loop]) -> Loop | None:
-    """Return the result of ``compile_loop``, or ``None`` if Numba is not installed or cannot be used on this machine.
+def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) -> Loop | None:
+    """Return loops that call C functions, compiled by Numba if it is installed. ``None`` if the machine is not supported.
 
     Args:
-        purpose: What the loop does, for the message if Numba is installed and fails.
-        compile_loop: Function that imports Numba and returns compiled functions.
+        purpose: What the loops do, for the message if Numba is installed and fails.
+        define: Function of (call, call_unlocked, compile) that returns the loops. ``call(address, arguments)`` calls a C
+            function with a tuple of 64-bit integers. If the loops are not compiled, ``call`` holds the interpreter's lock, for
+            functions that take less time than acquiring the lock again, and ``call_unlocked`` releases it. ``compile`` is the
+            decorator of the functions of the loops.
     """
     if not _is_supported():
         return None
     try:
-        return compile_loop()
+        from numba import njit
+
+        call = c_call()
+        return define(call, call, njit(nogil=True))
     except ImportError:
-        return None
+        pass
     except Exception as error:  # Numba raises errors of other types for versions of NumPy or SciPy that it does not support
         _log.warning("Numba is not used to %s, because it failed: %r", purpose, error)
-        return None
+    return in_python(define)
 
 
-def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) -> Loop | None:
-    """Return a loop over images, compiled by Numba if it is installed. ``None`` if the machine is not supported.
-
-    Args:
-        purpose: As for ``compiled_or_none``.
-        define: Function of (call, call_unlocked, compile) that returns the loop. ``call(address, arguments)`` calls a C
-            function with a tuple of 64-bit integers. If the loop is not compiled, ``call`` holds the interpreter's lock, for
-            functions that take less time than acquiring the lock again, and ``call_unlocked`` releases it. ``compile`` is the
-            decorator of the functions of the loop.
-    """
-    if not _is_supported():
-        return None
-    loop = compiled_or_none(purpose, lambda: _defined_with_numba(define))
-    if loop is None:
-        loop = define(_python_call(ctypes.PYFUNCTYPE), _python_call(ctypes.CFUNCTYPE), lambda function: function)
-    return loop
-
-
-def _defined_with_numba(define: Callable[[Any, Any, Any], Loop]) -> Loop:
-    """Return the compiled loop of ``compiled_or_python``.
-
-    Raises:
-        ImportError: If Numba is not installed.
-    """
-    from numba import njit
-
-    call = c_call()
-    return define(call, call, njit(nogil=True))
+def in_python(define: Callable[[Any, Any, Any], Loop]) -> Loop:
+    """Return the loops of ``compiled_or_python`` as Python functions."""
+    return define(_python_call(ctypes.PYFUNCTYPE), _python_call(ctypes.CFUNCTYPE), lambda function: function)
 
 
 def _python_call(function_type: Any) -> Callable[[int, Sequence[int]], int]:
@@ -120,11 +98,7 @@ def load_library(paths: Iterable[str], names: Sequence[str]) -> ctypes.CDLL | No
 
 def addresses(library: ctypes.CDLL | None, names: Sequence[str]) -> list[int]:
     """Return the addresses of functions of a library; zeros if ``library`` is ``None``."""
-    return [0 if library is None else _address(getattr(library, name)) for name in names]
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return [0 if library is None else ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
 
 
 def c_call() -> Any:
@@ -144,48 +118,3 @@ def c_call() -> Any:
         return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate  # type: ignore[no-untyped-call]
 
     return call
-
-
-def call_each(function: Any, arguments: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Call a C function once per row of arguments.
-
-    Args:
-        function: Function of ctypes, whose arguments and result are integers of at most 64 bits, or addresses.
-        arguments: (n, k) arguments of the n calls.
-
-    Returns:
-        (n,) results of 32 bits.
-    """
-    loop = _loop_over_calls(arguments.shape[1])
-    if loop is None:
-        return np.array([function(*row) & LOW for row in arguments.tolist()], np.int64)
-    return loop(_address(function), arguments)
-
-
-@compile_once
-def _loop_over_calls(count: int) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]] | None:
-    """Return the compiled loop of ``call_each`` for functions of ``count`` arguments, or ``None`` without Numba."""
-    return compiled_or_none("call C functions", lambda: _compile_loop(count))
-
-
-def _compile_loop(count: int) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]]:
-    """Compile the loop of ``call_each``.
-
-    Raises:
-        ImportError: If Numba is not installed.
-    """
-    from numba import njit
-    from numba.np.unsafe.ndarray import to_fixed_tuple
-
-    call = c_call()
-    as_tuple: Any = to_fixed_tuple
-
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def loop(address: int, arguments: NDArray[np.int64]) -> NDArray[np.int64]:
-        results = np.empty(len(arguments), np.int64)
-        for index in range(len(arguments)):
-            results[index] = call(address, as_tuple(arguments[index], count)) & LOW
-        return results
-
-    loop(0, np.empty((0, count), np.int64))
-    return loop  # type: ignore[no-any-return]

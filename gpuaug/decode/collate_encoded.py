@@ -12,15 +12,8 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import (
-    are_encoded,
-    begins_like_video,
-    file_problem,
-    name_and_bytes,
-    open_file,
-    refuse,
-    too_large,
-)
+from gpuaug.decode.encoded_input import are_encoded, begins_like_video, name_and_bytes, refuse
+from gpuaug.decode.file_bytes import file_problem, open_file, too_large
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError

@@ -28,9 +28,9 @@ from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.clips.layout import ClipLayout, ClipWork
+from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
-from gpuaug.decode.layout import Layout, Options, WindowsOf, buffer_length
+from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf, buffer_length
 from gpuaug.decode.work import Work, allocate_pixels
 
 
@@ -41,9 +41,8 @@ class Decoder:
         name: Name of the stage.
         lanes: Lanes of the loader.
         options: Options of the stage.
-        find_images: Function that returns the image decoders in order of precedence. It is called when the first images arrive.
-        find_clips: Function that returns the clip decoders in order of precedence. It is called when the first clips arrive.
-        divides_large_files: Whether ``FileDecoder.takes_first`` of the image decoders is used.
+        find: Function that returns the decoders of images (``Encoded``) or clips (``EncodedClips``) in order of precedence. It
+            is called when the first batch of this type arrives.
     """
 
     def __init__(
@@ -51,15 +50,11 @@ class Decoder:
         name: str,
         lanes: Lanes,
         options: Options,
-        find_images: Callable[[], list[FileDecoder]],
-        find_clips: Callable[[], list[FileDecoder]] = list,
-        *,
-        divides_large_files: bool = True,
+        find: Callable[[type[Encoded]], list[FileDecoder]],
     ) -> None:
         self._name, self._lanes, self.options = name, lanes, options
         self.copy_lane = lanes.copy
-        self._divides_large_files = divides_large_files
-        self._find = {Encoded: find_images, EncodedClips: find_clips}
+        self._find = find
         self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
         """Decoders of images (``Encoded``) and of clips (``EncodedClips``). An entry is set when its first batch arrives."""
         # High priority: otherwise colour conversion waits for the kernels of the training step.
@@ -81,7 +76,7 @@ class Decoder:
         The first call for a type must be on the training thread, because it creates lanes.
         """
         if encoded_type not in self.decoders_by_type:
-            self.decoders_by_type[encoded_type] = decoders = self._find[encoded_type]()
+            self.decoders_by_type[encoded_type] = decoders = self._find(encoded_type)
             # One lane per concurrent call of a decoder on the card.
             for call in range(len(self._card_lanes), sum(decoder.calls for decoder in decoders if decoder.on_card)):
                 self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
@@ -103,7 +98,7 @@ class Decoder:
         """Device bytes of pixels that are not freed yet, and of the decoders."""
         return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
 
-    def allocate(self, encoded: Encoded, undecodable: Mapping[int, str], windows: WindowsOf | None = None) -> Work | ClipWork:
+    def allocate(self, encoded: Encoded, undecodable: Mapping[int, str], windows: WindowsOf | None = None) -> Work[BatchLayout]:
         """Allocate the buffers for one member of a batch. Call on the training thread, with the copy lane current.
 
         Args:
@@ -112,25 +107,16 @@ class Decoder:
             windows: Function that returns the windows to decode; ``None`` to decode whole images.
         """
         decoders = self.decoders_of(type(encoded))
+        layout: BatchLayout
         if isinstance(encoded, EncodedClips):
-            clip_layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
-            return ClipWork(encoded, clip_layout, *self._buffers(clip_layout, torch.uint8))
-        layout = Layout(
-            encoded.headers,
-            self.options,
-            decoders,
-            undecodable=undecodable,
-            windows=windows,
-            divides_large_files=self._divides_large_files,
-        )
-        return Work(encoded, layout, *self._buffers(layout, layout.dtype))
-
-    def _buffers(self, layout: Layout | ClipLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the buffers ``data``, ``raw`` and ``staging`` of a task."""
-        data = self._on_device(layout.length, dtype)
+            layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
+        else:
+            layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
+        data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
-        return data, raw, self._staging(layout.staged_length, dtype) if staged else None
+        staging = self._staging(layout.staged_length, layout.dtype) if staged else None
+        return Work(encoded, layout, data, raw, staging)
 
     def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Return a device buffer for ``length`` values."""
@@ -159,7 +145,7 @@ class Decoder:
                 return buffer
         return allocate_pixels(buffer_bytes, host, dtype)
 
-    def start(self, pools: Pools, works: list[Work | ClipWork]) -> Future[list[Event]]:
+    def start(self, pools: Pools, works: list[Work[BatchLayout]]) -> Future[list[Event]]:
         """Submit a batch.
 
         The result of the future is the list of the decoders' events, or the error of a library or the card.
@@ -172,7 +158,7 @@ class Decoder:
         for lane in self._card_lanes:
             self.copy_lane.wait(lane.record_event())
 
-    def _decode(self, pools: Pools, works: list[Work | ClipWork], memory_is_free: Event) -> list[Event]:
+    def _decode(self, pools: Pools, works: list[Work[BatchLayout]], memory_is_free: Event) -> list[Event]:
         """Decode a batch. Runs on a thread of ``Pools.batches``.
 
         Args:
@@ -209,7 +195,12 @@ class Decoder:
         return events
 
     def _begin(
-        self, works: list[Work | ClipWork], resources: Resources, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool
+        self,
+        works: list[Work[BatchLayout]],
+        resources: Resources,
+        begun: list[tuple[str, Callable[[], Event]]],
+        *,
+        on_card: bool,
     ) -> None:
         """Start the decoders that run on the card, or on the host.
 

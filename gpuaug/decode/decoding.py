@@ -19,12 +19,11 @@ from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import DecodeError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Event
-from gpuaug.decode.clips.layout import ClipWork
 from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.hints import DecodedMember
-from gpuaug.decode.layout import WindowsOf, source_indices
+from gpuaug.decode.layout import BatchLayout, WindowsOf, source_indices
 from gpuaug.decode.layout import problems as image_problems
 from gpuaug.decode.members import instances, map_instances, with_samples_from
 from gpuaug.decode.work import Work
@@ -158,8 +157,7 @@ class Decoding:
     def abandon(self) -> None:
         """Stop the decoders after their current images, and wait until none writes to the memory of this batch."""
         for work in self.works:
-            if isinstance(work, Work):
-                work.is_abandoned = True
+            work.is_abandoned = True
         if not self._future.cancel():
             wait([self._future])  # not ``result()``, which would raise an error of the abandoned batch
             self._decoder.settle()
@@ -182,7 +180,7 @@ class Decoding:
         self._undecodable = set(self._all_problems)
         """Indices of the samples that have a problem: another sample is decoded instead of each."""
         members = zip(self._encoded, self._windows, strict=True)
-        self.works: list[Work | ClipWork] = []
+        self.works: list[Work[BatchLayout]] = []
         for encoded, windows in members:
             try:
                 self.works.append(self._decoder.allocate(encoded, self._all_problems, windows))

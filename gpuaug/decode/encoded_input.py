@@ -1,60 +1,26 @@
-"""Recognition of encoded images in samples, and access to their bytes, in a file or in memory."""
+"""Recognition of encoded images in samples."""
 
-import errno
 import os
-import stat
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from io import FileIO
 from typing import Any, NoReturn
 
-import numpy as np
-import torch
-from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
+from gpuaug.decode.file_bytes import bytes_view, is_bytes, open_file, too_large
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import format_of, parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 
-_NOT_REGULAR = "it is not a regular file"
-
-
-def open_file(path: str) -> FileIO:
-    """Open a regular file for reading, without waiting for the writer of a FIFO.
-
-    Raises:
-        LimitError: If the file is not a regular file, such as a FIFO or a device.
-        OSError: If the file does not exist, or cannot be opened.
-        ValueError: If the path contains a null character.
-    """
-    try:
-        file = FileIO(path, opener=_open_without_waiting)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise LimitError(_NOT_REGULAR) from None
-        raise
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise LimitError(_NOT_REGULAR)
-    return file
-
-
-def too_large(size: int, limit: int) -> str:
-    """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
-    return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
-
-
-def file_problem(error: OSError | ValueError | LimitError) -> str:
-    """Return the reason why a file cannot be read, without its path, which the error message names."""
-    return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
+_match_video = re.compile(
+    rb"....(ftyp|moov|mdat|wide)|\x1a\x45\xdf\xa3|FLV\x01|OggS|\x30\x26\xb2\x75|\0\0\1[\xba\xb3]|RIFF....AVI |G.{187}G.{187}G",
+    re.DOTALL,
+).match
+"""Match the first bytes of a video: MP4 and QuickTime, Matroska, FLV, Ogg, ASF, MPEG, AVI, and a transport stream."""
 
 
 _TRANSFORMS_TO_LOADER = "Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
@@ -203,8 +169,8 @@ def are_encoded(members: Sequence[Any], member_path: str) -> bool:
         return True
     if not member_path:
         return isinstance(first, str) or _is_encoded(first)
-    if _is_bytes(first):
-        return any(_is_bytes(value) and format_of(_bytes_view(value)) is not None for value in members)
+    if is_bytes(first):
+        return any(is_bytes(value) and format_of(bytes_view(value)) is not None for value in members)
     return _is_encoded(first)
 
 
@@ -221,14 +187,14 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
     """
     if type(value) is EncodedFile:
         return value.path, None
-    if _is_bytes(value):
-        return "", _bytes_view(value)
+    if is_bytes(value):
+        return "", bytes_view(value)
     if _is_hugging_face_image(value):
         name = value["path"] or ""
         content = value["bytes"]
         if content is None and name:
             return name, None
-        return name, _bytes_view(b"" if content is None else content)
+        return name, bytes_view(b"" if content is None else content)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
         return os.fsdecode(value), None
     refuse(value, position)
@@ -241,8 +207,8 @@ def refuse(value: Any, position: str) -> NoReturn:
         ArgumentTypeError: Always.
     """
     type_name = type(value).__name__
-    if _is_bytes(value):
-        data = _bytes_view(value)
+    if is_bytes(value):
+        data = bytes_view(value)
         type_name = f"{type_name} that begin with {bytes(data[:8])!r}"
         video_advice = "Return gpuaug.read_clip(…) with the bytes of the video."
         advice = video_advice if begins_like_video(data) else "Return the bytes of an image file."
@@ -260,38 +226,16 @@ def refuse(value: Any, position: str) -> NoReturn:
 
 def _is_encoded(value: Any) -> bool:
     """Return whether ``value`` is a path, bytes, or an undecoded image of Hugging Face's ``datasets``."""
-    return isinstance(value, os.PathLike) or _is_bytes(value) or _is_hugging_face_image(value)
-
-
-def _is_bytes(value: Any) -> bool:
-    """Return whether ``value`` is bytes, or a uint8 tensor or array (n,) on the host."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return True
-    if isinstance(value, Tensor):
-        return value.dtype is torch.uint8 and value.ndim == 1 and value.is_cpu
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1
+    return isinstance(value, os.PathLike) or is_bytes(value) or _is_hugging_face_image(value)
 
 
 def _is_hugging_face_image(value: Any) -> bool:
     """Return whether ``value`` is an undecoded image of Hugging Face's ``datasets``."""
     if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
         return False
-    return (value["bytes"] is None or _is_bytes(value["bytes"])) and isinstance(value["path"], str | None)
-
-
-def _bytes_view(value: Any) -> memoryview:
-    """Return the bytes of a value for which ``_is_bytes`` is true, without a copy if they are contiguous."""
-    view = memoryview(value.numpy() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
-    return view if view.format == "B" and view.ndim == 1 else memoryview(view.tobytes())
+    return (value["bytes"] is None or is_bytes(value["bytes"])) and isinstance(value["path"], str | None)
 
 
 def begins_like_video(data: memoryview) -> bool:
     """Return whether a video file may begin with these bytes."""
-    start = bytes(data[:12])
-    return (
-        (start[4:8] == b"ftyp" and format_of(data) is None)  # images have other brands (bytes 8 to 11)
-        or start[4:8] in (b"moov", b"mdat", b"wide")  # QuickTime
-        or start.startswith((b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\x30\x26\xb2\x75", b"\0\0\1\xba", b"\0\0\1\xb3"))
-        or (start[:4] == b"RIFF" and start[8:] == b"AVI ")
-        or bytes(data[:377:188]) == b"GGG"  # MPEG transport stream
-    )
+    return _match_video(bytes(data[:377])) is not None and format_of(data) is None  # images also have ``ftyp``

@@ -6,7 +6,7 @@ A batch holds a *window* of each image: the part that the next stage reads, or t
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes, Windows
+from gpuaug.decode.decoders.base import FileDecoder
 
 BUFFER_SIZE_RATIO = 1.125
 """Ratio of consecutive sizes of pixel buffers. Batches of similar size get buffers of one size, which the allocator reuses."""
@@ -35,6 +36,8 @@ class Options:
     """Maximum number of bytes of a decoded image, over all bands."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
+    divides_large_files: bool = True
+    """Whether ``takes_first`` of the decoders is used."""
 
 
 _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
@@ -42,27 +45,6 @@ _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
 
 WindowsOf = Callable[[Shapes], Windows | None]
 """Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
-
-
-class DecoderInterface(Protocol):
-    """Attributes of ``FileDecoder`` that ``Layout`` uses."""
-
-    @property
-    def on_card(self) -> bool:
-        """Whether the decoder writes images to device memory, in the stored orientation and size."""
-
-    @property
-    def decodes_windows(self) -> bool:
-        """Whether the decoder can decode a window of an image."""
-
-    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
-
-    def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of the files that this decoder decodes even if an earlier decoder takes them."""
-
-    def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return windows that contain ``windows``, enlarged to regions that are faster to decode."""
 
 
 class ImageInfo(NamedTuple):
@@ -88,8 +70,6 @@ class ImageInfo(NamedTuple):
     """Downsampling factor."""
     window: list[int]
     """Top, left, height and width of the part of the upright, downsampled image that the batch holds."""
-    requested_window: list[int]
-    """Top, left, height and width of the part that the stage reads. Pixels of ``window`` outside of this part are undefined."""
     whole: bool
     """Whether the window is the whole image."""
     label_max: int
@@ -98,7 +78,50 @@ class ImageInfo(NamedTuple):
     """``Header.sampling``."""
 
 
-class Layout:
+class BatchLayout:
+    """Offsets of the images or clips of a batch in flat buffers."""
+
+    sources: NDArray[np.int64]
+    """(B,) index of the file that is decoded for each image."""
+    decoders: NDArray[np.int64]
+    """(B,) index of the decoder of each image."""
+    dtype: torch.dtype = torch.uint8
+    """dtype of the decoded pixels."""
+    undecoded_pixels: int
+    """Number of pixels outside the decoded windows."""
+
+    def place(self, lengths: NDArray[np.int64], on_card: NDArray[np.bool_], raw_lengths: NDArray[np.int64]) -> None:
+        """Place the images one after the other.
+
+        Args:
+            lengths: (B,) number of decoded values per image.
+            on_card: (B,) mask of the images that the card decodes.
+            raw_lengths: (B,) number of bytes that an image takes in the temporary buffer ``Work.raw``; 0 if it is not used.
+        """
+        self.lengths = lengths
+        """(B,) number of decoded values per image."""
+        self.starts, self.length = _offsets(lengths)
+        """(B,) offset of each image in ``Work.data``, and the total number of values."""
+        self.staged_starts, self.staged_length = _offsets(np.where(on_card, 0, lengths))
+        """(B,) offset of each image that the CPU decodes in ``Work.staging``, and the total number of values."""
+        self.raw_starts, self.raw_length = _offsets(raw_lengths)
+        """(B,) offset of each image in ``Work.raw``, and the total number of bytes."""
+
+    def finish(self, data: torch.Tensor, raw: torch.Tensor | None) -> None:
+        """Convert images in ``raw``, if there are any, and write them to ``data``, on the current stream."""
+        raise NotImplementedError
+
+    def batch(self, data: torch.Tensor) -> Ragged | torch.Tensor:
+        """Return the decoded batch. The places of a ``Ragged`` are on the host."""
+        raise NotImplementedError
+
+
+def _offsets(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Return the (B,) offset of each of adjacent ranges, and their total length."""
+    return lengths.cumsum() - lengths, int(lengths.sum())
+
+
+class Layout(BatchLayout):
     """Offsets of the images of a batch in one flat buffer.
 
     Args:
@@ -110,18 +133,16 @@ class Layout:
             before it, cyclically.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
             decode windows, are decoded whole.
-        divides_large_files: Whether ``takes_first`` of the decoders is used.
     """
 
     def __init__(
         self,
         headers: Headers,
         options: Options,
-        decoders: Sequence[DecoderInterface],
+        decoders: Sequence[FileDecoder],
         *,
         undecodable: Collection[int] = (),
         windows: WindowsOf | None = None,
-        divides_large_files: bool = True,
     ) -> None:
         self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the file that is decoded for each image."""
@@ -135,8 +156,7 @@ class Layout:
         if options.channels == "labels":
             self.channels = 1
         type_ = 0 if isinstance(options.channels, int) else int(table["type"][0])
-        self.dtype: torch.dtype = getattr(torch, SAMPLE_TYPES[type_])
-        """dtype of the decoded pixels."""
+        self.dtype = getattr(torch, SAMPLE_TYPES[type_])
         stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
@@ -146,7 +166,7 @@ class Layout:
         self.stored = stored
         """(B, 2) heights and widths in the files."""
         priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
-        if divides_large_files:
+        if options.divides_large_files:
             priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
         self.decoders = priorities.argmax(0)
         """(B,) index of the decoder of each image."""
@@ -168,35 +188,20 @@ class Layout:
             requested = windows(self.shapes)  # the same windows at the scales, because they are drawn at the full sizes
         sizes = self.shapes.sizes
         self.windows = np.column_stack([np.zeros_like(sizes), sizes])
-        """(B, 4) top, left, height and width of the part of each upright image that the batch holds."""
-        self.requested_windows = self.windows
-        """(B, 4) part of ``windows`` that the stage reads. Pixels of ``windows`` outside of this part are undefined."""
+        """(B, 4) top, left, height and width of the part of each upright image that the batch holds.
+
+        Pixels that the stage does not read are undefined.
+        """
         if requested is not None:
             windowed = np.array([decoder.decodes_windows for decoder in decoders])[self.decoders] & ~self.needs_postprocessing
-            self.requested_windows = np.where(windowed[:, None], requested.table, self.windows)
-            self.windows = self.requested_windows.copy()
+            self.windows = np.where(windowed[:, None], requested.table, self.windows)
             for decoder_index, decoder in enumerate(decoders):
                 selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
                 self.windows[selected] = decoder.enlarge(self.windows[selected], table[selected], self.scales[selected])
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows, full_sizes=self.shapes.full_sizes)
         self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
-        """Number of pixels outside the windows."""
-        self.lengths = lengths = self.windows[:, 2:].prod(1) * self.channels
-        """(B,) number of decoded values per image."""
-        self.starts = lengths.cumsum() - lengths
-        """(B,) offset of each image in the buffer, in values."""
-        self.length = int(lengths.sum())
-        """Total number of decoded values."""
-        staged = np.where(on_card, 0, lengths)
-        self.staged_starts = staged.cumsum() - staged
-        """(B,) offset of each image that the CPU decodes in ``Work.staging``, in values."""
-        self.staged_length = int(staged.sum())
-        """Total number of values of the images that the CPU decodes."""
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
-        self.raw_starts = raw_lengths.cumsum() - raw_lengths
-        """(B,) offset of each image that needs postprocessing in ``Work.raw``, in values."""
-        self.raw_length = int(raw_lengths.sum())
-        """Total number of values of the images that need postprocessing."""
+        self.place(self.windows[:, 2:].prod(1) * self.channels, on_card, raw_lengths)
 
     def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
         """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes at which crops are drawn."""
@@ -212,8 +217,7 @@ class Layout:
         fields = [table[name] for name in ("start", "length", "format", "height", "width", "orientation")]
         fields.insert(3, np.where(self.label_max, 1, table["channels"]))
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
-        windows = (self.windows, self.requested_windows, whole)
-        columns = (*fields, self.orientations, self.scales, *windows, self.label_max, table["sampling"])
+        columns = (*fields, self.orientations, self.scales, self.windows, whole, self.label_max, table["sampling"])
         return [ImageInfo(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
     def places(self) -> torch.Tensor:
@@ -232,9 +236,9 @@ class Layout:
         whole = np.column_stack([np.zeros_like(self.stored), self.stored])[indices]
         return np.where(self.needs_postprocessing[indices, None], whole, self.windows[indices])
 
-    def ragged(self, data: torch.Tensor, places: torch.Tensor) -> Ragged:
+    def batch(self, data: torch.Tensor) -> Ragged:
         """Return the decoded batch."""
-        return Ragged(data[: self.length], places, self.shapes)
+        return Ragged(data[: self.length], self.places(), self.shapes)
 
     def finish(self, data: torch.Tensor, raw: torch.Tensor | None) -> None:
         """Downsample and rotate the images in ``raw`` into ``data``, on the current stream.

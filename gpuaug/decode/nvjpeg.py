@@ -1,4 +1,4 @@
-"""Bindings of nvJPEG's C interface: decode a batch of JPEGs in one call, or one JPEG in phases. No other file calls nvJPEG.
+"""Bindings of nvJPEG's C interface: decode a batch of JPEGs in one call, or JPEGs in phases. No other file calls nvJPEG.
 
 Source: nvjpeg.h of CUDA 12 and 13.
 """
@@ -9,18 +9,19 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from ctypes import addressof, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p, cast
-from functools import cache
+from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from functools import cache, cached_property
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
-from gpuaug.decode.c_calls import call_each
+from gpuaug.decode.c_calls import addresses
+from gpuaug.decode.nvjpeg_loops import IMAGE_INFO, NAMES, OTHER_SIZE, loops
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """Backends of nvJPEG, by where a JPEG is decoded.
@@ -34,15 +35,6 @@ FLAGS = 1 << 5
 
 OUTPUT_Y, OUTPUT_RGBI = 2, 5
 """Output formats: luma only, and interleaved RGB."""
-
-OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
-"""``nvjpegImage_t``: device addresses of the planes, and their pitches in bytes."""
-
-_IMAGE_INFO = np.dtype([("components", np.int32), ("subsampling", np.int32), ("widths", np.int32, 4), ("heights", np.int32, 4)])
-"""Results of ``nvjpegGetImageInfo`` for one file, with the widths and heights of its components."""
-
-_IMAGE_INFO_OFFSETS = np.array([0, 4, 8, 24])
-"""Offsets of the fields of ``_IMAGE_INFO`` in bytes."""
 
 STATUS = {
     1: "not initialized",
@@ -134,13 +126,8 @@ class Library:
     def __init__(self) -> None:
         path = find_library()
         assert path is not None
-        # CDLL releases the GIL during a call. PyDLL holds it, for calls that take less time than releasing it.
-        self._library, self._with_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
+        self._library = ctypes.CDLL(path)
         self._handle = c_void_p()
-        self._set_roi = self._with_gil.nvjpegDecodeParamsSetROI
-        self._set_roi.argtypes = [c_void_p, c_int, c_int, c_int, c_int]
-        self._image_info = self._with_gil.nvjpegGetImageInfo
-        self._image_info.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p, c_void_p]
 
     @property
     def exact_windows(self) -> bool:
@@ -158,11 +145,6 @@ class Library:
             self._call("nvjpegGetProperty", c_int(property_), byref(part))
         return ".".join(str(part.value) for part in parts)
 
-    def _set_window(self, parameters: int, window: Sequence[int]) -> None:
-        """Set the window of decoding parameters, the part of an image to decode: top, left, height and width."""
-        top, left, height, width = window
-        self._set_roi(parameters, left, top, width, height)
-
     def _create(self, backend: int) -> None:
         self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
 
@@ -176,6 +158,11 @@ class Library:
         handle = c_void_p()
         self._call(name, *arguments, byref(handle))
         return int(handle.value or 0)
+
+    @cached_property
+    def _addresses(self) -> NDArray[np.int64]:
+        """Addresses of the functions ``NAMES``."""
+        return np.array(addresses(self._library, NAMES), np.int64)
 
 
 class BatchDecoder(Library):
@@ -204,38 +191,22 @@ class BatchDecoder(Library):
         self._setups: dict[int, tuple[int, int]] = {}
         """(number of images, output format) that each state is initialized for."""
 
-    def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Return (B, 2) height and width of each file, by nvJPEG's parser; 0 if the parser fails."""
-        results = np.zeros(len(addresses), _IMAGE_INFO)
-        arguments = np.empty((len(addresses), 7), np.int64)
-        arguments[:, 0], arguments[:, 1], arguments[:, 2] = self._handle.value or 0, addresses, lengths
-        # Addresses of the four fields of each file's record.
-        arguments[:, 3:] = results.ctypes.data + results.itemsize * np.arange(len(addresses))[:, None] + _IMAGE_INFO_OFFSETS
-        statuses = call_each(self._image_info, arguments)
+    def sizes(self, files: NDArray[np.void]) -> NDArray[np.int32]:
+        """Return (B, 2) height and width of each file, (B,) ``FILE``, by nvJPEG's parser; 0 if the parser fails."""
+        results = np.zeros(len(files), IMAGE_INFO)
+        statuses = np.zeros(len(files), np.int64)
+        loops().image_infos(self._addresses, self._handle.value or 0, files, results.ctypes.data, statuses)
         sizes: NDArray[np.int32] = np.column_stack([results["heights"][:, 0], results["widths"][:, 0]])
         sizes[statuses != 0] = 0
         return sizes
 
-    def decode(
-        self,
-        group: int,
-        addresses: NDArray[np.uint64],
-        lengths: NDArray[np.uint64],
-        outputs: NDArray[np.void],
-        form: int,
-        stream: int,
-        parameters: NDArray[np.uint64] | None = None,
-    ) -> int:
+    def decode(self, files: NDArray[np.void], stream: int) -> int:
         """Decode the files of one group. Blocks while the engines work, and queues the colour conversion on ``stream``.
 
         Args:
-            group: Number of the group. All files of all calls with this number must have the same chroma subsampling.
-            addresses: (B,) host addresses of the files.
-            lengths: (B,) lengths of the files in bytes.
-            outputs: (B,) records of ``OUTPUT``.
-            form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
+            files: (B,) records of ``FILE``, with one group and output format, with windows if ``set_windows`` has been called.
+                All files of all calls with this group must have the same chroma subsampling.
             stream: Handle of a CUDA stream.
-            parameters: (B,) handles from ``with_windows``. ``None``: decode whole images.
 
         Returns:
             0, or a status in ``OF_THE_FILE``, after which all outputs of the batch are undefined.
@@ -243,44 +214,39 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If nvJPEG returns another status.
         """
-        state, setup = self._state(group), (len(addresses), form)
+        state, setup = self._state(int(files["group"][0])), (len(files), int(files["form"][0]))
         if self._setups.get(state) != setup:
             self._setups.pop(state, None)  # set again on success
-            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(setup[0]), c_int(1), c_int(form))
+            self._call(
+                "nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(setup[0]), c_int(1), c_int(setup[1])
+            )
             self._setups[state] = setup
-        arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
-        if parameters is None:
-            status = int(self._library.nvjpegDecodeBatched(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
-        else:
-            arrays.append(c_void_p(parameters.ctypes.data))
-            status = int(self._library.nvjpegDecodeBatchedEx(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
+        has_windows = files["parameters"].all()
+        names = ("address", "length", "output", "parameters") if has_windows else ("address", "length", "output")
+        arrays = [np.ascontiguousarray(files[name]) for name in names]
+        pointers = [c_void_p(array.ctypes.data) for array in arrays]
+        function = self._library.nvjpegDecodeBatchedEx if has_windows else self._library.nvjpegDecodeBatched
+        status = int(function(self._handle, c_void_p(state), *pointers, c_void_p(stream)))
         if status:
             del self._setups[state]  # nvjpeg.h: initialize again after a failed batch
             if status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
 
-    def with_windows(self, windows: NDArray[np.int64], form: int) -> NDArray[np.uint64]:
-        """Return (B,) handles of decoding parameters, each with the window of one image, for ``decode``. Thread-safe.
-
-        Args:
-            windows: (B, 4) top, left, height and width of the part of each image to decode.
-            form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
-        """
-        handles = []
-        for _ in range(len(windows)):
+    def set_windows(self, files: NDArray[np.void]) -> None:
+        """Set the decoding parameters of each file, with its window, for ``decode``. Thread-safe. ``files``: (B,) ``FILE``."""
+        for file in files:
+            form = int(file["form"])
             try:
-                parameters = self._idle_parameters[form].pop()
+                file["parameters"] = self._idle_parameters[form].pop()
             except IndexError:
-                parameters = self._create_object("nvjpegDecodeParamsCreate", self._handle)
-                self._with_gil.nvjpegDecodeParamsSetOutputFormat(c_void_p(parameters), c_int(form))
-            handles.append(parameters)
-        call_each(self._set_roi, np.column_stack([handles, windows[:, [1, 0, 3, 2]]]))
-        return np.array(handles, np.uint64)
+                file["parameters"] = self._create_object("nvjpegDecodeParamsCreate", self._handle)
+                self._library.nvjpegDecodeParamsSetOutputFormat(c_void_p(int(file["parameters"])), c_int(form))
+        loops().set_windows(self._addresses, files)
 
-    def put_back(self, parameters: NDArray[np.uint64], form: int) -> None:
-        """Make handles from ``with_windows`` available for reuse. Call after the ``decode`` that used them."""
-        self._idle_parameters[form] += parameters.tolist()
+    def put_back(self, files: NDArray[np.void]) -> None:
+        """Make the parameters that ``set_windows`` has set available for reuse. Call after the ``decode`` that used them."""
+        self._idle_parameters[int(files["form"][0])] += files["parameters"].tolist()
 
     def _state(self, group: int) -> int:
         """Return the decoding state of a group: a new state for a new group, or the first state if none can be created."""
@@ -293,44 +259,20 @@ class BatchDecoder(Library):
         return self._states[group]
 
 
-class PhasedState:
-    """Decoding state of one image between its two phases.
+class PhasedState(NamedTuple):
+    """Decoding state of one image between its two phases."""
 
-    Args:
-        decoder: Decoder that created the state.
-        state: Handle of nvJPEG's state (``nvjpegJpegState_t``).
-        pinned: Handle of the state's buffer in page-locked memory (``nvjpegBufferPinned_t``).
-        device: Handle of the state's buffer in device memory (``nvjpegBufferDevice_t``).
-        stream: Handle of the parsed file (``nvjpegJpegStream_t``); not a CUDA stream.
-        parameters: Handle of the decoding parameters (``nvjpegDecodeParams_t``): output format and window.
-    """
-
-    __slots__ = (
-        *("_output", "_output_address", "decoder", "device", "form", "height", "parameters", "pinned", "state", "stream"),
-        "width",
-    )
-
-    def __init__(self, decoder: "PhasedDecoder", state: int, pinned: int, device: int, stream: int, parameters: int) -> None:
-        self.decoder = decoder
-        self.state, self.pinned, self.device, self.stream, self.parameters = state, pinned, device, stream, parameters
-        self.width, self.height = c_uint(), c_uint()
-        self.form = 0
-        """Output format that ``parameters`` are set to; 0 before the first image."""
-        self._output = (c_uint64 * 8)()
-        self._output_address = addressof(self._output)
-
-    def output_of(self, address: int, pitch: int) -> int:
-        """Set the output to one plane: its device address and bytes per row. Return the host address of the ``OUTPUT``."""
-        self._output[0] = address
-        self._output[4] = pitch
-        return self._output_address
+    handles: tuple[int, int, int, int, int]
+    """Handles of nvJPEG (``nvjpegHandle_t``), its decoder, the state (``nvjpegJpegState_t``), the decoding parameters
+    (``nvjpegDecodeParams_t``), and the parsed file (``nvjpegJpegStream_t``)."""
+    pinned: int
+    """Handle of the state's buffer in page-locked memory (``nvjpegBufferPinned_t``)."""
+    device: int
+    """Handle of the state's buffer in device memory (``nvjpegBufferDevice_t``)."""
 
 
 class PhasedDecoder(Library):
-    """Decode one JPEG in two phases, on any threads. Images in different states may be in any phase at the same time.
-
-    Arguments of nvJPEG's functions are integers, and ``argtypes`` declares their C types once per function. This shortens the
-    calls, in which other threads wait for Python's interpreter lock.
+    """Decode JPEGs in two phases, on any threads. Images in different states may be in any phase at the same time.
 
     Args:
         device: A CUDA device.
@@ -345,26 +287,6 @@ class PhasedDecoder(Library):
         with torch.cuda.device(device):
             self._create(backend)
             self._decoder = self._create_object("nvjpegDecoderCreate", self._handle, c_int(backend))
-        pointer = c_void_p
-        self._parse = self._library.nvjpegJpegStreamParse
-        self._parse.argtypes = [pointer, pointer, c_size_t, c_int, c_int, pointer]
-        self._dimensions = self._with_gil.nvjpegJpegStreamGetFrameDimensions
-        self._dimensions.argtypes = [pointer, pointer, pointer]
-        self._decode_host = self._library.nvjpegDecodeJpegHost
-        self._decode_host.argtypes = [pointer] * 5
-        self._decode_transfer = self._library.nvjpegDecodeJpegTransferToDevice
-        self._decode_transfer.argtypes = [pointer] * 5
-        self._decode_device = self._library.nvjpegDecodeJpegDevice
-        self._decode_device.argtypes = [pointer] * 5
-        self.handles = int(self._handle.value or 0), self._decoder
-        """Handles of the library (``nvjpegHandle_t``) and of its decoder (``nvjpegJpegDecoder_t``)."""
-
-    @property
-    def addresses(self) -> list[int]:
-        """Addresses of the functions that the phases call, in the order of the calls, for a compiled loop."""
-        functions: list[Any] = [self._parse, self._dimensions, self._with_gil.nvjpegDecodeParamsSetOutputFormat, self._set_roi]
-        functions += [self._decode_host, self._decode_transfer, self._decode_device]
-        return [int(cast(function, c_void_p).value or 0) for function in functions]
 
     def state(self, pinned_bytes: int, device_bytes: int) -> PhasedState:
         """Create a state. Call ``enter`` on this thread first.
@@ -394,73 +316,57 @@ class PhasedDecoder(Library):
             self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
             self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
             undo.pop_all()
-        return PhasedState(self, state, pinned, device, stream, parameters)
+        return PhasedState((int(handle.value or 0), self._decoder, state, parameters, stream), pinned, device)
 
     def held_bytes(self, state: PhasedState) -> tuple[int, int]:
         """Return (page-locked, device) bytes of the memory of a state."""
         sizes = []
         for name, buffer in (("Pinned", state.pinned), ("Device", state.device)):
             size, address = c_size_t(), c_void_p()
-            getattr(self._with_gil, f"nvjpegBuffer{name}Retrieve")(c_void_p(buffer), byref(size), byref(address))
+            getattr(self._library, f"nvjpegBuffer{name}Retrieve")(c_void_p(buffer), byref(size), byref(address))
             sizes.append(int(size.value))
         return sizes[0], sizes[1]
 
-    def host_phase(
-        self, state: PhasedState, address: int, length: int, height: int, width: int, form: int, window: Sequence[int]
-    ) -> str:
-        """Run the first phase of an image: with ``HYBRID``, read its Huffman codes; with ``GPU_HYBRID``, only prepare the file.
+    def host_phases(self, states: Sequence[PhasedState], files: NDArray[np.void]) -> list[str | NvJpegError]:
+        """Run the first phase of images: with ``HYBRID``, read their Huffman codes; with ``GPU_HYBRID``, only prepare files.
 
         Args:
-            state: State that no other image uses. The GPU work of the card phase of its last image must have ended.
-            address: Host address of the file.
-            length: Length of the file in bytes.
-            height: Height of the image according to its header.
-            width: Width of the image according to its header.
-            form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
-            window: Top, left, height and width of the part of the image to decode.
+            states: States that no other images use, of decoders of any backend. The GPU work of their last images must have
+                ended.
+            files: (n,) records of ``FILE``.
 
         Returns:
-            Reason why the file cannot be decoded, or an empty string.
-
-        Raises:
-            NvJpegError: If nvJPEG returns a status that is not caused by the file.
+            Per image, the reason why the file cannot be decoded, an empty string, or an error that the file did not cause.
         """
-        handle, decoder = self.handles
-        status = self._parse(handle, address, length, 0, 0, state.stream)
-        if not status:
-            status = self._dimensions(state.stream, byref(state.width), byref(state.height))
-        if not status:
-            size = state.width.value, state.height.value
-            if size != (width, height):
-                return size_problem(*size, width, height)
-            if state.form != form:
-                self._with_gil.nvjpegDecodeParamsSetOutputFormat(c_void_p(state.parameters), c_int(form))
-                state.form = form
-            self._set_window(state.parameters, window)
-            status = self._decode_host(handle, decoder, state.state, state.parameters, state.stream)
-        return problem("nvjpegDecodeJpegHost", status)
+        handles = np.array([state.handles for state in states], np.int64)
+        loops().host_phases(self._addresses, handles, files, files.ctypes.data)
+        return [_outcome("nvjpegDecodeJpegHost", file) for file in files]
 
-    def card_phase(self, state: PhasedState, address: int, pitch: int, stream: int) -> str:
-        """Queue the second phase of an image whose host phase has ended. The state is in use until the queued work has ended.
+    def card_phases(self, states: Sequence[PhasedState], files: NDArray[np.void], stream: int) -> list[str | NvJpegError]:
+        """Queue the second phase of images whose host phase has ended. A state is in use until the queued work has ended.
 
         Args:
-            state: State of the image.
-            address: Device address of the output.
-            pitch: Bytes per row of the output.
+            states: States of the images.
+            files: (n,) records of ``FILE``.
             stream: Handle of the CUDA stream of the GPU work.
 
         Returns:
-            Reason why the file cannot be decoded, or an empty string.
-
-        Raises:
-            NvJpegError: If nvJPEG returns a status that is not caused by the file.
+            As for ``host_phases``.
         """
-        handle, decoder = self.handles
-        output = state.output_of(address, pitch)
-        status = self._decode_transfer(handle, decoder, state.state, state.stream, stream)
-        if not status:
-            status = self._decode_device(handle, decoder, state.state, output, stream)
-        return problem("nvjpegDecodeJpegDevice", status)
+        handles = np.array([state.handles for state in states], np.int64).reshape(-1, 5)
+        loops().card_phases(self._addresses, handles, files, files.ctypes.data, stream)
+        return [_outcome("nvjpegDecodeJpegDevice", file) for file in files]
+
+
+def _outcome(call: str, file: Any) -> str | NvJpegError:
+    """Return the result of a phase: an empty string, the reason why the file cannot be decoded, or an error of nvJPEG."""
+    status = int(file["status"])
+    if status == OTHER_SIZE:
+        return size_problem(*(int(file[name]) for name in ("found_width", "found_height", "width", "height")))
+    try:
+        return problem(call, status)
+    except NvJpegError as error:
+        return error
 
 
 def problem(call: str, status: int) -> str:

@@ -6,6 +6,7 @@ the decoded images.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import registry
-from gpuaug.decode.decoders.base import Pools
+from gpuaug.decode.decoders.base import FileDecoder, Pools
 from gpuaug.decode.decoders.hybrid import LARGE_THREADS
 from gpuaug.decode.decoding import Decoding, DecodingPlaceholder
 from gpuaug.decode.hints import DecodedMember, Hints
@@ -240,16 +241,18 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes, self._hints = stage, lanes, Hints()
-        find_images, find_clips = (partial(find, stage.backend, lanes.device) for find in (registry.find, registry.find_clips))
-        usable = registry.usable
-        divides = self.threads >= LARGE_THREADS
-        finders = (lambda: usable(find_images())), (lambda: usable(find_clips()))
-        self.decoder = Decoder(name, lanes, stage.options, *finders, divides_large_files=divides)
+        options = replace(stage.options, divides_large_files=self.threads >= LARGE_THREADS)
+        self.decoder = Decoder(name, lanes, options, self._decoders)
         # The user has named a decoder: raise an error now if it cannot be used.
         if stage.backend in ("engines", "hybrid"):
             self.decoder.decoders_of(Encoded)
         elif stage.backend == "nvdec":
             self.decoder.decoders_of(EncodedClips)
+
+    def _decoders(self, encoded_type: type[Encoded]) -> list[FileDecoder]:
+        """Return the decoders of images (``Encoded``) or clips (``EncodedClips``), in order of precedence."""
+        find = registry.find_clips if encoded_type is EncodedClips else registry.find
+        return registry.usable(find(self.stage.backend, self.lanes.device))
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
         """Return the names and versions of the decoders as text, for the state of a loader.

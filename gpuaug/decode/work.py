@@ -1,6 +1,7 @@
 """Decoding task for one ``Encoded`` member of a batch: layout and output buffers."""
 
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -9,27 +10,31 @@ from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.ragged import Ragged
-from gpuaug.decode.layout import Layout
+from gpuaug.core.streams import Lane
+from gpuaug.decode.layout import BatchLayout
 
 POISON: int | None = None
 """Byte with which tests fill output buffers before decoding, to detect pixels that were not written; ``None``: no fill."""
 
 
+AnyLayout = TypeVar("AnyLayout", bound=BatchLayout, covariant=True)
+
+
 @dataclass(slots=True, eq=False)
-class Work:
+class Work(Generic[AnyLayout]):
     """Decoding task for one ``Encoded`` member of a batch. Its buffers are allocated on the training thread."""
 
     encoded: Encoded
-    layout: Layout
+    layout: AnyLayout
     data: Tensor
-    """(values,) device tensor for the decoded images, at offsets ``Layout.starts``."""
+    """(values,) device tensor for the decoded images or clips, at offsets ``BatchLayout.starts``."""
     raw: Tensor | None
-    """(bytes,) device tensor for images that the card decodes at full size, and that ``Layout.finish`` downsamples or rotates.
+    """(bytes,) device tensor for what the card decodes and ``BatchLayout.finish`` converts, at offsets ``raw_starts``.
 
-    ``None`` if there are no such images.
+    ``None`` if there is none.
     """
     staging: Tensor | None
-    """(values,) page-locked host tensor for the images that the CPU decodes, at offsets ``Layout.staged_starts``.
+    """(values,) page-locked host tensor for the images that the CPU decodes, at offsets ``BatchLayout.staged_starts``.
 
     ``None`` if the CPU decodes no image, or if it decodes into ``data`` because that is in host memory.
     """
@@ -43,14 +48,32 @@ class Work:
         """Buffer into which the CPU decodes, and (B,) offset of each image in it, in values."""
         return (self.data, self.layout.starts) if self.staging is None else (self.staging, self.layout.staged_starts)
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
-        """Return the decoded images as a ``Ragged`` on ``device``.
+    def copy_staged(self, indices: NDArray[Any], lane: Lane) -> None:
+        """Copy images or clips from ``staging``, if there is one, to ``data``: one part per run of adjacent images.
+
+        Args:
+            indices: (n,) indices of the images, at least one.
+            lane: Lane on which the copies are queued.
+        """
+        if self.staging is None:
+            return
+        columns = (self.layout.starts, self.layout.staged_starts, self.layout.lengths)
+        starts, staged, lengths = (column[np.sort(indices)] for column in columns)
+        firsts = np.append(0, np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1)
+        parts = starts[firsts].tolist(), staged[firsts].tolist(), np.add.reduceat(lengths, firsts).tolist()
+        lane.copy_parts(self.data, self.staging, zip(*parts, strict=True))
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
+        """Return the decoded images or clips on ``device``.
 
         The loader calls this method as it calls ``Tensor.to``. Its copy lane (a CUDA stream) already waits for the decoders'
         events.
         """
         self.layout.finish(self.data, self.raw)
-        return self.layout.ragged(self.data, self.layout.places().to(device, non_blocking=non_blocking))
+        result = self.layout.batch(self.data)
+        if isinstance(result, Ragged):
+            return Ragged(result.data, result.places.to(device, non_blocking=non_blocking), result.shapes)
+        return result
 
 
 def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:

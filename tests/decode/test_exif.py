@@ -138,7 +138,7 @@ def test_exif_between_the_frames_of_an_animation_is_of_no_frame_that_is_decoded(
 def test_texts_are_decompressed_as_far_as_pil_does():
     whole = exif_files.encoded("PNG", 5, 9)
     bomb = chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(bytes(2**22)))
-    _, texts = png.read_metadata(memoryview(whole[:33] + bomb + whole[33:]))
+    _, texts, _ = png.read_metadata(memoryview(whole[:33] + bomb + whole[33:]))
     assert len(texts) == 0
     assert len(png._text(b"zTXt", bomb[8:-4])) == 2**20
 

@@ -248,9 +248,12 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
     engines, lanes = registry.find("engines", "a device")["engines"], Lanes(torch.device("cpu"))
     calls, decode = [], internals.nvjpeg_calls(engines).decode
     monkeypatch.setattr(
-        internals.nvjpeg_calls(engines), "decode", lambda *call: calls.append(1) or decode(*call), raising=False
+        internals.nvjpeg_calls(engines),
+        "decode",
+        lambda *call: calls.append(1) or decode(*call),
+        raising=False,
     )
-    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, lambda: [engines]), SimpleQueue()
+    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, lambda _: [engines]), SimpleQueue()
     idle.put(lanes.copy)
     with closing(base.Pools(1)) as pools:
         resources, work = base.Resources(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})

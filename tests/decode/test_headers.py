@@ -136,7 +136,10 @@ def test_header_of_other_format(data, monkeypatch):
     image = opened(data)
     bands = len(image.getbands())
     stored = 3 if image.mode in ("P", "CMYK") else bands
-    want = Header(image.height, image.width, bands, stored, OTHER, 0, image.getexif().get(0x0112, 1))
+    kind = Format.WEBP if image.format == "WEBP" else OTHER
+    if image.format == "PNG" and image.mode in ("L", "RGB", "RGBA"):
+        kind = Format.PNG
+    want = Header(image.height, image.width, bands, stored, kind, 0, image.getexif().get(0x0112, 1))
     want = want._replace(label_max=1 if image.mode == "1" else 255 if bands < 3 else 0)
     monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", None)  # it is not decoded
     assert parse(data) == want

@@ -1,8 +1,7 @@
 """The hybrid decoder on a double of nvJPEG: states go from image to image, whatever fails."""
 
-import ctypes
 import threading
-import time
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from support.files import nvjpeg_double
 from support.files.encoded import by_pil, encoded
-from support.files.nvjpeg_double import PhasedDecoder
+from support.files.nvjpeg_double import PhasedDecoder, content
 from support.process.waiting import WAIT_S
 
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
@@ -19,7 +18,7 @@ from gpuaug.core.encoded import HEADER, Encoded, Format
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
-from gpuaug.decode.decoders import hybrid, phase_loop, registry
+from gpuaug.decode.decoders import hybrid, registry
 from gpuaug.decode.decoders.base import Pools, Resources
 from gpuaug.decode.layout import Layout
 
@@ -31,8 +30,8 @@ def decoder(request, monkeypatch):
     """Hybrid decoder with these maximum numbers of states, and of images per call of the host phases. Stages use it."""
     most_states, most_images = request.param
     monkeypatch.setattr(hybrid, "MAX_STATES", most_states)
-    monkeypatch.setattr(phase_loop.OneByOne, "most_images", most_images)
     nvjpeg_double.use(monkeypatch)
+    monkeypatch.setattr(hybrid, "MAX_IMAGES", most_images)
     return registry.find("hybrid", "a device")["hybrid"]
 
 
@@ -74,13 +73,13 @@ def test_images_are_turned_and_made_smaller(decoder):
 def test_a_damaged_file_is_an_error_or_is_replaced(decoder, monkeypatch, found_by):
     host_phase, card_phase = PhasedDecoder.host_phase, PhasedDecoder.card_phase
 
-    def on_host(single, state, address, length, *others):
-        state.damaged = ctypes.string_at(address, length) == FILES[3]
+    def on_host(double, state, file):
+        state.damaged = content(file) == FILES[3]
         refused = state.damaged and found_by == "host_phase"
-        return "nvJPEG finds: bad JPEG" if refused else host_phase(single, state, address, length, *others)
+        return "nvJPEG finds: bad JPEG" if refused else host_phase(double, state, file)
 
-    def on_card(single, state, *others):
-        return "nvJPEG finds: bad JPEG" if state.damaged else card_phase(single, state, *others)
+    def on_card(double, state, file):
+        return "nvJPEG finds: bad JPEG" if state.damaged else card_phase(double, state, file)
 
     monkeypatch.setattr(PhasedDecoder, "host_phase", on_host)
     monkeypatch.setattr(PhasedDecoder, "card_phase", on_card)
@@ -184,7 +183,7 @@ def test_files_that_are_taken_first_are_decoded_by_the_hybrid_decoder_if_there_i
     headers, options = SimpleNamespace(table=large_table(100)), DecodeStage().options
     first = decoder.takes_first(headers.table)
     assert np.array_equal(Layout(headers, options, [engines, decoder, cpu]).decoders, first)
-    assert not Layout(headers, options, [engines, decoder, cpu], divides_large_files=False).decoders.any()
+    assert not Layout(headers, replace(options, divides_large_files=False), [engines, decoder, cpu]).decoders.any()
     assert not Layout(headers, options, [engines, cpu]).decoders.any()
     assert not Layout(headers, options, [decoder, cpu]).decoders.any()
 
@@ -206,10 +205,10 @@ def test_large_files_are_divided_only_if_there_are_enough_threads(monkeypatch, t
 )
 def test_calls_of_host_phases_share_the_batch_and_have_few_bytes(monkeypatch, threads, max_bytes, counts):
     nvjpeg_double.use(monkeypatch)
-    numbers, host_phases = [], phase_loop.OneByOne.host_phases
-    monkeypatch.setattr(phase_loop.OneByOne, "most_images", 32)
+    monkeypatch.setattr(hybrid, "MAX_IMAGES", 32)
+    numbers, host_phases = [], PhasedDecoder.host_phases
     monkeypatch.setattr(
-        phase_loop.OneByOne, "host_phases", lambda phases, *lists: numbers.append(len(lists[0])) or host_phases(phases, *lists)
+        PhasedDecoder, "host_phases", lambda double, *lists: numbers.append(len(lists[0])) or host_phases(double, *lists)
     )
     monkeypatch.setattr(hybrid, "MAX_CALL_BYTES", max_bytes)
     list(StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage(backend="hybrid", threads=threads)], device="cpu"))
@@ -219,7 +218,7 @@ def test_calls_of_host_phases_share_the_batch_and_have_few_bytes(monkeypatch, th
 @one_decoder
 def test_the_longest_files_begin(decoder, monkeypatch):
     host_phase, lengths = PhasedDecoder.host_phase, []
-    monkeypatch.setattr(PhasedDecoder, "host_phase", lambda *call: lengths.append(call[3]) or host_phase(*call))
+    monkeypatch.setattr(PhasedDecoder, "host_phase", lambda *call: lengths.append(int(call[2]["length"])) or host_phase(*call))
     batch = [collate_encoded(FILES), 0]
     list(StreamedLoader([batch], [DecodeStage(backend="hybrid", threads=1)], device="cpu"))
     assert lengths == sorted(map(len, FILES), reverse=True)
@@ -227,7 +226,7 @@ def test_the_longest_files_begin(decoder, monkeypatch):
 
 def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
     lanes = Lanes(torch.device("cpu"))
-    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [decoder])
+    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda _: [decoder])
     batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), Pools(2), SimpleQueue()
     try:
         future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Resources(lanes, lanes.copy, idle, pools)))
@@ -268,12 +267,12 @@ def test_each_image_gets_a_state_of_its_capacity_and_backend(decoder, monkeypatc
         bytes_by_state[id(new)] = sizes
         return new
 
-    def checked(single, used, address, length, height, width, *arguments):
-        on_card = single.backend == nvjpeg.GPU_HYBRID
-        assert on_card == (height in (64, 300))
-        capacity = capacities[height, width]
+    def checked(double, used, file):
+        on_card = used.backend == nvjpeg.GPU_HYBRID
+        assert on_card == (file["height"] in (64, 300))
+        capacity = capacities[file["height"], file["width"]]
         assert bytes_by_state[id(used)] == (capacity // 4 if on_card else capacity, capacity * 3 // 2)
-        return host_phase(single, used, address, length, height, width, *arguments)
+        return host_phase(double, used, file)
 
     monkeypatch.setattr(PhasedDecoder, "state", made)
     monkeypatch.setattr(PhasedDecoder, "host_phase", checked)
@@ -289,7 +288,7 @@ def test_each_image_gets_a_state_of_its_capacity_and_backend(decoder, monkeypatc
 @one_decoder
 def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
     (engines, *_), lanes = nvjpeg_double.ON_CARD, Lanes(torch.device("cpu"))
-    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [engines, decoder])
+    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda _: [engines, decoder])
     scheduled.decoders_of(Encoded)
     idle = scheduled._idle_card_lanes
     assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.calls + decoder.calls
@@ -302,25 +301,11 @@ def test_fewer_states_have_a_large_capacity():
 
 
 @one_decoder
-def test_phases_are_compiled_once_for_all_threads_and_batches(decoder, monkeypatch):
-    compiled = []
-
-    def slowly(single):
-        compiled.append(threading.current_thread().name)
-        time.sleep(0.05)
-        return phase_loop.OneByOne()
-
-    monkeypatch.setattr(hybrid, "phases", slowly)
-    assert len(decoded(FILES, members=3)) == 3
-    assert len(compiled) == 1
-
-
-@one_decoder
 def test_an_error_of_the_compilation_is_raised_at_its_batch(decoder, monkeypatch):
-    def fail(single):
+    def fail(*_):
         raise MemoryError("of the compiler")
 
-    monkeypatch.setattr(hybrid, "phases", fail)
+    monkeypatch.setattr(PhasedDecoder, "host_phases", fail)
     with pytest.raises(MemoryError, match="of the compiler"):
         decoded(FILES)
     assert all_idle(decoder)

@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,13 +23,12 @@ needs_turbojpeg = pytest.mark.skipif(turbojpeg.library() is None, reason="no lib
 
 def python_loop(loop):
     """The loop without Numba."""
-    with mock.patch.object(c_calls, "compiled_or_none", return_value=None):
-        return loop.__wrapped__()
+    return c_calls.in_python(getattr(loops, f"_define_{loop}"))
 
 
 @needs_turbojpeg
 def test_the_loop_over_windows_decodes_the_same_without_numba():
-    in_python = python_loop(loops.jpeg_loop)
+    in_python = python_loop("jpeg_loop")
     windows = [(0, 0, 9, 13), (4, 20, 1, 2), (5, 0, 4, 9)]
     refused = 0
     for coding, subsampling, scale, channels, window in itertools.product(CODINGS, SUBSAMPLINGS, (1, 2), (3, 1), windows):
@@ -58,7 +56,7 @@ def test_batches_are_the_same_without_loops(crop, channels, numba, monkeypatch):
     files += [webps()["with metadata"], png(2, 8, 50, 70)[:-30], webp(64, 48)[:-200], b"no image"]
     files += [encoded(60 + number, 40, seed=number, orientation=number) for number in range(1, 9)]
     for name in () if numba else ("jpeg_loop", "png_and_webp_loop"):
-        in_python = python_loop(getattr(loops, name))
+        in_python = python_loop(name)
         monkeypatch.setattr(loops, name, lambda in_python=in_python: in_python)
     masks, decode = [], loops.Loops.decode
     monkeypatch.setattr(loops.Loops, "decode", lambda loop, chunk: masks.append(decode(loop, chunk)) or masks[-1])
@@ -88,10 +86,10 @@ def test_an_error_of_a_loop_is_raised_at_its_batch(monkeypatch):
 
 @pytest.mark.parametrize("error", [ImportError("no module"), AttributeError("module 'scipy' has no attribute '__version__'")])
 def test_a_numba_that_cannot_be_imported_is_not_used(monkeypatch, caplog, error):
-    def fail(_):
+    def fail():
         raise error
 
-    monkeypatch.setattr(c_calls, "_defined_with_numba", fail)
+    monkeypatch.setattr(c_calls, "c_call", fail)
     assert c_calls.compiled_or_python("decode", lambda *_: "in Python") == "in Python"
     assert ("scipy" in caplog.text) == isinstance(error, AttributeError)
     monkeypatch.setattr(c_calls.sys, "platform", "win32")

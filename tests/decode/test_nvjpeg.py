@@ -13,7 +13,7 @@ import torch
 from support.files.nvjpeg_double import BatchDecoder, PhasedDecoder
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
-from gpuaug.decode import c_calls, nvjpeg
+from gpuaug.decode import nvjpeg, nvjpeg_loops
 from gpuaug.decode.decoders import registry
 
 CARD = torch.device("cuda", 0)
@@ -216,7 +216,7 @@ def test_an_error_names_the_call_and_its_status():
 
 
 def test_records_of_outputs_are_as_nvjpeg_has_them():
-    assert nvjpeg.OUTPUT.itemsize == 4 * ctypes.sizeof(ctypes.c_void_p) + 4 * ctypes.sizeof(ctypes.c_size_t)
+    assert nvjpeg_loops.OUTPUT.itemsize == 4 * ctypes.sizeof(ctypes.c_void_p) + 4 * ctypes.sizeof(ctypes.c_size_t)
     assert sys.byteorder == "little"
     assert repr(DecodeStage()) == "DecodeStage(backend='auto', on_error='raise')"
 
@@ -269,27 +269,16 @@ def test_a_state_that_cannot_be_made_is_destroyed(monkeypatch, fails, destroyed)
     assert gone == [f"nvjpeg{part}Destroy" for part in reversed(STATE_PARTS[:destroyed])]
 
 
-def test_dimensions_of_an_earlier_image_are_not_taken_for_those_of_the_next(monkeypatch):
-    calls = Calls(monkeypatch)
-    decoder = nvjpeg.PhasedDecoder(CARD)
-    state = decoder.state(2**21, 2**22)
-    state.width.value, state.height.value = 40, 30
-    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI, (0, 0, 30, 40)) == ""
-    calls.statuses["nvjpegJpegStreamGetFrameDimensions"] = 3
-    calls.names.clear()
-    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI, (0, 0, 30, 40)) == "nvJPEG finds: bad JPEG"
-    assert "nvjpegDecodeJpegHost" not in calls.names
-
-
 def engines(monkeypatch):
     """The engines' calls, and a function that decodes a number of files and returns the state and the names of its calls."""
     calls = Calls(monkeypatch)
     decoder = nvjpeg.BatchDecoder(CARD)
 
     def decode(count, group=0):
-        files = np.ones(count, np.uint64)
+        files = np.zeros(count, nvjpeg_loops.FILE)
+        files["group"], files["form"] = group, nvjpeg.OUTPUT_RGBI
         calls.names.clear()
-        decoder.decode(group, files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
+        decoder.decode(files, 0)
         return calls.state, calls.names
 
     return calls, decode
@@ -326,66 +315,3 @@ def test_engines_that_fail_are_logged_where_the_hybrid_decoder_takes_their_files
     caplog.set_level("INFO", "gpuaug")
     assert names(registry.find("auto", CARD)) == ["hybrid", "cpu"]
     assert "together, because nvJPEG cannot be set up (allocator failure)." in caplog.text
-
-
-@pytest.fixture(params=["compiled", "in Python"])
-def real_decoder(request, monkeypatch):
-    """A ``BatchDecoder`` of the package whose library is this process: tests replace its functions by callbacks."""
-    if request.param == "in Python":
-        monkeypatch.setattr(c_calls, "_loop_over_calls", lambda count: None)
-    decoder = object.__new__(nvjpeg.BatchDecoder)
-    decoder._handle, decoder._idle_parameters = ctypes.c_void_p(77), {nvjpeg.OUTPUT_RGBI: [100, 101, 102]}
-    return decoder
-
-
-def test_sizes_of_files_are_those_of_their_first_component_or_zero(real_decoder):
-    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 7)
-    def image_info(handle, address, length, components, subsampling, widths, heights):
-        assert handle == 77
-        for number, value in enumerate([3, 2]):
-            (ctypes.c_int * 1).from_address((components, subsampling)[number])[0] = value
-        (ctypes.c_int * 4).from_address(widths)[:] = [address, address // 2, 1, 0]
-        (ctypes.c_int * 4).from_address(heights)[:] = [length, length // 2, 1, 0]
-        return 3 if length == 30 else 0
-
-    real_decoder._image_info = image_info
-    sizes = real_decoder.sizes(np.array([500, 600, 700], np.uint64), np.array([20, 30, 40], np.uint64))
-    assert sizes.tolist() == [[20, 500], [0, 0], [40, 700]]
-
-
-def test_windows_are_set_as_left_top_width_and_height(real_decoder):
-    calls = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 5)
-    def set_roi(*arguments):
-        calls.append(arguments)
-        return 0
-
-    real_decoder._set_roi = set_roi
-    handles = real_decoder.with_windows(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), nvjpeg.OUTPUT_RGBI)
-    assert calls == [(handle, *window) for handle, window in zip(handles.tolist(), [(2, 1, 4, 3), (6, 5, 8, 7)], strict=True)]
-    assert real_decoder._idle_parameters[nvjpeg.OUTPUT_RGBI] == [100]
-
-
-@pytest.mark.parametrize("count", [1, 5, 7])
-def test_c_functions_are_called_once_per_row(count, monkeypatch):
-    calls = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * count)
-    def function(*arguments):
-        calls.append(arguments)
-        return -sum(arguments)
-
-    rows = np.arange(4 * count).reshape(4, count) - 3
-    compiled = c_calls.call_each(function, rows).tolist()
-    monkeypatch.setattr(c_calls, "_loop_over_calls", lambda count: None)
-    assert c_calls.call_each(function, rows).tolist() == compiled == [-row & 2**32 - 1 for row in rows.sum(1).tolist()]
-    assert calls == [tuple(row) for row in rows.tolist()] * 2
-    assert c_calls.call_each(function, rows[:0]).tolist() == []
-
-
-def test_loop_over_c_functions_does_not_hold_the_interpreters_lock():
-    loop = c_calls._loop_over_calls(1)
-    if loop is None:
-        pytest.skip("no Numba, or another machine")
-    assert loop.targetoptions["nogil"]

@@ -20,6 +20,7 @@ from gpuaug import DecodeError, DecodeStage, collate_encoded
 from gpuaug.decode import c_calls
 from gpuaug.decode.decoders import cpu, libspng, libwebp, loops
 from gpuaug.decode.formats import imagecodecs
+from gpuaug.decode.formats import png as png_format
 
 pytestmark = [
     pytest.mark.skipif(libspng.library() is None, reason="imagecodecs is missing, or exports no functions of libspng"),
@@ -45,14 +46,10 @@ OTHER_CHUNKS = [
 ]
 
 
-_define = loops.png_and_webp_loop.__wrapped__
-
-
 @functools.cache
 def python_loop():
     """The loop without Numba."""
-    with mock.patch.object(c_calls, "compiled_or_none", return_value=None):
-        return _define()
+    return c_calls.in_python(loops._define_png_and_webp_loop)
 
 
 @pytest.fixture(params=["Numba", "Python"])
@@ -75,7 +72,7 @@ def decoded_windows(files, windows, channels=3, sizes=None):
     starts = GUARD + np.cumsum([0, *(lengths[:-1] + GUARD)])
     memory = np.full(starts[-1] + lengths[-1] + GUARD, FILLED, np.uint8)
     jobs = np.zeros(len(files), loops.JOB)
-    jobs["format"] = loops._formats(batch.data.numpy(), table)
+    jobs["format"], jobs["stored"] = table["format"], table["channels"]
     jobs["start"], jobs["bytes"], jobs["out"], jobs["channels"] = table["start"], table["length"], starts, channels
     jobs["top"], jobs["left"], jobs["height"], jobs["width"] = windows.T
     jobs["full_height"], jobs["full_width"] = (table["height"], table["width"]) if sizes is None else np.array(sizes).T
@@ -246,8 +243,7 @@ def test_text_behind_the_pixels_counts_with_that_before_them(monkeypatch):
     before = [(b"zTXt", b"key\0\0" + zlib.compress(bytes(995)))]
     assert same(png(2, 8, 5, 7, before=before))
     assert not same(png(2, 8, 5, 7, before=before, behind=[TEXT]))
-    monkeypatch.setattr(libspng, "MAX_BYTES", 1000)
-    monkeypatch.setattr(loops, "png_and_webp_loop", python_loop)  # Numba has compiled the limit
+    monkeypatch.setattr(png_format, "_MAX_PLAIN_BYTES", 1000)
     assert not same(png(2, 8, 5, 7, behind=[(b"tEXt", b"key\0" + bytes(1001))]))
 
 

@@ -1,6 +1,5 @@
 """The decoder's threads: they end with the iterator, after the call that they are in, and so does the process."""
 
-import ctypes
 import gc
 import signal
 import threading
@@ -24,6 +23,7 @@ from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import decoding, nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders import cpu, loops
+from gpuaug.decode.decoders.base import share
 from gpuaug.decode.layout import Layout
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
@@ -236,11 +236,11 @@ def test_infos_are_computed_once_per_batch_before_it_is_given_to_threads(monkeyp
 
 def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
     class Failing(nvjpeg_double.BatchDecoder):
-        def decode(self, kind, addresses, lengths, *arguments):
+        def decode(self, files, stream):
             # By the file and not by the count of calls: two threads prepare batches, and either may be first.
-            if FILES.index(ctypes.string_at(int(addresses[0]), int(lengths[0]))) >= 4:
+            if FILES.index(nvjpeg_double.content(files[0])) >= 4:
                 raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
-            return super().decode(kind, addresses, lengths, *arguments)
+            return super().decode(files, stream)
 
     nvjpeg_double.use(monkeypatch, Failing)
     arrived = []
@@ -343,3 +343,17 @@ def test_waits_for_decoding_are_counted_where_the_training_thread_blocks(monkeyp
     assert counted == [1, 1, 2]
     assert loader.stats().decode_wait_ms > 0
     assert (loader.stats().starved, loader.stats().replaced) == (0, 1)
+
+
+def test_a_call_that_could_not_be_submitted_finds_no_image_later():
+    """An executor keeps a call whose thread did not start. It runs when the memory of its batch is used for other images."""
+    pending, kept = iter(range(3)), []
+
+    def submit(*call):
+        kept.append(call)
+        raise RuntimeError("can't start new thread")
+
+    finish = share(submit, 2, list, pending)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        finish()
+    assert [function(items) for function, items in kept] == [[]]

@@ -248,7 +248,7 @@ def test_windows_are_decoded_at_the_smallest_scale_that_keeps_the_size_of_the_re
     out = np.array(made[0][0].shape[2:])
     scales = set()
     for each in layouts:
-        for info, window, sides in zip(each.infos, each.requested_windows, each.shapes.sizes, strict=True):
+        for info, window, sides in zip(each.infos, each.windows, each.shapes.sizes, strict=True):
             jpeg = info.format in (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG)
             assert tuple(sides) == tuple(-(-side // info.scale) for side in upright(info))
             if info.scale > 1:

@@ -105,9 +105,9 @@ class Machine:
         cuda, machine, empty = self.cuda, self, torch.empty
 
         class Engines(nvjpeg_double.BatchDecoder):
-            def decode(self, kind, addresses, lengths, outputs, form, number, parameters):
+            def decode(self, files, number):
                 assert machine.going.wait(WAIT_S)
-                machine._decode(addresses, outputs, number)
+                machine._decode(files, number)
                 return 0
 
         def allocated(length, device, dtype=torch.uint8, *, pin_memory=False):
@@ -156,11 +156,12 @@ class Machine:
         patch.setattr(decoding.Decoding, "abandon", abandoned)
 
         class Phased(nvjpeg_double.PhasedDecoder):
-            def card_phase(self, state, address, pitch, number):
+            def card_phases(self, states, files, number):
                 lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
-                with cuda.operation() as history:
-                    history.write(lane, machine._owner(address), part=address)
-                return ""
+                for address in files["output"]["channel"][:, 0].tolist():
+                    with cuda.operation() as history:
+                        history.write(lane, machine._owner(address), part=address)
+                return [""] * len(files)
 
         nvjpeg_double.use(patch, Engines, Phased)
         patch.setattr(decoder, "allocate_pixels", allocated)
@@ -170,13 +171,13 @@ class Machine:
         patch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
         patch.setattr(feed, "open_feed_iterator", lambda source, current, *_: Slotted(source, iter(source), current))
 
-    def _decode(self, addresses, outputs, number):
+    def _decode(self, files, number):
         cuda, history = self.cuda, self.cuda.history
         lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
-        images = [(self._owner(address), address) for address in outputs["channel"][:, 0].tolist()]
+        images = [(self._owner(address), address) for address in files["output"]["channel"][:, 0].tolist()]
         with cuda.operation():
             for (start, end), slot in self._slot_keys.items():
-                if start <= addresses[0] < end:
+                if start <= files["address"][0] < end:
                     history.read(self.engines, slot)
             history.write(self.engines, SCRATCH)
             for pixels, part in images:

@@ -5,7 +5,6 @@ The video engines of a card write frames in the format NV12: H lines of luma, th
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.encoded import ClipHeaders, EncodedClips
+from gpuaug.core.encoded import ClipHeaders
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.decode.clips.index import Stream
-from gpuaug.decode.layout import DecoderInterface, Options, rotated_upright, source_indices
+from gpuaug.decode.decoders.base import FileDecoder
+from gpuaug.decode.layout import BatchLayout, Options, rotated_upright, source_indices
 
 _LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 """Number of the colour matrix in H.273 → weights of red and blue in luma. All other matrices use BT.601."""
@@ -44,7 +44,7 @@ class ClipInfo(NamedTuple):
     """Time stamp of each selected frame → positions in the clip at which the frame occurs."""
 
 
-class ClipLayout:
+class ClipLayout(BatchLayout):
     """Layout of the clips of a batch in one flat buffer.
 
     Args:
@@ -58,11 +58,9 @@ class ClipLayout:
 
     undecoded_pixels = 0
     """Number of pixels that are not decoded: 0, because frames are always decoded whole."""
-    dtype = torch.uint8
-    """dtype of the decoded pixels."""
 
     def __init__(
-        self, headers: ClipHeaders, options: Options, decoders: Sequence[DecoderInterface], *, undecodable: Collection[int] = ()
+        self, headers: ClipHeaders, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
     ) -> None:
         self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the clip that is decoded for each clip."""
@@ -78,25 +76,11 @@ class ClipLayout:
         self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
         """(B,) index of the decoder of each clip."""
         self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
-        """(B,) mask of the clips that the card decodes, as NV12 frames into ``ClipWork.raw``."""
+        """(B,) mask of the clips that the card decodes, as NV12 frames into ``Work.raw``."""
         self.sizes = np.where((table["orientation"] > 4)[:, None], self.stored[:, ::-1], self.stored)
         """(B, 2) heights and widths of upright frames."""
-        self.lengths = lengths = self.stored.prod(1) * 3 * self.frames
-        """(B,) number of bytes of each clip's RGB frames."""
-        self.starts = lengths.cumsum() - lengths
-        """(B,) offset of each clip in ``ClipWork.data``, in bytes."""
-        self.length = int(lengths.sum())
-        """Total number of bytes of the RGB frames."""
-        staged = np.where(self.on_card, 0, lengths)
-        self.staged_starts = staged.cumsum() - staged
-        """(B,) offset of each clip that the CPU decodes in ``ClipWork.staging``, in bytes."""
-        self.staged_length = int(staged.sum())
-        """Total number of bytes of the clips that the CPU decodes."""
-        raw = np.where(self.on_card, self.stored.prod(1) * 3 // 2 * self.frames, 0)
-        self.raw_starts = raw.cumsum() - raw
-        """(B,) offset of each clip that the card decodes in ``ClipWork.raw``, in bytes."""
-        self.raw_length = int(raw.sum())
-        """Total number of bytes of the NV12 frames."""
+        areas = self.stored.prod(1) * self.frames
+        self.place(areas * 3, self.on_card, np.where(self.on_card, areas * 3 // 2, 0))
 
     @cached_property
     def infos(self) -> list[ClipInfo]:
@@ -130,7 +114,7 @@ class ClipLayout:
         Args:
             data: Flat buffer.
             index: Index of the clip.
-            start: Offset of the clip in ``data``. Default: the offset in ``ClipWork.data``.
+            start: Offset of the clip in ``data``. Default: the offset in ``Work.data``.
         """
         height, width = self.sizes[index].tolist()
         start = int(self.starts[index]) if start is None else start
@@ -200,33 +184,6 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
         values = (luma + offset[:, :, None, :, None]).round_().clamp_(0, 255)
         planes = values.view(-1, height, width).movedim(0, 2)
         rgb[..., channel].copy_(rotated_upright(planes, orientation).movedim(2, 0))
-
-
-@dataclass(slots=True, eq=False)
-class ClipWork:
-    """Decoding task for one ``EncodedClips`` member of a batch. Its buffers are allocated on the training thread."""
-
-    encoded: EncodedClips
-    layout: ClipLayout
-    data: Tensor
-    """(bytes,) device tensor for the decoded frames, at offsets ``ClipLayout.starts``."""
-    raw: Tensor | None
-    """(bytes,) device tensor for NV12 frames, at offsets ``ClipLayout.raw_starts``. ``None`` if the card decodes no clip."""
-    staging: Tensor | None
-    """(bytes,) page-locked host tensor for the clips that the CPU decodes, at offsets ``ClipLayout.staged_starts``.
-
-    ``None`` if the CPU decodes no clip, or if it decodes into ``data`` because that is in host memory.
-    """
-    problems: dict[int, str] = field(default_factory=dict)
-    """Index of each clip that cannot be decoded → reason. Decoders add entries."""
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
-        """Return the decoded clips on ``device``. The loader calls this method as it calls ``Tensor.to``."""
-        self.layout.finish(self.data, self.raw)
-        result = self.layout.batch(self.data)
-        if isinstance(result, Ragged):
-            return Ragged(result.data, result.places.to(device, non_blocking=non_blocking), result.shapes)
-        return result
 
 
 def problems(headers: ClipHeaders, options: Options) -> dict[int, str]:

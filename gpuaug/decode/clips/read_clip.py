@@ -15,6 +15,7 @@ from torch.utils._pytree import register_pytree_node
 from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
 from gpuaug.decode.clips.limits import MAX_PACKETS
+from gpuaug.decode.file_bytes import bytes_view, is_bytes
 
 T = TypeVar("T")
 
@@ -191,7 +192,14 @@ def read_clip(
                 f"at must be from 0 to 1, got {at}. Pass 0 for the first clip of the video, and 1 for the last."
             )
     short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
-    source = os.fsdecode(source) if isinstance(source, str | os.PathLike) else _bytes(source)
+    if isinstance(source, str | os.PathLike):
+        source = os.fsdecode(source)
+    elif is_bytes(source):
+        source = bytes_view(source)
+    else:
+        raise ArgumentTypeError(
+            f"source must be the path of a video or its bytes, got {shown(source)}. Pass the file's bytes as they are."
+        )
     return Clip(source, offsets, at, times_s, short)
 
 
@@ -227,20 +235,3 @@ def _seconds(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ArgumentError(f"{name} must be finite, got {number}. Leave it out to begin with the first frame.")
     return number
-
-
-def _bytes(source: Any) -> memoryview:
-    """Return a view of a video in memory.
-
-    Raises:
-        ArgumentTypeError: If ``source`` holds no bytes.
-    """
-    if isinstance(source, Tensor) and source.ndim == 1 and source.element_size() == 1 and source.is_cpu:
-        source = source.numpy()
-    if isinstance(source, bytes | bytearray | memoryview) or (
-        isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.ndim == 1
-    ):
-        return memoryview(source).cast("B")  # type: ignore[arg-type]
-    raise ArgumentTypeError(
-        f"source must be the path of a video or its bytes, got {shown(source)}. Pass the file's bytes as they are."
-    )

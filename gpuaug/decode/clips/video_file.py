@@ -14,7 +14,7 @@ import numpy as np
 from gpuaug.decode.clips import libav, mp4
 from gpuaug.decode.clips.index import Index, packets_of, read_index, stamp_of
 from gpuaug.decode.clips.limits import VideoError
-from gpuaug.decode.encoded_input import file_problem, open_file
+from gpuaug.decode.file_bytes import file_problem, open_file
 from gpuaug.decode.limits import LimitError
 
 MAX_INDICES = 1024

@@ -1,16 +1,18 @@
 """Interface of a decoder of image files or clips, and the threads and lanes (named CUDA streams) that decoders use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event, Lane, Lanes
+
+Item = TypeVar("Item")
 
 PREPARED = 4
 """Maximum number of batches in preparation at the same time.
@@ -81,6 +83,11 @@ class FileDecoder(ABC):
     """Maximum number of concurrent calls on the lanes of one loader."""
 
     @property
+    def description(self) -> str:
+        """Row of ``DecoderTable``."""
+        return f"{self.version}: {self.files}"
+
+    @property
     def held_bytes(self) -> tuple[int, int]:
         """(page-locked bytes, device bytes) that the decoder keeps allocated for all loaders."""
         return 0, 0
@@ -115,11 +122,74 @@ class FileDecoder(ABC):
         For a decoder with ``on_card``, it is called only when the device memory of the batch can be written.
 
         Args:
-            work: ``Work`` of a batch, or ``ClipWork`` for a decoder of clips. The decoder adds images and clips that cannot be
-                decoded to ``work.problems``.
+            work: ``Work`` of a batch. The decoder adds images and clips that cannot be decoded to ``work.problems``.
             indices: (n,) indices of the images or clips in the batch.
             resources: Lanes and threads.
 
         Returns:
             Function that waits for the decoder on the host, and returns the event after which the pixels are in ``work.data``.
         """
+
+
+class HostDecoder(FileDecoder):
+    """Decoder on host threads, of all files that no other decoder takes."""
+
+    on_card = False
+
+    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return a (B,) mask of true: all files."""
+        return np.ones(len(table), np.bool_)
+
+    def share(
+        self,
+        work: Any,
+        indices: NDArray[Any],
+        resources: Resources,
+        count: int,
+        function: Callable[[Iterator[Item]], None],
+        pending: Iterator[Item],
+    ) -> Callable[[], Event]:
+        """Share a batch between ``count`` threads. The result is as for ``begin``. ``function``, ``pending``: see ``share``."""
+        wait_for_calls = share(resources.pools.images.submit, count, function, pending)
+
+        def finish() -> Event:
+            wait_for_calls()
+            work.copy_staged(indices, resources.lane)
+            return resources.lane.record_event()
+
+        return finish
+
+
+def share(
+    submit: Callable[..., Future[None]], count: int, function: Callable[[Iterator[Item]], None], pending: Iterator[Item]
+) -> Callable[[], None]:
+    """Start concurrent calls of one function on several threads.
+
+    Submitting one task per image would take ten times as long in Python.
+
+    Args:
+        submit: Method ``submit`` of an executor.
+        count: Number of calls.
+        function: Function to call with ``pending``.
+        pending: Images or clips that no thread has started, shared by all threads.
+
+    Returns:
+        Function that waits until all calls have ended, even after an error, because no call may write to memory that is reused.
+        It then raises the first error.
+    """
+    futures: list[Future[None]] = []
+    try:
+        for _ in range(count):
+            futures.append(submit(function, pending))  # noqa: PERF401 - the list also holds the calls before an error
+    except RuntimeError as error:  # a thread could not be started; earlier ones are running
+        for _ in pending:  # the call may still run later
+            pass
+        futures.append(Future())
+        futures[-1].set_exception(error)
+
+    def finish() -> None:
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    return finish

@@ -6,9 +6,9 @@ the GPU, or without a GPU directly into the batch.
 """
 
 import io
-import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import partial
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
 from gpuaug.decode.decoders import turbojpeg
-from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.decoders.base import HostDecoder, Resources
 from gpuaug.decode.decoders.loops import WINDOW_FORMATS, Loops, decode_window
 from gpuaug.decode.formats import pil
 from gpuaug.decode.formats.header import ImageFormat
@@ -31,10 +31,9 @@ from gpuaug.feed.image_input import as_array, copy_pixels, stored_values, with_c
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
 COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG]] = 1, 3, 3, 6
-COSTS[[Format.OTHER, Format.DEEP]] = 8
+COSTS[[Format.OTHER, Format.DEEP, Format.PNG, Format.WEBP]] = 8
 
-# Integers, because ``ImageInfo.format`` is one.
-_OTHER, _LOSSLESS = int(Format.OTHER), int(Format.LOSSLESS_JPEG)
+_JPEGS = (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG)
 
 _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """PIL mode of an image that is decoded as stored, by number of channels."""
@@ -50,10 +49,10 @@ _INVERSE_ORIENTATIONS = {6: 8, 8: 6}
 """Inverse of each EXIF orientation that is not its own inverse."""
 
 
-class Cpu(FileDecoder):
+class Cpu(HostDecoder):
     """Decode images on host threads, each with the fastest library whose pixels equal PIL's."""
 
-    name, on_card = "cpu", False
+    name = "cpu"
     files = "all other files"
 
     @property
@@ -65,10 +64,6 @@ class Cpu(FileDecoder):
         versions = [f"{name} {module.__version__}" for name, module in modules if module is not None]
         return ", ".join([*versions, *([turbojpeg.version()] if turbojpeg.library() is not None else [])])
 
-    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return a (B,) mask of true: all files."""
-        return np.ones(len(table), np.bool_)
-
     def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return windows enlarged, for JPEGs, to the regions that libturbojpeg can decode directly into the batch.
 
@@ -77,64 +72,22 @@ class Cpu(FileDecoder):
         """
         selected = np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3)) & (table["sampling"] > 0)
         if turbojpeg.library() is not None:
-            channels, sampling, widths = (table[name][selected] for name in ("channels", "sampling", "width"))
-            windows[selected] = turbojpeg.regions(windows[selected], channels, sampling, widths, scales[selected])
+            jpegs = table[selected]
+            mcu_widths = turbojpeg.mcu_widths(jpegs["channels"], jpegs["sampling"])
+            windows[selected] = turbojpeg.regions(windows[selected], mcu_widths, jpegs["width"], scales[selected])
         return windows
 
-    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the images to the threads, slowest first, so that all threads finish at about the same time."""
-        infos = work.layout.infos  # computed before threads start, because each of them might compute the cached property
         cost = work.layout.stored.prod(1)[indices] * COSTS[work.layout.headers["format"][indices]]
-        # All threads share one iterator. Submitting one task per image would take ten times as long in Python.
         pending = iter(indices[np.argsort(-cost)].tolist())
         threads = resources.pools.threads
-        # Few images are spread over all threads.
-        chunk_size = min(-(-len(indices) // threads), MAX_CHUNK)
         loops = Loops(work, indices)
-        completion = _Completion(len(indices))
-        try:
-            for _ in range(min(-(-len(indices) // chunk_size), threads)):
-                resources.pools.images.submit(_decode_pending, work, infos, loops, pending, chunk_size, completion)
-        except RuntimeError as error:  # a thread could not be started; earlier ones are running
-            for _ in pending:
-                completion.add(error)
-
-        def finish() -> Event:
-            # Wait even if a result is an error: the memory is reused after this call, so no thread may still write to it.
-            completion.is_complete.wait()
-            for result in completion.results:
-                if isinstance(result, BaseException):
-                    raise result
-            decoded_indices = [result for result in completion.results if isinstance(result, int)]
-            if work.staging is not None and decoded_indices:
-                resources.lane.copy_parts(work.data, work.staging, _ranges(work.layout, sorted(decoded_indices)))
-            return resources.lane.record_event()
-
-        return finish
-
-
-class _Completion:
-    """Results of the images of a batch, added by the threads that decode them.
-
-    The thread that waits for the batch wakes once, when all results have been added. If it woke for each image, it would
-    compete with the decoding threads for the interpreter's lock.
-
-    Args:
-        count: Number of images that the CPU decodes, at least one.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self.results: list[int | BaseException | None] = []
-        """Result per image: its index, ``None`` if it cannot be decoded, or an error to raise when the batch is collected."""
-        self.is_complete = threading.Event()
-        """Event that is set when all results have been added."""
-
-    def add(self, result: int | BaseException | None) -> None:
-        """Add the result of one image. Thread-safe."""
-        self.results.append(result)
-        if len(self.results) == self._count:
-            self.is_complete.set()
+        # Few images are spread over all threads.
+        chunk_size = min(-(-len(indices) // threads), MAX_CHUNK) if loops else 1
+        # ``infos`` are computed before threads start, because each of them might compute the cached property.
+        function = partial(_decode_pending, work, work.layout.infos, loops, chunk_size)
+        return self.share(work, indices, resources, min(-(-len(indices) // chunk_size), threads), function, pending)
 
 
 def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArray[np.uint8]) -> str:
@@ -197,8 +150,9 @@ def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: An
 
     # JpegImageFile, because PIL opens the JPEGs of many phones as MPO, a format with several images.
     open_jpeg = JpegImagePlugin.JpegImageFile
-    with pil.open_image(file.data, format_.names) if info.format == _OTHER else open_jpeg(io.BytesIO(file.data)) as image:
-        if info.format != _OTHER and info.format != _LOSSLESS:  # libjpeg-turbo converts no lossless JPEG
+    is_jpeg = info.format in _JPEGS
+    with pil.open_image(file.data, format_.names) if not is_jpeg else open_jpeg(io.BytesIO(file.data)) as image:
+        if is_jpeg and info.format != Format.LOSSLESS_JPEG:  # libjpeg-turbo converts no lossless JPEG
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the JPEG engines of a card do.
             # PIL picks the smallest scaled size that is at least the requested size, and rounds it up. Fractions are exact, and
@@ -225,77 +179,27 @@ def _rotated_upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.u
     return image.transpose(1, 0, 2) if orientation > 4 else image
 
 
-def _decode_pending(
-    work: Work,
-    infos: list[ImageInfo],
-    loops: Loops,
-    pending: Iterator[int],
-    chunk_size: int,
-    completion: _Completion,
-) -> None:
+def _decode_pending(work: Work[Layout], infos: list[ImageInfo], loops: Loops, chunk_size: int, pending: Iterator[int]) -> None:
     """Decode images into host memory. Runs on several threads for one batch.
 
     Args:
         work: Decoding task of the batch.
         infos: ``Layout.infos`` of the batch.
         loops: Loops over images, which decode without the interpreter's lock.
-        pending: Indices of the images that no thread has started, shared by all threads.
         chunk_size: Number of images that a thread takes at once.
-        completion: Results of the batch.
+        pending: Indices of the images that no thread has started, shared by all threads.
     """
-    layout = work.layout
-    data, offsets = work.host
-    starts = offsets.tolist()
+    channels = work.layout.channels
+    data, starts = work.host
     values, files = data.numpy(), work.encoded.data.numpy()
-    for index in _remaining_after_loops(work, loops, pending, chunk_size, completion):
-        if work.is_abandoned:
-            completion.add(None)
-            continue
-        try:
-            info = infos[index]
-            file = files[info.start : info.start + info.length]
-            _, _, height, width = info.window
-            pixels = values[starts[index] : starts[index] + height * width * layout.channels]
-            if problem := decode(file, layout, info, pixels.reshape(height, width, layout.channels)):
-                work.problems[index] = problem
-            completion.add(None if problem else index)
-        except BaseException as error:  # raised by ``finish``
-            completion.add(error)
-
-
-def _remaining_after_loops(
-    work: Work, loops: Loops, pending: Iterator[int], chunk_size: int, completion: _Completion
-) -> Iterator[int]:
-    """Decode images with ``loops``, and yield the indices of the images that the loops do not decode.
-
-    Args: as for ``_decode_pending``.
-    """
-    if not loops:
-        yield from pending
-        return
     while chunk := list(islice(pending, chunk_size)):
-        decoded = np.zeros(len(chunk), np.bool_)
-        try:
-            if not work.is_abandoned:
-                decoded = loops.decode(chunk)
-        except BaseException as error:  # raised by ``finish``
-            for _ in chunk:
-                completion.add(error)
-            continue
-        for index, is_decoded in zip(chunk, decoded.tolist(), strict=True):
-            if is_decoded:
-                completion.add(index)
-            else:
-                yield index
-
-
-def _ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
-    """Return (offset in the batch, offset in ``Work.staging``, number of values) per run of adjacent images."""
-    ranges: list[tuple[int, int, int]] = []
-    for index in indices:
-        start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index])
-        if ranges and ranges[-1][0] + ranges[-1][2] == start:  # adjacent in the batch, and therefore in staging
-            ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + length)
-        else:
-            ranges.append((start, staged, length))
-    return ranges
+        if work.is_abandoned:
+            return
+        for index in compress(chunk, ~loops.decode(chunk)):
+            if work.is_abandoned:
+                return
+            info = infos[index]
+            _, _, height, width = info.window
+            pixels = values[int(starts[index]) :][: height * width * channels].reshape(height, width, channels)
+            if problem := decode(files[info.start : info.start + info.length], work.layout, info, pixels):
+                work.problems[index] = problem

@@ -16,6 +16,7 @@ from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.layout import Layout
+from gpuaug.decode.nvjpeg_loops import FILE
 from gpuaug.decode.work import Work
 
 MOST_SIDE = 16384
@@ -29,18 +30,6 @@ As in ``HEADER``, 4 h + v of the horizontal and vertical sampling factors of lum
 
 _GREY = 0
 """Group of files without chroma. The group of any other file is the number of its chroma subsampling."""
-
-_FILE = np.dtype(
-    [
-        ("index", np.int64),
-        ("group", np.uint8),
-        ("address", np.uint64),
-        ("length", np.uint64),
-        ("output", nvjpeg.OUTPUT),
-        ("parameters", np.uint64),
-    ]
-)
-"""Structured dtype of the arguments of nvJPEG's batched call for one file."""
 
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -82,7 +71,7 @@ class Engines(FileDecoder):
         mask &= table["format"] == Format.JPEG
         return mask
 
-    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code."""
         calls = self._calls(work, indices)
         try:
@@ -91,8 +80,8 @@ class Engines(FileDecoder):
             calls.clear()  # so that the task, if it runs later, does not write to memory that is then reused
             raise
 
-    def _calls(self, work: Work, indices: NDArray[Any]) -> list[NDArray[np.void]]:
-        """Return the arguments of the calls: one (n,) array of ``_FILE`` per group.
+    def _calls(self, work: Work[Layout], indices: NDArray[Any]) -> list[NDArray[np.void]]:
+        """Return the arguments of the calls: one (n,) array of ``FILE`` per group.
 
         A file whose size according to nvJPEG differs from its header is left out, and added to ``work.problems``.
 
@@ -103,37 +92,26 @@ class Engines(FileDecoder):
         layout = work.layout
         indices = indices[np.argsort(-layout.stored[indices].prod(1, dtype=np.int64), kind="stable")]
         table = layout.headers[indices]
-        files = np.zeros(len(indices), _FILE)
-        files["index"], files["group"] = indices, np.where(table["channels"] == 1, _GREY, table["sampling"])
-        files["address"], files["length"] = work.encoded.data.data_ptr() + table["start"], table["length"]
-        output = files["output"]
-        output["channel"][:, 0] = target_addresses(work, indices)
-        windows = layout.card_windows(indices)
-        output["pitch"][:, 0] = windows[:, 3] * layout.channels
-        sizes = self._decoder.sizes(files["address"], files["length"])
+        files = card_files(work, indices)
+        files["group"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
+        sizes = self._decoder.sizes(files)
         matches = (sizes == layout.stored[indices]).all(1)
         for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
             work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
         files = files[matches]
         if layout.shapes.windows is not None:
-            files["parameters"] = self._decoder.with_windows(windows[matches], output_format(layout))
+            self._decoder.set_windows(files)
         return [files[files["group"] == group] for group in np.unique(files["group"])]
 
-    def _decode(self, work: Work, calls: list[NDArray[np.void]], resources: Resources) -> Event:
+    def _decode(self, work: Work[Layout], calls: list[NDArray[np.void]], resources: Resources) -> Event:
         """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
         nvjpeg.enter(resources.lanes.device)
-        form = output_format(work.layout)
-        has_windows = work.layout.shapes.windows is not None
         with self._call_lock:
             lane = resources.card_lanes.get()
             try:
                 while calls:
                     files = calls.pop()
-                    addresses, lengths, outputs, parameters = (
-                        np.ascontiguousarray(files[name]) for name in ("address", "length", "output", "parameters")
-                    )
-                    arguments = (addresses, lengths, outputs, form, lane.handle, parameters if has_windows else None)
-                    status = self._decoder.decode(int(files["group"][0]), *arguments)
+                    status = self._decoder.decode(files, lane.handle)
                     # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
@@ -142,23 +120,29 @@ class Engines(FileDecoder):
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]
                         continue
-                    if has_windows:
-                        self._decoder.put_back(parameters, form)
+                    if work.layout.shapes.windows is not None:
+                        self._decoder.put_back(files)
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
 
 
-def target_addresses(work: Work, indices: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the (n,) device addresses that nvJPEG writes the images to: in ``work.raw`` if they need postprocessing."""
+def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
+    """Return (n,) records of ``FILE``. Images that need postprocessing are written to ``work.raw``."""
     layout = work.layout
-    addresses: NDArray[np.int64] = work.data.data_ptr() + layout.starts[indices]
+    table = layout.headers[indices]
+    files = np.zeros(len(indices), FILE)
+    files["index"] = indices
+    files["address"] = work.encoded.data.data_ptr() + table["start"]
+    for name in ("length", "height", "width"):
+        files[name] = table[name]
+    windows = layout.card_windows(indices)
+    for name, column in zip(("top", "left", "window_height", "window_width"), windows.T, strict=True):
+        files[name] = column
+    targets = work.data.data_ptr() + layout.starts[indices]
     if work.raw is not None:
-        is_raw = layout.needs_postprocessing[indices]
-        addresses[is_raw] = work.raw.data_ptr() + layout.raw_starts[indices][is_raw]
-    return addresses
-
-
-def output_format(layout: Layout) -> int:
-    """Return nvJPEG's output format: interleaved RGB, or luma."""
-    return nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
+        targets = np.where(layout.needs_postprocessing[indices], work.raw.data_ptr() + layout.raw_starts[indices], targets)
+    files["output"]["channel"][:, 0] = targets
+    files["output"]["pitch"][:, 0] = windows[:, 3] * layout.channels
+    files["form"] = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
+    return files

@@ -18,28 +18,26 @@ from gpuaug.decode.decoders import libspng, libwebp, turbojpeg
 from gpuaug.decode.decoders.turbojpeg import (
     DECOMPRESS,
     HEIGHT,
-    MARGIN,
     MCU_WIDTHS,
     PIXEL_FORMATS,
     PROGRESSIVE,
     SUBSAMPLING,
     WIDTH,
 )
-from gpuaug.decode.formats import png, webp
-from gpuaug.decode.layout import ImageInfo
+from gpuaug.decode.layout import ImageInfo, Layout
 from gpuaug.decode.work import Work
 
 JOB = np.dtype(
     [
-        *((name, np.int64) for name in ("format", "start", "bytes", "out", "channels")),
-        *((name, np.int64) for name in ("top", "left", "height", "width", "needed_left", "needed_width")),
-        *((name, np.int64) for name in ("full_height", "full_width", "scale")),
+        *((name, np.int64) for name in ("format", "start", "bytes", "out", "channels", "stored")),
+        *((name, np.int64) for name in ("top", "left", "height", "width")),
+        *((name, np.int64) for name in ("full_height", "full_width", "scale", "mcu_width")),
     ]
 )
 """Structured dtype of the arguments for one image.
 
-Format, offset and length of the file, offset and number of channels of the output, window, columns of the image that the caller
-needs, size of the image in the file, and downsampling factor.
+Format (0: no loop decodes the image), offset and length of the file, offset and number of channels of the output, number of
+channels in the file, window, size of the image in the file, downsampling factor, and width of a block by the header.
 """
 
 DecodeJobs = Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.void], NDArray[np.bool_]], None]
@@ -54,20 +52,13 @@ WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
 Progressive JPEGs are not among them: reading all scans takes as long as decoding the whole image.
 """
 
+PNG_AND_WEBP = (int(Format.PNG), int(Format.WEBP))
+
 MAX_SCRATCH_PIXELS = 2**24
 """Maximum number of pixels of a PNG or WebP that is not decoded directly into the output, but into scratch memory."""
 
 _WORDS = 12
 """Number of 64-bit integers for the structures of libspng and libwebp."""
-
-_JPEG, _PNG, _WEBP = 1, 2, 3
-"""Formats of files, for the field ``format`` of ``JOB``. 0: no loop decodes the image."""
-
-_SIGNATURES = {_PNG: (0, png.SIGNATURE), _WEBP: (8, webp.SIGNATURE)}
-"""Format → offset and value of the bytes that all files of the format have."""
-
-_PREFIX_BYTES = 16
-"""Number of bytes at the beginning of a file that contain its signature."""
 
 
 class Loops:
@@ -78,7 +69,7 @@ class Loops:
         indices: Indices of the images that the CPU decodes.
     """
 
-    def __init__(self, work: Work, indices: NDArray[Any]) -> None:
+    def __init__(self, work: Work[Layout], indices: NDArray[Any]) -> None:
         layout = work.layout
         table = layout.headers
         out, starts = work.host
@@ -90,9 +81,8 @@ class Loops:
             selected &= layout.orientations == 1
             is_window = (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
             is_jpeg = is_window & np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3))
-            formats = np.where(is_jpeg, _JPEG, _formats(self._files, table))
-            jobs["format"] = np.where(selected & (is_jpeg | (table["format"] == Format.OTHER)), formats, 0)
-        loops = (jpeg_loop, (_JPEG,)), (png_and_webp_loop, (_PNG, _WEBP))
+            jobs["format"] = np.where(selected & (is_jpeg | np.isin(table["format"], PNG_AND_WEBP)), table["format"], 0)
+        loops = (jpeg_loop, WINDOW_FORMATS), (png_and_webp_loop, PNG_AND_WEBP)
         self._loops = [
             (decode_jobs, formats)
             for loop, formats in loops
@@ -102,13 +92,13 @@ class Loops:
         jobs["bytes"] = table["length"]
         jobs["out"] = starts
         jobs["channels"] = layout.channels
+        jobs["stored"] = table["channels"]
         for name, column in zip(("top", "left", "height", "width"), layout.windows.T, strict=True):
             jobs[name] = column
-        jobs["needed_left"] = layout.requested_windows[:, 1]
-        jobs["needed_width"] = layout.requested_windows[:, 3]
         jobs["full_height"] = table["height"]
         jobs["full_width"] = table["width"]
         jobs["scale"] = layout.scales
+        jobs["mcu_width"] = turbojpeg.mcu_widths(table["channels"], table["sampling"])
 
     def __bool__(self) -> bool:
         return bool(self._loops)
@@ -142,29 +132,14 @@ def decode_window(
     decode_jobs = jpeg_loop()
     if decode_jobs is None or not info.sampling or info.channels not in (1, 3) or channels not in PIXEL_FORMATS:
         return None
-    columns = np.array([[info.channels], [info.sampling], [info.width], [info.scale]])
+    mcu_widths = turbojpeg.mcu_widths(np.array([info.channels]), np.array([info.sampling]))
+    columns = mcu_widths, np.array([info.width]), np.array([info.scale])
     top, left, height, width = turbojpeg.regions(np.array([window]), *columns)[0].tolist()
     pixels = np.empty((height, width, channels), np.uint8)
-    job = (_JPEG, 0, len(file), 0, channels, top, left, height, width, window[1], window[3])
+    job = (info.format, 0, len(file), 0, channels, info.channels, top, left, height, width, info.height, info.width)
     decoded = np.ones(1, np.bool_)
-    decode_jobs(file, pixels.reshape(-1), np.array([(*job, info.height, info.width, info.scale)], JOB), decoded)
+    decode_jobs(file, pixels.reshape(-1), np.array([(*job, info.scale, mcu_widths[0])], JOB), decoded)
     return pixels[:, window[1] - left :][:, : window[3]] if decoded[0] else None
-
-
-def _formats(files: NDArray[np.uint8], table: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the (B,) format of each file: ``_PNG``, ``_WEBP``, or 0 for other formats.
-
-    Args:
-        files: (bytes,) files of the batch.
-        table: (B,) records of ``HEADER``.
-    """
-    result = np.zeros(len(table), np.int64)
-    long_enough = np.flatnonzero(table["length"] >= _PREFIX_BYTES)
-    prefixes = files[table["start"][long_enough, None] + np.arange(_PREFIX_BYTES)]
-    for file_format, (offset, value) in _SIGNATURES.items():
-        equal = prefixes[:, offset : offset + len(value)] == np.frombuffer(value, np.uint8)
-        result[long_enough[equal.all(1)]] = file_format
-    return result
 
 
 @compile_once
@@ -196,20 +171,15 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
             return False
         subsampling = call(get, (handle, SUBSAMPLING)) & LOW
         columns = -(-job["full_width"] // job["scale"])
-        if subsampling >= len(MCU_WIDTHS) or call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["width"] > columns:
+        if subsampling >= len(MCU_WIDTHS) or MCU_WIDTHS[subsampling] != job["mcu_width"]:  # the margins would be wrong
             return False
-        mcu_width = MCU_WIDTHS[subsampling]
-        margin = MARGIN if mcu_width > 8 else 0
-        multiple = max(mcu_width // job["scale"], 1)
-        start = max(job["needed_left"] - margin, 0) // multiple * multiple
-        end = min(job["needed_left"] + job["needed_width"] + margin, columns)
-        if start != job["left"] or end - start != job["width"]:
+        if call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["width"] > columns:
             return False
         # The structures of two and four 32-bit integers are passed as one and two 64-bit registers.
         if job["scale"] > 1 and call(set_scale, (handle, 1 | job["scale"] << 32)) & LOW:
             return False
         # Set a region even for a whole image: the call fails for a lossless JPEG, which would be decoded without downsampling.
-        if call(set_region, (handle, start | job["top"] << 32, job["width"] | job["height"] << 32)) & LOW:
+        if call(set_region, (handle, job["left"] | job["top"] << 32, job["width"] | job["height"] << 32)) & LOW:
             return False
         row_bytes = job["width"] * job["channels"]
         pixel_format = grey if job["channels"] == 1 else rgb
@@ -252,7 +222,7 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
     """Define the loop of ``png_and_webp_loop``. Args: see ``compiled_or_python``."""
     new, free, set_file, read_header, decode_image = addresses(libspng.library(), libspng.NAMES)
     demux, get_frame, release_frame, delete, decode_rgb = addresses(libwebp.library(), libwebp.NAMES)
-    fits_libspng = compile_function(libspng.fits)
+    png = int(Format.PNG)
 
     @compile_function  # type: ignore[untyped-decorator]
     def scratch_bytes(job: Any, stored: int) -> int:
@@ -272,14 +242,10 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
     @compile_function  # type: ignore[untyped-decorator]
     def decode_png(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
         """Decode a PNG of 8 bits per channel as ``imagecodecs.spng_decode`` does."""
-        file = files[job["start"] : job["start"] + job["bytes"]]
-        if not new or not fits_libspng(file) or file[libspng.DEPTH] != 8:
+        stored = job["stored"]
+        if not new or (stored != job["channels"] and not (stored == 4 and job["channels"] == 3)):
             return False
-        colour_type = file[libspng.COLOUR_TYPE]
-        # Number of channels, and SPNG_FMT_G8, SPNG_FMT_RGB8 or SPNG_FMT_RGBA8.
-        stored, pixel_format = (1, 64) if colour_type == 0 else (3, 4) if colour_type == 2 else (4, 1)
-        if stored != job["channels"] and not (stored == 4 and job["channels"] == 3):
-            return False
+        pixel_format = 64 if stored == 1 else 4 if stored == 3 else 1  # SPNG_FMT_G8, SPNG_FMT_RGB8 or SPNG_FMT_RGBA8
         if scratch_bytes(job, stored) > stored * MAX_SCRATCH_PIXELS:
             return False
         scratch = np.empty(scratch_bytes(job, stored), np.uint8)
@@ -338,7 +304,7 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         for index in range(len(jobs)):
             if decoded[index]:
                 job = jobs[index]
-                if job["format"] == _PNG:
+                if job["format"] == png:
                     decoded[index] = decode_png(files, out, job, words)
                 else:
                     decoded[index] = decode_webp(files, out, job, words)

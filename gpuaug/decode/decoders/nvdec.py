@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.clips.layout import ClipInfo, ClipWork
+from gpuaug.decode.clips.layout import ClipInfo, ClipLayout
 from gpuaug.decode.decoders import nvdec_sessions
-from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources
+from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources, share
 from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
-from gpuaug.decode.decoders.pyav import call_concurrently
+from gpuaug.decode.work import Work
 
 PACKETS_PER_CALL = 32
 """Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
@@ -72,15 +72,12 @@ class NvDec(FileDecoder):
             codec_fits |= (table["codec"] == codec) & size_fits
         return format_fits & codec_fits
 
-    def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Work[ClipLayout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
         pending = work.layout.slowest_first(indices)
         events: list[Event] = []
-        wait_for_calls = call_concurrently(
-            resources.pools.clips.submit,
-            min(len(indices), MOST_SESSIONS),
-            partial(self._decode_pending, work, pending, resources, events),
-        )
+        decode = partial(self._decode_pending, work, resources, events)
+        wait_for_calls = share(resources.pools.clips.submit, min(len(indices), MOST_SESSIONS), decode, pending)
 
         def finish() -> Event:
             wait_for_calls()
@@ -92,15 +89,15 @@ class NvDec(FileDecoder):
         return finish
 
     def _decode_pending(
-        self, work: ClipWork, pending: Iterator[tuple[int, ClipInfo]], resources: Resources, events: list[Event]
+        self, work: Work[ClipLayout], resources: Resources, events: list[Event], pending: Iterator[tuple[int, ClipInfo]]
     ) -> None:
         """Decode clips on one lane (a CUDA stream), until none is left.
 
         Args:
             work: Decoding task of the batch.
-            pending: Clips that no thread has started, shared by all threads: index, and header fields.
             resources: Lanes and threads.
             events: List to which an event after the frames of these clips is appended.
+            pending: Clips that no thread has started, shared by all threads: index, and header fields.
         """
         if not resources.lanes.in_line:
             nvjpeg.enter(resources.lanes.device)
@@ -115,7 +112,7 @@ class NvDec(FileDecoder):
         finally:
             resources.card_lanes.put(lane)
 
-    def _decode(self, work: ClipWork, index: int, info: ClipInfo, lane: Lane) -> str:
+    def _decode(self, work: Work[ClipLayout], index: int, info: ClipInfo, lane: Lane) -> str:
         """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
         assert work.raw is not None
         key = SessionKey(info.stream.codec, info.stream.height, info.stream.width)

@@ -1,7 +1,6 @@
 """Decoding of clips on host threads with PyAV."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 from gpuaug.core.streams import Event
 from gpuaug.decode.clips import libav
 from gpuaug.decode.clips.index import UNSPECIFIED
-from gpuaug.decode.clips.layout import ClipInfo, ClipWork
-from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.clips.layout import ClipInfo, ClipLayout
+from gpuaug.decode.decoders.base import HostDecoder, Resources
 from gpuaug.decode.layout import rotated_upright
+from gpuaug.decode.work import Work
 
 RGB = "rgb24"
 """PyAV's name of the pixel format of decoded frames."""
@@ -23,10 +23,10 @@ FULL_RANGE = 2
 """FFmpeg's number of the range of colours in which black is 0."""
 
 
-class PyAv(FileDecoder):
+class PyAv(HostDecoder):
     """Decode clips on host threads, one clip per thread. Each clip has a new codec context, so that clips are independent."""
 
-    name, on_card = "pyav", False
+    name = "pyav"
     files = "all other clips"
 
     @property
@@ -35,72 +35,26 @@ class PyAv(FileDecoder):
         av = libav.find_module()
         return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
 
-    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return a (B,) mask of true: all clips."""
-        return np.ones(len(table), np.bool_)
-
-    def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Work[ClipLayout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads, in descending order of packets · pixels."""
-        layout = work.layout
-        pending = layout.slowest_first(indices)
-        pools = resources.pools
-        wait_for_calls = call_concurrently(
-            pools.images.submit, min(len(indices), pools.threads), partial(_decode_pending, work, pending)
-        )
-
-        def finish() -> Event:
-            wait_for_calls()
-            if work.staging is not None:
-                parts = [
-                    (int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index]))
-                    for index in indices.tolist()
-                ]
-                resources.lane.copy_parts(work.data, work.staging, parts)
-            return resources.lane.record_event()
-
-        return finish
+        threads = min(len(indices), resources.pools.threads)
+        pending = work.layout.slowest_first(indices)
+        return self.share(work, indices, resources, threads, partial(_decode_pending, work), pending)
 
 
-def call_concurrently(submit: Callable[..., Future[None]], count: int, function: Callable[[], None]) -> Callable[[], None]:
-    """Start concurrent calls of one function on several threads.
-
-    Args:
-        submit: Method ``submit`` of an executor.
-        count: Number of calls.
-        function: Function to call.
-
-    Returns:
-        Function that waits until all calls have ended, even after an error, because no call may write to memory that is reused.
-        It then raises the first error.
-    """
-    futures: list[Future[None]] = []
-    try:
-        for _ in range(count):
-            futures.append(submit(function))  # noqa: PERF401 - the list also holds the calls before an error
-    except RuntimeError as error:  # a thread could not be started; earlier ones are running
-        futures.append(Future())
-        futures[-1].set_exception(error)
-
-    def finish() -> None:
-        wait(futures)
-        for future in futures:
-            future.result()
-
-    return finish
-
-
-def _decode_pending(work: ClipWork, pending: Iterator[tuple[int, ClipInfo]]) -> None:
+def _decode_pending(work: Work[ClipLayout], pending: Iterator[tuple[int, ClipInfo]]) -> None:
     """Decode clips into host memory, until none is left.
 
     Args:
         work: Decoding task of the batch.
         pending: Clips that no thread has started, shared by all threads: index, and header fields.
     """
-    layout = work.layout
-    data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    data, starts = work.host
     packets = work.encoded.data.numpy().data
     for index, info in pending:
-        frames = layout.clip(data, index, int(starts[index])).numpy()
+        if work.is_abandoned:
+            return
+        frames = work.layout.clip(data, index, int(starts[index])).numpy()
         if problem := decode(packets, info, frames):
             work.problems[index] = problem
 

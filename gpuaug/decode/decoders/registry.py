@@ -7,9 +7,9 @@ NVDEC is the video decoding hardware of a card.
 import logging
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -43,6 +43,11 @@ class Absence:
     words: str
     """Description of the cause: a clause that follows *because*."""
 
+    @property
+    def description(self) -> str:
+        """Row of ``DecoderTable``."""
+        return f"not used: {self.words}"
+
 
 DecodersByName: TypeAlias = Mapping[str, FileDecoder | Absence]
 """Name → decoder, or the reason why it is not used.
@@ -56,25 +61,13 @@ _created: dict[tuple[torch.device, str], FileDecoder] = {}
 _creation_lock = threading.Lock()
 
 
-class DecoderTable:
+class DecoderTable(dict[str, FileDecoder | Absence]):
     """Printable table of the decoders of a stage: files and libraries of each decoder, or the reason why it is not used."""
 
-    def __init__(self, decoders: DecodersByName) -> None:
-        self._decoders = decoders
-
     def __str__(self) -> str:
-        rows = []
-        for name, decoder in self._decoders.items():
-            if isinstance(decoder, Absence):
-                rows.append(f"{name:8} not used: {decoder.words}")
-            else:
-                rows.append(f"{name:8} {decoder.version}: {decoder.files}")
-        return "\n".join(rows)
+        return "\n".join(f"{name:8} {decoder.description}" for name, decoder in self.items())
 
     __repr__ = __str__
-
-    def __getitem__(self, name: str) -> FileDecoder | Absence:
-        return self._decoders[name]
 
 
 def find(backend: Backend, device: torch.device) -> DecodersByName:
@@ -90,13 +83,24 @@ def find(backend: Backend, device: torch.device) -> DecodersByName:
     decoders: dict[str, FileDecoder | Absence] = {}
     for decoder_type in (Engines, Hybrid):
         if backend in ("auto", decoder_type.name):
-            decoders[decoder_type.name] = _find_on_card(decoder_type, device)
+            decoders[decoder_type.name] = _find_on_card(decoder_type, device, _with_nvjpeg)
         else:
             decoders[decoder_type.name] = Absence("not asked for", f"backend={backend!r}")
-    decoders["cpu"] = Cpu()
-    if backend not in ("cpu", "nvdec"):
-        _report_absences(backend, decoders)
-    return decoders
+    if not usable(decoders):
+        library = f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'"
+        _report_absence("images", backend, decoders, library, "Free memory of the card that other processes use")
+    else:
+        if isinstance(engines := decoders["engines"], Absence) and engines.cause != "not asked for":
+            _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
+        if nvjpeg.queues < nvjpeg.MOST_QUEUES:
+            warnings.warn(
+                f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
+                f"each step. Import gpuaug before anything uses the GPU, or set {nvjpeg.QUEUES}={nvjpeg.MOST_QUEUES} for the "
+                "process.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+    return {**decoders, "cpu": Cpu()}
 
 
 def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
@@ -110,21 +114,11 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
     """
     nvdec: FileDecoder | Absence = Absence("not asked for", "backend='cpu'")
     if backend != "cpu":
-        nvdec = _find_nvdec(device)
+        nvdec = _find_on_card(NvDec, device, _with_nvdec)
+    if isinstance(nvdec, Absence):
+        driver = "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
+        _report_absence("clips", backend, {"nvdec": nvdec}, libav.INSTALL, driver)
     pyav = PyAv() if libav.find_module() is not None else Absence("library", f"PyAV is not installed. {libav.INSTALL}")
-    if isinstance(nvdec, Absence) and nvdec.cause != "not asked for":
-        if backend == "nvdec":
-            raise DeviceError(
-                f"backend must be 'auto', or name a decoder that can be used here, got 'nvdec': {nvdec.words}. Leave it out."
-            )
-        if nvdec.cause != "device":
-            advice = libav.INSTALL if nvdec.cause == "library" else "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
-            warnings.warn(
-                f"The CPU decodes clips, which may be too slow for a GPU, because the card does not decode: {nvdec.words}. "
-                f"{advice}, or pass backend='cpu' to the DecodeStage.",
-                GpuAugWarning,
-                stacklevel=3,
-            )
     return {"nvdec": nvdec, "pyav": pyav}
 
 
@@ -133,74 +127,67 @@ def usable(decoders: DecodersByName) -> list[FileDecoder]:
     return [decoder for decoder in decoders.values() if isinstance(decoder, FileDecoder)]
 
 
-def _find_on_card(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
-    """Return the decoder of a device for images, or the reason why there is none."""
+def _find_on_card(
+    decoder_type: type[Engines | Hybrid | NvDec],
+    device: torch.device,
+    create: Callable[[Any, torch.device], FileDecoder | Absence],
+) -> FileDecoder | Absence:
+    """Return the decoder of a device, which ``create`` returns once per process, or the reason why there is none."""
     if device.type != "cuda":
         return Absence("device", f"the device is {device}")
+    with _creation_lock:
+        decoder = _created.get((device, decoder_type.name)) or create(decoder_type, device)
+        if isinstance(decoder, FileDecoder):
+            _created[device, decoder_type.name] = decoder
+    return decoder
+
+
+def _with_nvjpeg(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     if nvjpeg.find_library() is None:
         others = nvjpeg.other_majors()
         return Absence(
             "library", f"nvJPEG is installed only for CUDA {', '.join(others)}" if others else "nvJPEG is not installed"
         )
-    with _creation_lock:
-        if (device, decoder_type.name) not in _created:
-            try:
-                _created[device, decoder_type.name] = decoder_type(device)
-            except nvjpeg.NvJpegError as error:
-                if decoder_type is Engines and error.status in _NO_ENGINES:
-                    return Absence("no engines", f"the card has no JPEG engines ({error.status})")
-                return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
-        return _created[device, decoder_type.name]
+    try:
+        return decoder_type(device)
+    except nvjpeg.NvJpegError as error:
+        if decoder_type is Engines and error.status in _NO_ENGINES:
+            return Absence("no engines", f"the card has no JPEG engines ({error.status})")
+        return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
 
 
-def _find_nvdec(device: torch.device) -> FileDecoder | Absence:
-    """Return the decoder of a device for clips, or the reason why there is none."""
-    if device.type != "cuda":
-        return Absence("device", f"the device is {device}")
-    with _creation_lock:
-        if (device, NvDec.name) not in _created:
-            try:
-                if nvdec_sessions.library() is None:
-                    return Absence("library", "PyNvVideoCodec is not installed")
-                decoder = NvDec(device)
-            except Exception as error:  # importing PyNvVideoCodec loads libraries of the driver
-                return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
-            if not decoder.caps:
-                return Absence("no engines", "the card has no video engines")
-            _created[device, NvDec.name] = decoder
-        return _created[device, NvDec.name]
+def _with_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder | Absence:
+    try:
+        if nvdec_sessions.library() is None:
+            return Absence("library", "PyNvVideoCodec is not installed")
+        decoder = decoder_type(device)
+    except Exception as error:  # importing PyNvVideoCodec loads libraries of the driver
+        return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
+    return decoder if decoder.caps else Absence("no engines", "the card has no video engines")
 
 
-def _report_absences(backend: Backend, decoders: DecodersByName) -> None:
-    """Log, warn or raise an error if a decoder that the user expects is not used."""
-    absences = [decoder for decoder in decoders.values() if isinstance(decoder, Absence)]
-    if any(decoder.on_card for decoder in usable(decoders)):
-        if isinstance(engines := decoders["engines"], Absence) and engines.cause != "not asked for":
-            _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
-        if nvjpeg.queues < nvjpeg.MOST_QUEUES:
-            warnings.warn(
-                f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
-                f"each step. Import gpuaug before anything uses the GPU, or set {nvjpeg.QUEUES}={nvjpeg.MOST_QUEUES} for the "
-                "process.",
-                GpuAugWarning,
-                stacklevel=3,
-            )
+def _report_absence(content: str, backend: Backend, decoders: DecodersByName, install: str, otherwise: str) -> None:
+    """Warn or raise an error if no decoder of a card is used, and the user expects one.
+
+    Args:
+        content: "images" or "clips".
+        backend: A decoder that the user has named, or another value.
+        decoders: Absences of all decoders of a card.
+        install: Advice if a library is missing.
+        otherwise: Advice for other causes.
+    """
+    reasons = [absence for absence in decoders.values() if isinstance(absence, Absence) and absence.cause != "not asked for"]
+    if not reasons:
         return
-    absence = next(absence for absence in reversed(absences) if absence.cause != "not asked for")
-    if backend != "auto":
+    absence = reasons[-1]
+    if backend in decoders:
         raise DeviceError(
             f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {absence.words}. Leave it out."
         )
-    if absence.cause == "device":
-        return
-    advice = (
-        f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'"
-        if absence.cause == "library"
-        else "Free memory of the card that other processes use"
-    )
-    warnings.warn(
-        f"The CPU decodes images, which may be too slow for a GPU, because the card does not decode: {absence.words}. "
-        f"{advice}, or pass backend='cpu' to the DecodeStage.",
-        GpuAugWarning,
-        stacklevel=3,
-    )
+    if absence.cause != "device":
+        warnings.warn(
+            f"The CPU decodes {content}, which may be too slow for a GPU, because the card does not decode: {absence.words}. "
+            f"{install if absence.cause == 'library' else otherwise}, or pass backend='cpu' to the DecodeStage.",
+            GpuAugWarning,
+            stacklevel=4,
+        )

@@ -101,20 +101,23 @@ def version() -> str:
     return path.name
 
 
+def mcu_widths(channels: NDArray[Any], sampling: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the (n,) width of a block of each JPEG in pixels, by its header; less than 8 if its sampling is 0."""
+    return np.where(channels == 1, 8, (sampling.astype(np.int64) - 1) // 4 * 8)
+
+
 def regions(
-    windows: NDArray[np.int64], channels: NDArray[Any], sampling: NDArray[Any], widths: NDArray[Any], scales: NDArray[Any]
+    windows: NDArray[np.int64], mcu_widths: NDArray[np.int64], widths: NDArray[Any], scales: NDArray[Any]
 ) -> NDArray[np.int64]:
     """Return (n, 4) regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
 
     Args:
         windows: (n, 4) top, left, height and width.
-        channels: (n,) numbers of components.
-        sampling: (n,) values of ``Header.sampling`` other than 0.
+        mcu_widths: (n,) widths of a block in pixels.
         widths: (n,) widths of the images in the files.
         scales: (n,) downsampling factors.
     """
     top, left, height, width = windows.T
-    mcu_widths = np.where(channels == 1, 8, (sampling.astype(np.int64) - 1) // 4 * 8)
     margins = np.where(mcu_widths > 8, MARGIN, 0)
     multiples = np.maximum(mcu_widths // scales, 1)
     starts = np.maximum(left - margins, 0) // multiples * multiples

@@ -24,6 +24,12 @@ _DEPTH, _COLOUR_TYPE = 24, 25
 _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 """Number of channels of a 16-bit PNG, by colour type."""
 
+_PLAIN_COLOUR_TYPES = (0, 2, 6)
+"""Colour types that libspng decodes: grey, RGB and RGBA. Palettes are as fast in PIL; grey with alpha fails."""
+
+_MAX_PLAIN_BYTES = 2**26
+"""Maximum size in bytes of a PNG for libspng. PIL limits the text in a PNG, and a larger file may exceed this limit."""
+
 _is_chunk_type = re.compile(rb"\w{4}").fullmatch
 
 _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
@@ -31,9 +37,12 @@ _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 
 def _parse(data: memoryview) -> Header:
     """Parse the header. PIL opens the file, because libspng ignores errors that PIL finds before the pixels."""
-    orientation_ = orientation(*read_metadata(data))
+    exif, xmp, is_plain = read_metadata(data)
+    orientation_ = orientation(exif, xmp)
     is_deep = data[_DEPTH] == 16
     header = pil.parse(data, FORMAT.names, orientation_=orientation_, bits=data[_DEPTH], is_deep=is_deep)
+    if is_plain and data[_DEPTH] == 8 and data[_COLOUR_TYPE] in _PLAIN_COLOUR_TYPES and not header.problem:
+        return header._replace(format=Format.PNG)
     if not is_deep or header.problem:
         return header
     channels = _CHANNELS[data[_COLOUR_TYPE]]
@@ -46,8 +55,11 @@ def _parse(data: memoryview) -> Header:
     )
 
 
-def read_metadata(data: memoryview) -> tuple[bytes, bytes]:
-    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels.
+def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
+    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels, and whether its chunks are plain.
+
+    PIL accepts a plain PNG whose pixels libspng decodes: PIL has accepted the chunks before the pixels when it read the header.
+    libspng ignores the chunks after the pixels, so these must be of types that PIL never rejects.
 
     EXIF is the content of the last chunk that is ``eXIf``, or ``tEXt`` with the key ``exif``. Without such a chunk, EXIF is
     decoded from the hexadecimal text that ImageMagick writes.
@@ -56,7 +68,7 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes]:
         data: (bytes,) content of the file.
 
     Returns:
-        (EXIF, XMP), each empty if the file has none.
+        (EXIF, XMP, whether the chunks are plain). EXIF and XMP are empty if the file has none.
 
     Raises:
         LimitError: If the chunks exceed a limit.
@@ -68,7 +80,8 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes]:
     exif = b""
     position = 8
     texts: dict[bytes, tuple[bytes, memoryview]] = {}  # only the last text of a key is decompressed
-    animated = after_pixels = False
+    animated = after_pixels = limits_text = False
+    is_plain = len(data) <= _MAX_PLAIN_BYTES
     while True:
         length = int.from_bytes(data[position : position + 4])
         chunk_type = bytes(data[position + 4 : position + 8])
@@ -76,8 +89,14 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes]:
         position += length + 12
         if chunk_type in (b"IDAT", b"fdAT"):
             metadata.add_chunk()
+            is_plain = is_plain and chunk_type == b"IDAT"
             after_pixels = True
             continue
+        # PIL limits the total text: after compressed text it may reject more text. An animation begins with fcTL, and its first
+        # frame may cover a part of the image only.
+        limits_text = limits_text or chunk_type in (b"zTXt", b"iTXt")
+        never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not limits_text)
+        is_plain = is_plain and chunk_type != b"fcTL" and (never_rejected if after_pixels else len(chunk_type) == 4)
         if chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
             break  # PIL stops before the second frame of an animation
         metadata.add(length)
@@ -99,7 +118,7 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes]:
             exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
         except ValueError:  # PIL raises an error, so the orientation must be 1, whatever the XMP
             xmp = b""
-    return exif, xmp
+    return exif, xmp, is_plain
 
 
 def _text(chunk_type: bytes, content: bytes) -> bytes:

@@ -7,9 +7,6 @@ from gpuaug.decode.formats.exif import orientation
 from gpuaug.decode.formats.header import Header, ImageFormat
 from gpuaug.decode.limits import Metadata
 
-SIGNATURE = b"WEBP"
-"""Bytes 8 to 11 of a WebP."""
-
 _WEBP_ALPHA, _WEBP_EXIF, _WEBP_XMP = 0x10, 0x08, 0x04
 """Flags of the chunk VP8X."""
 
@@ -68,7 +65,7 @@ def _parse(data: memoryview) -> Header:
         elif chunk_type == b"XMP " and flags & _WEBP_XMP and not xmp:
             xmp = bytes(content)
     bands = 4 if has_alpha else 3
-    return Header(height, width, bands, bands, Format.OTHER, 0, orientation(exif, xmp))
+    return Header(height, width, bands, bands, Format.WEBP, 0, orientation(exif, xmp))
 
 
-FORMAT = ImageFormat(("WEBP",), lambda prefix: prefix[:4] == b"RIFF" and prefix[8:12] == SIGNATURE, _parse)
+FORMAT = ImageFormat(("WEBP",), lambda prefix: prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP", _parse)

@@ -39,7 +39,7 @@ def videos_without_pyav(told):
     assert frames_of(gpuaug.read_clip(video(), 2)).shape[1] == 2
 
 
-@example("The CPU decodes clips, which may be too slow")
+@example("which may be too slow for a GPU")
 def clips_without_engines(told):
     def no_driver():
         raise RuntimeError("libnvcuvid.so.1: cannot open")

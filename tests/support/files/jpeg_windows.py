@@ -58,7 +58,7 @@ def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True, 0, 0)
+    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], True, 0, 0)
     return cpu._decode_with_pil(np.frombuffer(file, np.uint8), jpeg_format.FORMAT, channels, info)
 
 
@@ -75,13 +75,19 @@ def decoded(file, window, channels=3, scale=1, full=None, decode_jobs=None):
     """
     header = parse(file)
     height, width = full or size(file)
-    columns = np.array([[header.channels], [header.sampling], [width], [scale]])
+    mcu_widths = turbojpeg.mcu_widths(np.array([header.channels]), np.array([header.sampling]))
+    columns = mcu_widths, np.array([width]), np.array([scale])
     region = turbojpeg.regions(np.array([window]), *columns)[0].tolist() if header.sampling else window
-    job = (loops._JPEG, 0, len(file), GUARD, channels, *region, window[1], window[3], height, width, scale)
+    job = (int(header.format), 0, len(file), GUARD, channels, header.channels, *region)
     memory = np.full(2 * GUARD + region[2] * region[3] * channels, FILLED, np.uint8)
     mask = np.ones(1, np.bool_)
     decode_jobs = decode_jobs or loops.jpeg_loop()
-    decode_jobs(np.frombuffer(bytearray(file), np.uint8), memory, np.array([job], loops.JOB), mask)
+    decode_jobs(
+        np.frombuffer(bytearray(file), np.uint8),
+        memory,
+        np.array([(*job, height, width, scale, mcu_widths[0])], loops.JOB),
+        mask,
+    )
     assert (memory[:GUARD] == FILLED).all()
     assert (memory[-GUARD:] == FILLED).all()
     pixels = memory[GUARD:-GUARD].reshape(region[2], region[3], channels)

@@ -13,7 +13,6 @@ from gpuaug.decode.decoders import hybrid, registry
 from gpuaug.decode.decoders.cpu import Cpu
 from gpuaug.decode.decoders.engines import Engines
 from gpuaug.decode.decoders.hybrid import Hybrid
-from gpuaug.decode.decoders.phase_loop import OneByOne
 
 BAD_JPEG = 3
 
@@ -28,28 +27,27 @@ class BatchDecoder:
         self._samplings = {}
         self.windows = []
 
-    def sizes(self, addresses, lengths):
-        return np.array([_size(*file) for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
+    def sizes(self, files):
+        sizes = [_size(file["address"], file["length"]) for file in files]
+        return np.array(sizes, np.int32).reshape(-1, 2)
 
-    def with_windows(self, windows, form):
-        self.windows += windows.tolist()
-        return np.arange(len(self.windows) - len(windows), len(self.windows), dtype=np.uint64)
+    def set_windows(self, files):
+        files["parameters"] = np.arange(len(self.windows), len(self.windows) + len(files)) + 1
+        self.windows += [_window(file) for file in files]
 
-    def put_back(self, parameters, form):
-        assert len(set(parameters.tolist())) == len(parameters)
+    def put_back(self, files):
+        assert len(set(files["parameters"].tolist())) == len(files)
 
-    def decode(self, group, addresses, lengths, outputs, form, stream, parameters=None):
+    def decode(self, files, stream):
         try:
-            opened = [_open(*file) for file in zip(addresses, lengths, strict=True)]
-            self._check(group, opened)
-            images = [_decoded(image, form) for image in opened]
+            opened = [_open(file["address"], file["length"]) for file in files]
+            self._check(int(files["group"][0]), opened)
+            images = [_decoded(image, int(files["form"][0])) for image in opened]
         except OSError:
             return BAD_JPEG
-        for number, (image, output) in enumerate(zip(images, outputs, strict=True)):
-            part = image if parameters is None else _cut(image, self.windows[int(parameters[number])])
-            for row, pixels in enumerate(part):
-                line = np.ascontiguousarray(pixels)
-                ctypes.memmove(int(output["channel"][0]) + row * int(output["pitch"][0]), line.ctypes.data, line.nbytes)
+        for image, file in zip(images, files, strict=True):
+            parameters = int(file["parameters"])
+            _write(_cut(image, self.windows[parameters - 1]) if parameters else image, file)
         return 0
 
     def _check(self, group, images):
@@ -76,25 +74,30 @@ class PhasedDecoder:
         self.backend = backend
 
     def state(self, pinned_bytes, device_bytes):
-        return SimpleNamespace(image=None, decoder=self)
+        return SimpleNamespace(image=None, backend=self.backend)
 
     def held_bytes(self, state):
         return 1, 2
 
-    def host_phase(self, state, address, length, height, width, form, window):
+    def host_phases(self, states, files):
+        return [_outcome(self.host_phase, state, file) for state, file in zip(states, files, strict=True)]
+
+    def card_phases(self, states, files, stream):
+        return [_outcome(self.card_phase, state, file) for state, file in zip(states, files, strict=True)]
+
+    def host_phase(self, state, file):
+        height, width = int(file["height"]), int(file["width"])
         try:
-            image = Image.open(io.BytesIO(ctypes.string_at(address, length)))
+            image = Image.open(io.BytesIO(content(file)))
             if image.size != (width, height):
                 return f"nvJPEG finds {image.width}x{image.height} pixels and its header {width}x{height}"
-            state.image = _cut(_decoded(image, form), window)
+            state.image = _cut(_decoded(image, int(file["form"])), _window(file))
         except OSError:
             return "nvJPEG finds: bad JPEG"
         return ""
 
-    def card_phase(self, state, address, pitch, stream):
-        for row, pixels in enumerate(state.image):
-            line = np.ascontiguousarray(pixels)
-            ctypes.memmove(address + row * pitch, line.ctypes.data, line.nbytes)
+    def card_phase(self, state, file):
+        _write(state.image, file)
         state.image = None
         return ""
 
@@ -104,13 +107,35 @@ def use(patch, double=BatchDecoder, phased=PhasedDecoder):
     patch.setattr(nvjpeg, "BatchDecoder", double)
     patch.setattr(nvjpeg, "PhasedDecoder", phased)
     patch.setattr(nvjpeg, "enter", lambda device: None)
-    patch.setattr(hybrid, "phases", lambda decoder: OneByOne())
+    patch.setattr(hybrid, "MAX_IMAGES", 1)
     made = {"engines": Engines("a device"), "hybrid": Hybrid("a device"), "cpu": Cpu()}
 
     def find(backend, device):
         return {name: each for name, each in made.items() if backend in ("auto", name) or name == "cpu"}
 
     patch.setattr(registry, "find", find)
+
+
+def content(file):
+    """The bytes of a file, by its record."""
+    return ctypes.string_at(int(file["address"]), int(file["length"]))
+
+
+def _outcome(phase, state, file):
+    try:
+        return phase(state, file)
+    except nvjpeg.NvJpegError as error:
+        return error
+
+
+def _window(file):
+    return [int(file[name]) for name in ("top", "left", "window_height", "window_width")]
+
+
+def _write(image, file):
+    for row, pixels in enumerate(image):
+        line, (channel, pitch) = np.ascontiguousarray(pixels), file["output"].tolist()
+        ctypes.memmove(int(channel[0]) + row * int(pitch[0]), line.ctypes.data, line.nbytes)
 
 
 def _open(address, length):

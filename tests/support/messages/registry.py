@@ -17,7 +17,6 @@ FOLDER = ROOT / "tests/messages/examples"
 EXAMPLES = {}
 """Example functions by their name."""
 UNTRIED = {
-    "The CPU decodes images, which may be too slow": "needs a GPU",
     "Images are not decoded while a model trains": "needs a GPU",
     "A worker could not send a batch": "needs a machine without memory; see tests/feed/ring/test_exhausted_resources.py",
     "Copies of batches make the training thread wait": "needs a GPU; see tests/feed/test_ring.py",

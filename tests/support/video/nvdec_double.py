@@ -88,5 +88,6 @@ def use(monkeypatch, **options):
     module = library(**options)
     monkeypatch.setattr(nvdec_sessions, "library", lambda: module)
     decoder = NvDec(torch.device("cpu"))
-    monkeypatch.setattr(registry, "_find_nvdec", lambda device: decoder)
+    find = registry._find_on_card
+    monkeypatch.setattr(registry, "_find_on_card", lambda type_, *others: decoder if type_ is NvDec else find(type_, *others))
     return decoder

@@ -1,0 +1,64 @@
+"""Access to the bytes of an image or a video, in a file or in memory."""
+
+import errno
+import os
+import stat
+from io import FileIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.decode.limits import LimitError
+
+_NOT_REGULAR = "it is not a regular file"
+
+
+def open_file(path: str) -> FileIO:
+    """Open a regular file for reading, without waiting for the writer of a FIFO.
+
+    Raises:
+        LimitError: If the file is not a regular file, such as a FIFO or a device.
+        OSError: If the file does not exist, or cannot be opened.
+        ValueError: If the path contains a null character.
+    """
+    try:
+        file = FileIO(path, opener=_open_without_waiting)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise LimitError(_NOT_REGULAR) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise LimitError(_NOT_REGULAR)
+    return file
+
+
+def too_large(size: int, limit: int) -> str:
+    """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
+    return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+
+
+def file_problem(error: OSError | ValueError | LimitError) -> str:
+    """Return the reason why a file cannot be read, without its path, which the error message names."""
+    return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
+
+
+def is_bytes(value: Any) -> bool:
+    """Return whether ``value`` is bytes, or a uint8 tensor or array (n,) on the host."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return True
+    if isinstance(value, Tensor):
+        return value.dtype is torch.uint8 and value.ndim == 1 and value.is_cpu
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1
+
+
+def bytes_view(value: Any) -> memoryview:
+    """Return the bytes of a value for which ``is_bytes`` is true, without a copy if they are contiguous."""
+    view = memoryview(value.numpy() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
+    return view if view.format == "B" and view.ndim == 1 else memoryview(view.tobytes())

@@ -1,0 +1,129 @@
+"""Loops over files that call nvJPEG's functions by address, for ``nvjpeg``. Numba compiles them if it is installed.
+
+A thread then holds the interpreter's lock once per call. With one call per image it waited for the lock: of 16 cores, 10 were
+busy.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuaug.decode.c_calls import LOW, compile_once, compiled_or_python
+
+OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
+"""``nvjpegImage_t``: device addresses of the planes, and their pitches in bytes."""
+
+IMAGE_INFO = np.dtype([("components", np.int32), ("subsampling", np.int32), ("widths", np.int32, 4), ("heights", np.int32, 4)])
+"""Results of ``nvjpegGetImageInfo`` for one file, with the widths and heights of its components."""
+
+FILE = np.dtype(
+    [
+        ("output", OUTPUT),
+        *((name, np.int64) for name in ("index", "address", "length", "height", "width")),
+        *((name, np.int64) for name in ("top", "left", "window_height", "window_width")),
+        *((name, np.int64) for name in ("form", "group", "parameters", "status")),
+        *(("found_width", np.uint32), ("found_height", np.uint32)),
+    ]
+)
+"""Structured dtype of the arguments and results of decoding one file of a batch.
+
+Output, index in the batch, host address and length of the file, size by its header, window, and output format. For the engines:
+group and decoding parameters. Results of the phases: status, and size by nvJPEG's parser.
+"""
+
+OTHER_SIZE = -1
+"""Status of a file whose size, by nvJPEG's parser, differs from the size in its header."""
+
+
+class Loops(NamedTuple):
+    """Loops over files that call nvJPEG's functions by address."""
+
+    image_infos: Callable[..., None]
+    set_windows: Callable[..., None]
+    host_phases: Callable[..., None]
+    card_phases: Callable[..., None]
+
+
+NAMES = (
+    *("nvjpegGetImageInfo", "nvjpegDecodeParamsSetROI", "nvjpegJpegStreamParse", "nvjpegJpegStreamGetFrameDimensions"),
+    *(
+        "nvjpegDecodeParamsSetOutputFormat",
+        "nvjpegDecodeJpegHost",
+        "nvjpegDecodeJpegTransferToDevice",
+        "nvjpegDecodeJpegDevice",
+    ),
+)
+"""Names of the functions that the loops call."""
+
+IMAGE_INFO_BYTES = IMAGE_INFO.itemsize
+_FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 8
+
+
+@compile_once
+def loops() -> Loops:
+    """Return the loops.
+
+    Cost:
+        Two seconds in the first call of a process with Numba.
+    """
+    result = compiled_or_python("call nvJPEG", define_loops)
+    assert result is not None  # nvJPEG exists for supported machines only
+    return result
+
+
+def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
+    """Define the loops. Args: see ``compiled_or_python``."""
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def image_infos(
+        functions: NDArray[np.int64], handle: int, files: NDArray[np.void], infos: int, statuses: NDArray[np.int64]
+    ) -> None:
+        for index in range(len(files)):
+            file, info = files[index], infos + index * IMAGE_INFO_BYTES
+            # The addresses of the four fields of the file's record.
+            arguments = (handle, file["address"], file["length"], info, info + 4, info + 8, info + 24)
+            statuses[index] = call(functions[0], arguments) & LOW
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def set_window(functions: NDArray[np.int64], parameters: int, file: Any) -> None:
+        call(functions[1], (parameters, file["left"], file["top"], file["window_width"], file["window_height"]))
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def set_windows(functions: NDArray[np.int64], files: NDArray[np.void]) -> None:
+        for index in range(len(files)):
+            set_window(functions, files[index]["parameters"], files[index])
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def host_phases(functions: NDArray[np.int64], states: NDArray[np.int64], files: NDArray[np.void], address: int) -> None:
+        for index in range(len(files)):
+            file: Any = files[index]
+            library, decoder, state = states[index, 0], states[index, 1], states[index, 2]
+            parameters, stream = states[index, 3], states[index, 4]
+            status = call_unlocked(functions[2], (library, file["address"], file["length"], 0, 0, stream)) & LOW
+            if status == 0:
+                found_width = address + index * _FILE_BYTES + _FOUND_OFFSET
+                status = call(functions[3], (stream, found_width, found_width + 4)) & LOW
+            if status == 0:
+                if file["found_width"] != file["width"] or file["found_height"] != file["height"]:
+                    status = OTHER_SIZE
+                else:
+                    call(functions[4], (parameters, file["form"]))
+                    set_window(functions, parameters, file)
+                    status = call_unlocked(functions[5], (library, decoder, state, parameters, stream)) & LOW
+            file["status"] = status
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def card_phases(
+        functions: NDArray[np.int64], states: NDArray[np.int64], files: NDArray[np.void], address: int, cuda_stream: int
+    ) -> None:
+        for index in range(len(files)):
+            library, decoder, state, stream = states[index, 0], states[index, 1], states[index, 2], states[index, 4]
+            output = address + index * _FILE_BYTES  # its first field
+            status = call_unlocked(functions[6], (library, decoder, state, stream, cuda_stream)) & LOW
+            if status == 0:
+                status = call_unlocked(functions[7], (library, decoder, state, output, cuda_stream)) & LOW
+            files[index]["status"] = status
+
+    return Loops(image_infos, set_windows, host_phases, card_phases)

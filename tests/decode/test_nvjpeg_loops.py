@@ -1,0 +1,181 @@
+"""Loops over files that call nvJPEG's functions by address: compiled, without the interpreter's lock, and in Python."""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpuaug.decode import c_calls, nvjpeg, nvjpeg_loops
+
+ARGUMENTS = {
+    "image_info": 7,
+    "set_window": 5,
+    "parse": 6,
+    "dimensions": 3,
+    "set_format": 2,
+    "host": 5,
+    "transfer": 5,
+    "device": 5,
+}
+"""Number of arguments of each function of nvJPEG, in the order of ``NAMES``."""
+
+
+class Functions:
+    """C functions that note their calls. A status is set by (function, state or stream that the call is for)."""
+
+    def __init__(self):
+        self.reset()
+        self._functions = [self._function(name, number) for name, number in ARGUMENTS.items()]
+        self.addresses = np.array([ctypes.cast(function, ctypes.c_void_p).value for function in self._functions])
+
+    def reset(self):
+        self.calls, self.statuses, self.size = [], {}, (40, 30)
+
+    def _function(self, name, number):
+        def called(*arguments):
+            if name == "dimensions":
+                for address, side in zip(arguments[1:], self.size, strict=True):
+                    ctypes.c_uint32.from_address(address).value = side
+                arguments = arguments[:1]
+            if name == "image_info":
+                _, address, length, components, subsampling, widths, heights = arguments
+                for field, value in ((components, 3), (subsampling, 2)):
+                    ctypes.c_int.from_address(field).value = value
+                (ctypes.c_int * 4).from_address(widths)[:] = [address, address // 2, 1, 0]
+                (ctypes.c_int * 4).from_address(heights)[:] = [length, length // 2, 1, 0]
+            if name == "device":
+                data = ctypes.string_at(arguments[3], nvjpeg_loops.OUTPUT.itemsize)
+                record = np.frombuffer(data, nvjpeg_loops.OUTPUT)[0]
+                outputs = record["channel"].tolist(), record["pitch"].tolist()
+                arguments = (*arguments[:3], outputs, arguments[4])
+            self.calls.append((name, *arguments))
+            return next((status for (of, value), status in self.statuses.items() if of == name and value in arguments), 0)
+
+        return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * number)(called)
+
+
+@pytest.fixture(scope="module")
+def shared_functions():
+    return Functions()
+
+
+@pytest.fixture(params=["compiled", "in Python"])
+def functions(request, shared_functions, monkeypatch):
+    if request.param == "in Python":
+        monkeypatch.setattr(nvjpeg, "loops", lambda: c_calls.in_python(nvjpeg_loops.define_loops))
+    else:
+        pytest.importorskip("numba")
+    shared_functions.reset()
+    return shared_functions
+
+
+@pytest.fixture
+def decoder(functions):
+    """A decoder of the package whose library is ``functions``."""
+    decoder = object.__new__(nvjpeg.PhasedDecoder)
+    decoder._addresses = functions.addresses
+    return decoder
+
+
+STATES = [nvjpeg.PhasedState((number, number + 1, number + 2, number + 3, number + 4), 0, 0) for number in (10, 20, 30)]
+
+
+def files():
+    made = np.zeros(3, nvjpeg_loops.FILE)
+    made["address"], made["length"], made["height"], made["width"] = (2**40, 2**40 + 1, 2**46), (7, 8, 9), 30, 40
+    made["top"], made["left"], made["window_height"], made["window_width"], made["form"] = 1, 2, 3, 4, nvjpeg.OUTPUT_RGBI
+    made["output"]["channel"][:, 0], made["output"]["pitch"][:, 0] = 2**41, 99
+    return made
+
+
+def host_calls(state, file, until="host"):
+    library, decoder, single, parameters, stream = state.handles
+    calls = [
+        ("parse", library, file["address"], file["length"], 0, 0, stream),
+        ("dimensions", stream),
+        ("set_format", parameters, nvjpeg.OUTPUT_RGBI),
+        ("set_window", parameters, 2, 1, 4, 3),
+        ("host", library, decoder, single, parameters, stream),
+    ]
+    return calls[: [name for name, *_ in calls].index(until) + 1]
+
+
+@pytest.mark.parametrize("fails", [None, "parse", "dimensions", "host"])
+def test_a_file_that_fails_ends_no_other(functions, decoder, fails):
+    functions.statuses[fails, 24] = 3
+    outcomes = decoder.host_phases(STATES, files())
+    assert outcomes == ["", "nvJPEG finds: bad JPEG" if fails else "", ""]
+    ends = "host", fails or "host", "host"
+    expected = zip(STATES, files(), ends, strict=True)
+    assert functions.calls == [call for state, file, end in expected for call in host_calls(state, file, end)]
+
+
+def test_a_status_that_no_file_causes_is_an_error_of_its_image(functions, decoder):
+    functions.statuses["host", 20] = 6
+    first, error, last = decoder.host_phases(STATES, files())
+    assert (first, last) == ("", "")
+    assert isinstance(error, nvjpeg.NvJpegError)
+    assert error.status == 6
+    assert str(error).startswith("nvjpegDecodeJpegHost must succeed")
+
+
+def test_a_file_of_another_size_than_its_header_says_is_not_decoded(functions, decoder):
+    others = files()
+    others["height"][1], others["width"][2] = 31, 41
+    assert decoder.host_phases(STATES, others) == [
+        "",
+        "nvJPEG finds 40x30 pixels and its header 40x31",
+        "nvJPEG finds 40x30 pixels and its header 41x30",
+    ]
+    assert [name for name, *_ in functions.calls].count("host") == 1
+
+
+@pytest.mark.parametrize(("fails", "status"), [("transfer", 3), ("device", 10), ("transfer", 6), ("device", 8)])
+def test_card_phases_of_other_images_follow_one_that_fails(functions, decoder, fails, status):
+    functions.statuses[fails, 20] = status
+    first, outcome, last = decoder.card_phases(STATES, files(), 77)
+    assert (first, last) == ("", "")
+    if status in nvjpeg.OF_THE_FILE:
+        assert outcome == f"nvJPEG finds: {nvjpeg.STATUS[status]}"
+    else:
+        assert outcome.status == status
+    calls = []
+    for state in STATES:
+        library, decoder_, single, _, stream = state.handles
+        calls.append(("transfer", library, decoder_, single, stream, 77))
+        if (library, fails) != (20, "transfer"):
+            calls.append(("device", library, decoder_, single, ([2**41, 0, 0, 0], [99, 0, 0, 0]), 77))
+    assert functions.calls == calls
+    assert decoder.card_phases([], files()[:0], 77) == []
+
+
+@pytest.fixture
+def engines(functions):
+    """A ``BatchDecoder`` of the package whose library is ``functions``."""
+    decoder = object.__new__(nvjpeg.BatchDecoder)
+    decoder._addresses, decoder._handle = functions.addresses, SimpleNamespace(value=77)
+    decoder._idle_parameters = {nvjpeg.OUTPUT_RGBI: [100, 101, 102, 103]}
+    return decoder
+
+
+def test_sizes_of_files_are_those_of_their_first_component_or_zero(functions, engines):
+    table = files()
+    table["address"], table["length"] = (500, 600, 700), (20, 30, 40)
+    functions.statuses["image_info", 600] = 3
+    assert engines.sizes(table).tolist() == [[20, 500], [0, 0], [40, 700]]
+    assert [arguments[0] for _, *arguments in functions.calls] == [77] * 3
+
+
+def test_windows_are_set_as_left_top_width_and_height(functions, engines):
+    table = files()
+    engines.set_windows(table)
+    assert functions.calls == [("set_window", parameters, 2, 1, 4, 3) for parameters in (103, 102, 101)]
+    assert engines._idle_parameters == {nvjpeg.OUTPUT_RGBI: [100]}
+    engines.put_back(table)
+    assert engines._idle_parameters == {nvjpeg.OUTPUT_RGBI: [100, 103, 102, 101]}
+
+
+def test_compiled_loops_do_not_hold_the_interpreters_lock():
+    pytest.importorskip("numba")
+    assert all(loop.targetoptions["nogil"] for loop in nvjpeg.loops())
