@@ -13,7 +13,6 @@ from bench.figures import tables
 from gpuaug import Stats, collate_ragged, fuse
 from gpuaug.fusion.lower import refusals, torchvision
 from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
-from gpuaug.fusion.ops.torchvision import mix
 
 ROOT = Path(__file__).parents[2]
 IN_FRAMEWORKS = "import transformers\n"
@@ -116,7 +115,7 @@ def test_table_of_torchvisions_transforms_states_the_support_of_each():
     wanted = {name: "refused" if name in refusals.UNSUPPORTED else "left" for name in kinds}
     wanted |= {kind.__name__: "applied" for kind in torchvision.TARGET_TRANSFORMS}
     wanted |= {kind.__name__: "nothing" for kind in (*torchvision.IDENTITIES, *torchvision.CONVERSIONS, v2.ToPureTensor)}
-    fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.RANDOM_CONTAINERS, v2.Compose)
+    fused = (*torchvision.LOWERED, *torchvision.MIXES, *torchvision.RANDOM_CONTAINERS, v2.Compose)
     wanted |= {kind.__name__: "fused" for kind in fused}
     assert {name: said.get(name) for name in wanted} == wanted
 

@@ -10,6 +10,7 @@ library runs it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from torch import Tensor, nn
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 
 Array = NDArray[Any]
+RGB = tuple[Tensor, Tensor, Tensor]
+"""Red, green and blue channel of images."""
+
 OpDraws = dict[str, Any]
 """Draws of one op for one batch, that is, its random parameters, by name.
 
@@ -133,6 +137,9 @@ class Op(ABC):
         name: Name of the module in its container, such as ``RandomHorizontalFlip_1``.
         module: Module of the user. It is read, never changed, moved or called.
     """
+
+    lowers: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """Classes of the library that are lowered to the op. Not inherited."""
 
     draws_one_batch_at_a_time: ClassVar[bool] = False
     """True if ``draw`` cannot draw for several batches in one call."""
@@ -323,6 +330,12 @@ class Op(ABC):
         return self.description
 
 
+def lowered(*families: ModuleType) -> dict[type[nn.Module], Any]:
+    """Return the op of each class that is lowered (``Op.lowers``), for the ops that are defined in the modules ``families``."""
+    ops = [op for family in families for op in vars(family).values() if getattr(op, "__module__", "") == family.__name__]
+    return {class_: op for op in ops if isinstance(op, type) for class_ in vars(op).get("lowers", ())}
+
+
 class DrawnOp(NamedTuple):
     """One op of a sequence, with its draws and sizes."""
 
@@ -420,6 +433,13 @@ class PointOp(RowOp):
     code: ClassVar[int]
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
+    formula: ClassVar[Callable[..., Any]]
+    """Function of pixels, of the columns of the row after the apply mask, each broadcast to the pixels.
+
+    It is written with functions of ``fusion/pixels.py``, and compiled by Triton too. If ``rgb_only``, it maps the channels r, g
+    and b to a tuple; otherwise it maps the pixels of any channel. Not set by classes that override ``apply``.
+    """
+
     flags: int = 0
     """Bit field that a kernel gets as a compile-time constant, to omit code that the op never runs; 0 if there is none.
 
@@ -440,6 +460,14 @@ class PointOp(RowOp):
 
     With a 16-bit output type, images between two passes are then stored in 16 bits per value instead of 32.
     """
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Apply the formula."""
+        parameters: list[Any] = [column(rows, index) for index in range(1, self.row_width(images.shape[1]))]
+        if self.rgb_only:
+            return torch.cat(self.formula(*images.split(1, 1), *parameters), 1)
+        result: Tensor = self.formula(images, *parameters)
+        return result
 
     @property
     def needs_mean(self) -> bool:

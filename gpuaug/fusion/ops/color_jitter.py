@@ -150,6 +150,7 @@ class _Jitter(PointOp):
 class ColorJitter(_Jitter):
     """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments."""
 
+    lowers = (K.ColorJitter,)
     code = 16
     red_weight: ClassVar[float] = GREY[0]
     """Weight of red in grey values."""
@@ -173,12 +174,13 @@ class ColorJitter(_Jitter):
             return (values * factor + mean * (1 - factor)).clamp(0, 1)
         if index == 2:
             return ((1 - factor) * grayscale(values, self.red_weight) + factor * values).clamp(0, 1)
-        return rotate_hue(values, factor)
+        return torch.cat(rotate_hue(*values.split(1, 1), factor), 1)
 
 
 class ColorJiggle(_Jitter):
     """``ColorJiggle``: the adjustments of ``RandomBrightness``, ``RandomContrast``, ``RandomSaturation`` and ``RandomHue``."""
 
+    lowers = (K.ColorJiggle,)
     code = 17
 
     def adjust(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
@@ -187,7 +189,5 @@ class ColorJiggle(_Jitter):
             return (values + (factor - 1)).clamp(0, 1)
         if index == 1:
             return (values * factor).clamp(0, 1)
-        return scale_saturation(values, factor) if index == 2 else rotate_hue(values, factor)
-
-
-LOWERED: dict[type[nn.Module], type[PointOp]] = {K.ColorJitter: ColorJitter, K.ColorJiggle: ColorJiggle}
+        formula = scale_saturation if index == 2 else rotate_hue
+        return torch.cat(formula(*values.split(1, 1), factor), 1)

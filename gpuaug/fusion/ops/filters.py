@@ -42,6 +42,7 @@ EQUALIZE, CONTRAST = 1, 2
 class BlurOp(FrontOp):
     """``RandomGaussianBlur``: separable Gaussian blur."""
 
+    lowers = (K.RandomGaussianBlur,)
     takes_any_range = True
 
     kernel, width = "blur", 3
@@ -109,6 +110,7 @@ class BlurOp(FrontOp):
 class SharpnessOp(FrontOp):
     """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
 
+    lowers = (K.RandomSharpness,)
     kernel, width = "sharpness", 2
     description = "sharpen"
 
@@ -173,6 +175,7 @@ class LevelsOp(FrontOp):
 class Equalize(LevelsOp):
     """``RandomEqualize``: histogram equalization with 256 levels."""
 
+    lowers = (K.RandomEqualize,)
     entries = LEVELS
     description = "equalize"
 
@@ -202,6 +205,7 @@ class Clahe(LevelsOp):
     Cost: two launches, and 256 bytes of tables per tile and channel.
     """
 
+    lowers = (K.RandomClahe,)
     width = 2
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -280,6 +284,7 @@ class Clahe(LevelsOp):
 class AutoContrast(LevelsOp):
     """``RandomAutoContrast``: stretches the range of every channel to [0, 1]."""
 
+    lowers = (K.RandomAutoContrast,)
     entries = 2
     description = "auto contrast"
 
@@ -354,12 +359,3 @@ def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor
     divisor = torch.full((), double_side, dtype=torch.float32, device=device)  # a tensor, so that a GPU divides
     weight = (double_side - position % double_side).float() / divisor
     return (second - 1).clamp(min=0), second.clamp(max=count - 1), weight
-
-
-LOWERED: dict[type[nn.Module], type[FrontOp]] = {
-    K.RandomGaussianBlur: BlurOp,
-    K.RandomSharpness: SharpnessOp,
-    K.RandomEqualize: Equalize,
-    K.RandomClahe: Clahe,
-    K.RandomAutoContrast: AutoContrast,
-}

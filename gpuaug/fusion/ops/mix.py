@@ -116,6 +116,7 @@ class MixOp(FrontOp):
 class MixUp(MixOp):
     """``RandomMixUpV2``: weighted mean of a sample and its partner."""
 
+    lowers = (K.RandomMixUpV2,)
     description = "mixup"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -138,6 +139,7 @@ class MixUp(MixOp):
 class CutMix(MixOp):
     """``RandomCutMixV2``: replaces a rectangle by the same rectangle of the partner."""
 
+    lowers = (K.RandomCutMixV2,)
     stores_coordinates = True
     description = "cutmix"
 
@@ -215,9 +217,6 @@ def _bounds(values: Any) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = torch.as_tensor(values, dtype=torch.float32, device="cpu").tolist()
     return float(low), float(high)
-
-
-LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomCutMixV2: CutMix}
 
 
 def merged_num_classes(num_classes: int | None, mixes: Iterable[MixOp]) -> int | None:

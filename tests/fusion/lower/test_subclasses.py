@@ -27,7 +27,6 @@ from gpuaug.fusion.lower import kornia, torchvision
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.normalization import normalized_by
-from gpuaug.fusion.ops.torchvision import mix
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 left = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
@@ -426,9 +425,8 @@ def alike(images, others):
 @pytest.mark.parametrize("kind", SET_LATER, ids=lambda kind: kind.__name__)
 def test_attributes_that_are_set_later_have_the_effect_that_they_have_in_torchvision(kind):
     """Arguments of the constructor, and what the constructor derives from them: some transforms read one, some the other."""
-    given = (
-        {"num_classes": None} if kind in mix.LOWERED else {"padding": 5} if kind is v2.RandomCrop else SETTINGS.get(kind, {})
-    )
+    others = {"padding": 5} if kind is v2.RandomCrop else SETTINGS.get(kind, {})
+    given = {"num_classes": None} if kind in torchvision.MIXES else others
     before, derived = made(kind, **given), set()
     old = by_both(before)
     for name, value in SET_LATER[kind].items():

@@ -8,8 +8,8 @@ from support.comparison.replay import assert_replays, both, left_to_kornia, phot
 from support.comparison.values import assert_values
 
 import gpuaug
+from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.filters import LOWERED
 from gpuaug.fusion.ops.sampler import Sampler
 
 FILTERS = {

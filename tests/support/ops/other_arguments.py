@@ -13,11 +13,10 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.lower import kornia, torchvision
-from gpuaug.fusion.ops.torchvision import mix
 from gpuaug.loader.definition import definition
 
 KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
-TORCHVISION = [*torchvision.LOWERED, *mix.LOWERED]
+TORCHVISION = [*torchvision.LOWERED, *torchvision.MIXES]
 OTHERS = [
     *torchvision.IDENTITIES, *torchvision.TARGET_TRANSFORMS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.RANDOM_CONTAINERS,
     v2.Compose, v2.LinearTransformation, v2.GaussianNoise, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,

@@ -25,6 +25,7 @@ _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     """``v2.ColorJitter``: up to four adjustments, in a random order per sample."""
 
+    lowers = (v2.ColorJitter,)
     red_weight = channel.TORCHVISION_RED
     unfused_dtypes = (torch.int16,)
 
@@ -71,6 +72,7 @@ class PhotometricDistort(ColorJitter):
     Contrast comes before or after saturation and hue, at random. The channels are permuted last, also with probability ``p``.
     """
 
+    lowers = (v2.RandomPhotometricDistort,)
     width = 12
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -136,6 +138,8 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
     """
 
+    lowers = (v2.Grayscale, v2.RandomGrayscale)
+
     @property
     def _returns_one_channel(self) -> bool:
         """True for a ``v2.Grayscale`` with one output channel."""
@@ -175,6 +179,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 class Invert(TorchvisionOp, color.Invert):
     """``v2.RandomInvert``."""
 
+    lowers = (v2.RandomInvert,)
     unfused_dtypes = (torch.int16,)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
@@ -193,6 +198,7 @@ class Solarize(TorchvisionOp, color.Solarize):
         ArgumentError: If the threshold exceeds the largest value of the images.
     """
 
+    lowers = (v2.RandomSolarize,)
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
@@ -224,6 +230,7 @@ class Solarize(TorchvisionOp, color.Solarize):
 class Posterize(TorchvisionOp, color.Posterize):
     """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels."""
 
+    lowers = (v2.RandomPosterize,)
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
@@ -253,6 +260,8 @@ class Posterize(TorchvisionOp, color.Posterize):
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
     """``v2.RandomChannelPermutation``."""
 
+    lowers = (v2.RandomChannelPermutation,)
+
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``permute_channels`` with the indices of the source channels."""
         return [("permute_channels", {"permutation": draws["channels"][sample].tolist()})]
@@ -260,6 +269,8 @@ class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
 
 class Normalize(TorchvisionOp, channel.Normalize):
     """``v2.Normalize``: ``(image - mean) / std`` per channel."""
+
+    lowers = (v2.Normalize,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -311,16 +322,3 @@ def float_threshold(threshold: Any) -> Any:
     The result is ``threshold``, rounded to float32 as in torchvision, then rounded up to an integer, minus 0.5.
     """
     return np.ceil(np.float32(threshold)) - 0.5
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.ColorJitter: ColorJitter,
-    v2.RandomPhotometricDistort: PhotometricDistort,
-    v2.Grayscale: Grayscale,
-    v2.RandomGrayscale: Grayscale,
-    v2.RandomInvert: Invert,
-    v2.RandomSolarize: Solarize,
-    v2.RandomPosterize: Posterize,
-    v2.RandomChannelPermutation: ChannelPermutation,
-    v2.Normalize: Normalize,
-}

@@ -19,6 +19,7 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, pair
 class Blur(TorchvisionOp, filters.BlurOp):
     """``v2.GaussianBlur``, with one standard deviation per sample for both axes."""
 
+    lowers = (v2.GaussianBlur,)
     border = "reflect"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -36,6 +37,7 @@ class Blur(TorchvisionOp, filters.BlurOp):
 class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
+    lowers = (v2.RandomAdjustSharpness,)
     unfused_dtypes = (torch.int16,)
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
@@ -81,6 +83,7 @@ class SharpnessJitter(Sharpness):
 class Equalize(TorchvisionOp, filters.Equalize):
     """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""
 
+    lowers = (v2.RandomEqualize,)
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
 
@@ -96,6 +99,7 @@ class Equalize(TorchvisionOp, filters.Equalize):
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
     """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
 
+    lowers = (v2.RandomAutocontrast,)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
 
@@ -111,11 +115,3 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``autocontrast`` without arguments."""
         return [("autocontrast", {})]
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.GaussianBlur: Blur,
-    v2.RandomAdjustSharpness: Sharpness,
-    v2.RandomEqualize: Equalize,
-    v2.RandomAutocontrast: Autocontrast,
-}

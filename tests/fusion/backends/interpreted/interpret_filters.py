@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton.filters import blur
 from gpuaug.fusion.ops import filters
-from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.base import Size, lowered
 from gpuaug.fusion.ops.filters import EqualizeOrContrast
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
@@ -40,7 +40,7 @@ FILTERS = {
     "autocontrast of bytes": OF_BYTES[0],
     "equalize or autocontrast of bytes": OF_BYTES[1:],
 }
-LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
+LOWERED = lowered(filters, torchvision_filters)
 
 
 STRIPS = {
