@@ -464,10 +464,7 @@ class PointOp(RowOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply the formula."""
         parameters: list[Any] = [column(rows, index) for index in range(1, self.row_width(images.shape[1]))]
-        if self.rgb_only:
-            return torch.cat(self.formula(*images.split(1, 1), *parameters), 1)
-        result: Tensor = self.formula(images, *parameters)
-        return result
+        return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
 
     @property
     def needs_mean(self) -> bool:
@@ -506,6 +503,11 @@ class ChannelOp(PointOp, FrontOp):
     def begins_pass(op: Any, channels: int) -> bool:
         """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for images of ``channels`` channels."""
         return isinstance(op, ChannelOp) and channels != 3
+
+
+def on_rgb(formula: Callable[..., RGB], images: Tensor, *parameters: Tensor) -> Tensor:
+    """Apply a formula of the channels r, g and b to images (B, 3, H, W)."""
+    return torch.cat(formula(*images.split(1, 1), *parameters), 1)
 
 
 def column(rows: Tensor, index: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, on_rgb
 from gpuaug.fusion.ops.channel import GREY, grayscale
 from gpuaug.fusion.ops.color import rotate_hue, scale_saturation
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, jitter_order
@@ -174,7 +174,7 @@ class ColorJitter(_Jitter):
             return (values * factor + mean * (1 - factor)).clamp(0, 1)
         if index == 2:
             return ((1 - factor) * grayscale(values, self.red_weight) + factor * values).clamp(0, 1)
-        return torch.cat(rotate_hue(*values.split(1, 1), factor), 1)
+        return on_rgb(rotate_hue, values, factor)
 
 
 class ColorJiggle(_Jitter):
@@ -189,5 +189,4 @@ class ColorJiggle(_Jitter):
             return (values + (factor - 1)).clamp(0, 1)
         if index == 1:
             return (values * factor).clamp(0, 1)
-        formula = scale_saturation if index == 2 else rotate_hue
-        return torch.cat(formula(*values.split(1, 1), factor), 1)
+        return on_rgb(scale_saturation if index == 2 else rotate_hue, values, factor)

@@ -138,7 +138,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
     """
 
-    lowers = (v2.Grayscale, v2.RandomGrayscale)
+    lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
 
     @property
     def _returns_one_channel(self) -> bool:
