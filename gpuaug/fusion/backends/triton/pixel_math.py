@@ -192,7 +192,7 @@ def quotient(value, divisor):
 @triton.jit
 def exact_quotient(value, divisor):
     """Return value / divisor, correctly rounded."""
-    return tl.div_rn(value, divisor + 0.0 * value)
+    return tl.div_rn(value, divisor)
 
 
 @triton.jit
