@@ -229,17 +229,17 @@ class Decorated(K.RandomInvert):
     forward.__wrapped__ = K.RandomInvert.forward
 
 
-class Named(K.RandomGamma):
+class Named(K.RandomContrast):
     """Draws under other names than its base."""
 
     def __init__(self):
         super().__init__()
-        self._param_generator = rg.PlainUniformGenerator((torch.tensor([0.5, 1.5]), "gamma", None, None))
+        self._param_generator = rg.PlainUniformGenerator((torch.tensor([0.5, 1.5]), "factor", None, None))
 
 
 class Gauss(rg.PlainUniformGenerator):
     def forward(self, batch_shape, same_on_batch=False):
-        return {name: torch.randn(batch_shape[0]) for name in ("gamma_factor", "gain_factor")}
+        return {name: torch.randn(batch_shape[0]) for name in ("contrast_factor",)}
 
 
 class Bare(v2.RandomCrop):
@@ -300,8 +300,8 @@ CHANGED = {
     "a hook of a container": (lambda: hooked(v2.RandomApply([v2.RandomInvert()])), "it has forward hooks"),
     "a hook in Kornia": (lambda: hooked(K.RandomInvert()), "it has forward hooks"),
     "a generator": (
-        lambda: changed(K.RandomGamma(), _param_generator=Gauss((torch.ones(2), "gamma_factor", None, None))),
-        "its _param_generator, Gauss, is not the generator of RandomGamma",
+        lambda: changed(K.RandomContrast(), _param_generator=Gauss((torch.ones(2), "contrast_factor", None, None))),
+        "its _param_generator, Gauss, is not the generator of RandomContrast",
     ),
     "a generator of another class": (
         lambda: changed(K.RandomAffine(10.0), _param_generator=rg.ResizeGenerator((8, 8))),
@@ -311,7 +311,7 @@ CHANGED = {
         lambda: changed(K.RandomInvert(), _param_generator=rg.ResizeGenerator((8, 8))),
         "its _param_generator, ResizeGenerator, is not the generator of RandomInvert",
     ),
-    "other names": (Named, "a subclass of RandomGamma with other attributes: 'gamma_factor'"),
+    "other names": (Named, "a subclass of RandomContrast with other attributes: 'contrast_factor'"),
     "no attributes": (Bare, "a subclass of RandomCrop with other attributes: 'Bare' object has no attribute 'padding_mode'"),
     "a value of another form": (
         lambda: changed(v2.RandomResizedCrop(8), size=4),

@@ -196,10 +196,10 @@ def exact_quotient(value, divisor):
 
 
 @triton.jit
-def power(value, gamma):
-    """Return value ** gamma, for value in [0, 1]."""
-    result = tl.exp2(gamma * tl.log2(tl.where(value > 0, value, 1.0)))
-    return tl.where(value > 0, result, tl.where(value == 0, tl.where(gamma == 0, 1.0, 0.0), value))
+def power(value, exponent):
+    """Return value ** exponent, for value in [0, 1]."""
+    result = tl.exp2(exponent * tl.log2(tl.where(value > 0, value, 1.0)))
+    return tl.where(value > 0, result, tl.where(value == 0, tl.where(exponent == 0, 1.0, 0.0), value))
 
 
 @triton.jit
