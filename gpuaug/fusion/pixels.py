@@ -6,6 +6,7 @@ Triton's functions of the names below.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tens
     return (unit_range(images) if images.dtype in LARGEST else images).to(dtype)
 
 
+RGB = tuple[Tensor, Tensor, Tensor]
+"""Red, green and blue channel of images."""
+
 floor, maximum, minimum, where = torch.floor, torch.maximum, torch.minimum, torch.where
 
 
@@ -76,3 +80,8 @@ def turned(sector: Tensor, turns: Tensor) -> Tensor:
     angle = torch.remainder(angle + turns * 2 * math.pi, circle)
     angle = torch.where(angle >= circle, 0.0, angle)
     return angle / circle * 6 % 6
+
+
+def on_rgb(formula: Callable[..., RGB], images: Tensor, *parameters: Tensor) -> Tensor:
+    """Apply a formula of the channels r, g and b to images (B, 3, H, W)."""
+    return torch.cat(formula(*images.split(1, 1), *parameters), 1)

@@ -19,9 +19,9 @@ from torch import nn
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.torchvision_types import difference, nearest_class
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
-from gpuaug.fusion.lower.tree import Group, Leaf, Tree
+from gpuaug.fusion.lower.tree import Group, Leaf, Tree, lowered
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
-from gpuaug.fusion.ops.base import Op, lowered
+from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
 from gpuaug.fusion.ops.kornia_private import foreign_generator
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy

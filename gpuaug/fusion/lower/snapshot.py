@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from gpuaug.core.torchvision_types import all_parts, class_of, difference, is_sequence, is_unmodified_sequential, library_class
-from gpuaug.fusion.ops.base import lowered
+from gpuaug.fusion.lower.tree import lowered
 from gpuaug.fusion.ops.kornia_private import state_of_last_call
 from gpuaug.fusion.policies.auto_augment import POLICIES
 

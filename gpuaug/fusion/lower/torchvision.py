@@ -48,8 +48,8 @@ from gpuaug.fusion.lower.refusals import (
     refuse_transform,
     v2_of,
 )
-from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves
-from gpuaug.fusion.ops.base import Op, lowered
+from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
+from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp

@@ -10,7 +10,6 @@ library runs it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,11 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
+from gpuaug.fusion.pixels import on_rgb
 
 Array = NDArray[Any]
-RGB = tuple[Tensor, Tensor, Tensor]
-"""Red, green and blue channel of images."""
-
 OpDraws = dict[str, Any]
 """Draws of one op for one batch, that is, its random parameters, by name.
 
@@ -168,6 +165,9 @@ class Op(ABC):
     takes_any_range: bool = False
     """True if floats in [0, 255] also give correct results, because the op's library neither clamps nor inverts values."""
 
+    channel_counts: ClassVar[tuple[int, ...]] = ()
+    """Numbers of channels that the op's library accepts; empty if it accepts any number."""
+
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
 
@@ -226,12 +226,9 @@ class Op(ABC):
         return None
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return parts of an error message if the op's library rejects images of ``channels`` channels, else ``None``.
-
-        Returns:
-            (accepted numbers of channels, as text; name of the module or setting with this restriction).
-        """
-        return None
+        """Return (accepted numbers of channels, op or setting) for an error message, or ``None`` if ``channels`` is accepted."""
+        counts = self.channel_counts
+        return None if not counts or channels in counts else (" or ".join(map(str, counts)), self.name)
 
     def out_applied(self, size: Size) -> Size:
         """Output size of samples that the op is applied to, for input images of ``size``. Not called if ``draws_size``."""
@@ -330,12 +327,6 @@ class Op(ABC):
         return self.description
 
 
-def lowered(*families: ModuleType) -> dict[type[nn.Module], Any]:
-    """Return the op of each class that is lowered (``Op.lowers``), for the ops that are defined in the modules ``families``."""
-    ops = [op for family in families for op in vars(family).values() if getattr(op, "__module__", "") == family.__name__]
-    return {class_: op for op in ops if isinstance(op, type) for class_ in vars(op).get("lowers", ())}
-
-
 class DrawnOp(NamedTuple):
     """One op of a sequence, with its draws and sizes."""
 
@@ -417,6 +408,8 @@ class FrontOp(RowOp):
     """Op whose output pixel depends on other pixels of the image, or on another image.
 
     Such an op is the first op, the *front*, of its pass.
+
+    Table: filter.
     """
 
     kernel: ClassVar[str]
@@ -428,16 +421,18 @@ LARGEST_CODE = 31
 
 
 class PointOp(RowOp):
-    """Pointwise op: an output pixel depends only on the same input pixel, its coordinates and the row of the sample."""
+    """Pointwise op: an output pixel depends only on the same input pixel, its coordinates and the row of the sample.
+
+    Table: pointwise.
+    """
 
     code: ClassVar[int]
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
     formula: ClassVar[Callable[..., Any]]
-    """Function of pixels, of the columns of the row after the apply mask, each broadcast to the pixels.
+    """Function of pixels (``fusion/pixels.py``), then of the row's columns after the apply mask. Triton compiles it too.
 
-    It is written with functions of ``fusion/pixels.py``, and compiled by Triton too. If ``rgb_only``, it maps the channels r, g
-    and b to a tuple; otherwise it maps the pixels of any channel. Not set by classes that override ``apply``.
+    If ``rgb_only``, it maps the channels r, g and b to a tuple, else any channel. Not set by classes that override ``apply``.
     """
 
     flags: int = 0
@@ -480,10 +475,6 @@ class PointOp(RowOp):
         """``flags`` for images of ``channels`` channels. ``frames``: number of frames per clip, 1 for images."""
         return self.flags
 
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require three channels if ``rgb_only``."""
-        return ("3", self.name) if self.rgb_only and channels != 3 else None
-
 
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
@@ -495,19 +486,10 @@ class ChannelOp(PointOp, FrontOp):
     kernel = "channels"
     rgb_only = True
 
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """``None``, because any number of channels is accepted."""
-        return None
-
     @staticmethod
     def begins_pass(op: Any, channels: int) -> bool:
         """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for images of ``channels`` channels."""
         return isinstance(op, ChannelOp) and channels != 3
-
-
-def on_rgb(formula: Callable[..., RGB], images: Tensor, *parameters: Tensor) -> Tensor:
-    """Apply a formula of the channels r, g and b to images (B, 3, H, W)."""
-    return torch.cat(formula(*images.split(1, 1), *parameters), 1)
 
 
 def column(rows: Tensor, index: int) -> Tensor:

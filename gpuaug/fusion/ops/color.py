@@ -12,11 +12,11 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import RGB, Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.pixels import clamp01, exact_quotient, floor, maximum, minimum, power, quotient, turned, where
+from gpuaug.fusion.pixels import RGB, clamp01, exact_quotient, floor, maximum, minimum, power, quotient, turned, where
 
 
 def brightness(value: Tensor, factor: Tensor, unclipped: int) -> Tensor:
@@ -212,6 +212,7 @@ class Saturation(UniformOp):
     code = 3
     names = ("saturation_factor",)
     rgb_only = True
+    channel_counts = (3,)
     description = "saturation"
     keeps_unit_range = True
     formula = staticmethod(saturation)
@@ -224,6 +225,7 @@ class Hue(UniformOp):
     code = 4
     names = ("hue_factor",)
     rgb_only = True
+    channel_counts = (3,)
     description = "hue"
     keeps_unit_range = True
     formula = staticmethod(hue)
@@ -294,6 +296,7 @@ class Snow(UniformOp):
     code = 18
     names = ("snow_coefficient", "brightness")
     rgb_only = True
+    channel_counts = (3,)
     description = "snow"
     keeps_unit_range = True
     formula = staticmethod(snow)

@@ -14,11 +14,12 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, on_rgb
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.channel import GREY, grayscale
 from gpuaug.fusion.ops.color import rotate_hue, scale_saturation
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, jitter_order
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import on_rgb
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 """Kornia's names of the factors, by index of the adjustment."""
@@ -148,7 +149,10 @@ class _Jitter(PointOp):
 
 
 class ColorJitter(_Jitter):
-    """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments."""
+    """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments.
+
+    Table: pointwise; contrast needs one more launch, for the mean of the image.
+    """
 
     lowers = (K.ColorJitter,)
     code = 16

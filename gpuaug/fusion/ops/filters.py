@@ -40,7 +40,10 @@ EQUALIZE, CONTRAST = 1, 2
 
 
 class BlurOp(FrontOp):
-    """``RandomGaussianBlur``: separable Gaussian blur."""
+    """``RandomGaussianBlur``: separable Gaussian blur.
+
+    Table: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
+    """
 
     lowers = (K.RandomGaussianBlur,)
     takes_any_range = True
@@ -173,7 +176,10 @@ class LevelsOp(FrontOp):
 
 
 class Equalize(LevelsOp):
-    """``RandomEqualize``: histogram equalization with 256 levels."""
+    """``RandomEqualize``: histogram equalization with 256 levels.
+
+    Table: filter with two launches: the first computes a histogram.
+    """
 
     lowers = (K.RandomEqualize,)
     entries = LEVELS
@@ -203,6 +209,8 @@ class Clahe(LevelsOp):
     """``RandomClahe``: one table per tile, from a clipped histogram; a pixel blends the tables of the four nearest tiles.
 
     Cost: two launches, and 256 bytes of tables per tile and channel.
+
+    Table: filter with two launches: the first computes histograms, and 256 bytes per tile and channel.
     """
 
     lowers = (K.RandomClahe,)
@@ -282,7 +290,10 @@ class Clahe(LevelsOp):
 
 
 class AutoContrast(LevelsOp):
-    """``RandomAutoContrast``: stretches the range of every channel to [0, 1]."""
+    """``RandomAutoContrast``: stretches the range of every channel to [0, 1].
+
+    Table: filter with two launches: the first computes minimum and maximum.
+    """
 
     lowers = (K.RandomAutoContrast,)
     entries = 2

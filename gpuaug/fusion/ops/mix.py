@@ -35,6 +35,8 @@ class MixOp(FrontOp):
     label; the partner's weight outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive.
     A sample with an apply mask of 0 is its own partner, and its weights and rectangle are 0. As in Kornia, images and labels
     are mixed, and all other inputs are an error.
+
+    Table: mix.
     """
 
     takes_any_range = True

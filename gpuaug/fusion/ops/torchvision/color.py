@@ -45,7 +45,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         return super().flags | color_jitter.TORCHVISION_GREY
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return ("1 or 3", name of the op) for other numbers of channels. Saturation and hue do not change images of one."""
+        """Require one or three channels. Saturation and hue do not change images of one."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -138,6 +138,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
     """
 
+    channel_counts = (1, 3)
     lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
 
     @property
@@ -162,10 +163,6 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
         channels = self.out(size).channels
         return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
-
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return ("1 or 3", name of the op) for other numbers of channels. Images of one channel are unchanged."""
-        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
@@ -233,9 +230,6 @@ class Posterize(TorchvisionOp, color.Posterize):
     lowers = (v2.RandomPosterize,)
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
-
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""

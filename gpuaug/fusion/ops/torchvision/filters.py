@@ -38,14 +38,8 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
     lowers = (v2.RandomAdjustSharpness,)
+    channel_counts = (1, 3)
     unfused_dtypes = (torch.int16,)
-
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require 1 or 3 channels, as torchvision does."""
-        return None if channels in (1, 3) else ("1 or 3", self.name)
-
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Return no draws: the factor is a setting."""
@@ -100,6 +94,7 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
     """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
 
     lowers = (v2.RandomAutocontrast,)
+    channel_counts = (1, 3)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
 
@@ -107,10 +102,6 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
         TorchvisionOp.__init__(self, name, transform, units)
         self.rounds_to_levels = units == torch.uint8
         self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)
-
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require 1 or 3 channels, as torchvision does."""
-        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``autocontrast`` without arguments."""

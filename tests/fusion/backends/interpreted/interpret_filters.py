@@ -11,8 +11,9 @@ from torchvision.transforms import v2
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton.filters import blur
 from gpuaug.fusion.backends.triton.launch import TwoLaunches
+from gpuaug.fusion.lower.tree import lowered as lowered_by
 from gpuaug.fusion.ops import filters
-from gpuaug.fusion.ops.base import Size, lowered
+from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import EqualizeOrContrast
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
@@ -41,7 +42,7 @@ FILTERS = {
     "autocontrast of bytes": OF_BYTES[0],
     "equalize or autocontrast of bytes": OF_BYTES[1:],
 }
-LOWERED = lowered(filters, torchvision_filters)
+LOWERED = lowered_by(filters, torchvision_filters)
 
 
 STRIPS = {
