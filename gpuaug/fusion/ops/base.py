@@ -226,7 +226,7 @@ class Op(ABC):
         return None
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return (accepted numbers of channels, op or setting) for an error message, or ``None`` if ``channels`` is accepted."""
+        """Return (accepted numbers of channels, op or setting) for an error message; ``None`` if ``channels`` is accepted."""
         counts = self.channel_counts
         return None if not counts or channels in counts else (" or ".join(map(str, counts)), self.name)
 
@@ -361,10 +361,7 @@ def draw_in_order(
 
 
 class RowOp(Op):
-    """Op whose parameters are one row of the parameter table per sample.
-
-    The method ``apply`` and a Triton kernel implement the op. Their results must agree.
-    """
+    """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     width: ClassVar[int]
     """Number of columns of a row; 0 if the number depends on the number of channels (``row_width``).

@@ -1,6 +1,6 @@
 """The table of Kornia's modules in docs/fuse.md, made of the ops and of their cases.
 
-To write it into the page: ``PYTHONPATH=tests:. python -m support.ops.documented``. The second column is the paragraph "Table: …"
+To write it into the page: ``PYTHONPATH=tests:. python -m support.ops.documented``. The second column is the paragraph "Table:"
 of the docstring of the op, or of its nearest base class that has one. Modules whose columns are equal share a row.
 """
 
@@ -16,7 +16,8 @@ from gpuaug.fusion.ops.base import ChannelOp
 PAGE = Path(__file__).parents[3] / "docs" / "fuse.md"
 TABLE = re.compile(r"^\| modules \| operation in a pass .*\n(?:\|.*\n)+", re.MULTILINE)
 OF_OTHERS = """\
-| containers of `RandomCutMixV2` and `RandomMixUpV2` with `random_apply` | one of the mixes, [picked by weight](#mixing) | as the picked mix |
+| containers of `RandomCutMixV2` and `RandomMixUpV2` with `random_apply` | one of the mixes, [picked by weight](#mixing) \
+| as the picked mix |
 | `RandAugment`, `TrivialAugment`, `AutoAugment` | per pick one warp, one filter of each type, and pointwise operations, \
 [see below](#policies) | as the operations |
 """
