@@ -1,4 +1,12 @@
-"""Types of images, and conversions between them. An integer represents its value divided by the largest value of its type."""
+"""Types of images, conversions between them, and the functions of torch that formulas of pointwise ops are written in.
+
+An integer represents its value divided by the largest value of its type. A *formula* is a function of pixels and of parameters
+of an op in ``ops``. The torch executor calls it with tensors. ``backends/triton/pixel_math.py`` compiles its source code, with
+Triton's functions of the names below.
+"""
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,3 +44,44 @@ def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tens
         limits = torch.iinfo(dtype)
         return (unit_range(images) * LARGEST[dtype]).round_().clamp_(limits.min, limits.max).to(dtype)
     return (unit_range(images) if images.dtype in LARGEST else images).to(dtype)
+
+
+RGB = tuple[Tensor, Tensor, Tensor]
+"""Red, green and blue channel of images."""
+
+floor, maximum, minimum, where = torch.floor, torch.maximum, torch.minimum, torch.where
+
+
+def clamp01(value: Tensor) -> Tensor:
+    """Clamp to [0, 1]. NaN stays NaN."""
+    return value.clamp(0, 1)
+
+
+def power(value: Tensor, exponent: Tensor) -> Tensor:
+    """Return value ** exponent, for values in [0, 1]."""
+    return value.pow(exponent)
+
+
+def quotient(value: Tensor, divisor: Tensor) -> Tensor:
+    """Return value / divisor. Triton multiplies by the inverse."""
+    return value / divisor
+
+
+def exact_quotient(value: Tensor, divisor: Tensor | float) -> Tensor:
+    """Return value / divisor, correctly rounded on every device."""
+    return value / (divisor if isinstance(divisor, Tensor) else value.new_full((), divisor))
+
+
+def turned(sector: Tensor, turns: Tensor) -> Tensor:
+    """Return a hue in sixths of a turn, in [0, 6), after a rotation by ``turns``. Computed in radians, as in Kornia."""
+    circle = 2 * math.pi
+    angle = circle * torch.remainder(sector / 6.0, 1.0)
+    angle = torch.where(angle >= circle, 0.0, angle)
+    angle = torch.remainder(angle + turns * 2 * math.pi, circle)
+    angle = torch.where(angle >= circle, 0.0, angle)
+    return angle / circle * 6 % 6
+
+
+def on_rgb(formula: Callable[..., RGB], images: Tensor, *parameters: Tensor) -> Tensor:
+    """Apply a formula of the channels r, g and b to images (B, 3, H, W)."""
+    return torch.cat(formula(*images.split(1, 1), *parameters), 1)

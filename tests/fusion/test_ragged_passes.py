@@ -93,7 +93,7 @@ def test_sizes_drawn_for_images_of_one_size_equal_torchvision(name):
 
 KORNIA = {
     "colour first": lambda: [K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomInvert(), K.RandomResizedCrop((12, 16))],
-    "two interpolations": lambda: [K.RandomRotation(20.0, p=0.7), K.RandomGamma(), K.RandomResizedCrop((12, 16))],
+    "two interpolations": lambda: [K.RandomRotation(20.0, p=0.7), K.RandomSolarize(), K.RandomResizedCrop((12, 16))],
     "letterbox": lambda: [K.RandomGrayscale(), K.Resize(30, side="long"), K.PadTo((30, 30))],
 }
 

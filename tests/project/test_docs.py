@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.comparison.replay import left_to_kornia
+from support.ops import documented
 from torchvision.transforms import v2
 
 from bench.figures import tables
 from gpuaug import Stats, collate_ragged, fuse
 from gpuaug.fusion.lower import refusals, torchvision
-from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
-from gpuaug.fusion.ops.torchvision import mix
 
 ROOT = Path(__file__).parents[2]
 IN_FRAMEWORKS = "import transformers\n"
@@ -102,10 +101,8 @@ def test_every_counter_of_stats_is_explained_once():
     assert sorted(named) == sorted(field.name for field in fields(Stats))
 
 
-def test_table_of_modules_names_every_lowered_kornia_module_once():
-    rows = re.findall(r"^\| (`\w+`.*?) \|", (ROOT / "docs" / "fuse.md").read_text(), re.MULTILINE)
-    named = [name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)]
-    assert sorted(named) == sorted(kind.__name__ for kind in (*LOWERED, *POLICIES))
+def test_table_of_kornias_modules_is_generated():
+    assert documented.TABLE.findall(documented.PAGE.read_text()) == [documented.generated()]
 
 
 def test_table_of_torchvisions_transforms_states_the_support_of_each():
@@ -116,7 +113,7 @@ def test_table_of_torchvisions_transforms_states_the_support_of_each():
     wanted = {name: "refused" if name in refusals.UNSUPPORTED else "left" for name in kinds}
     wanted |= {kind.__name__: "applied" for kind in torchvision.TARGET_TRANSFORMS}
     wanted |= {kind.__name__: "nothing" for kind in (*torchvision.IDENTITIES, *torchvision.CONVERSIONS, v2.ToPureTensor)}
-    fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.RANDOM_CONTAINERS, v2.Compose)
+    fused = (*torchvision.LOWERED, *torchvision.MIXES, *torchvision.RANDOM_CONTAINERS, v2.Compose)
     wanted |= {kind.__name__: "fused" for kind in fused}
     assert {name: said.get(name) for name in wanted} == wanted
 

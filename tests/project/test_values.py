@@ -40,13 +40,13 @@ def test_a_failure_says_where_and_by_how_much():
 
 def test_a_failure_says_what_the_sample_drew():
     images = photographs(4)
-    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomGamma((0.5, 2.0), p=1.0), K.RandomInvert(p=1.0)))
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomContrast((0.5, 2.0), p=1.0), K.RandomInvert(p=1.0)))
     draws = augment.draw(images.shape, seed=0)
     wanted = augment(images, draws=draws)
     got = wanted.clone()
     got[2] *= 0.5
-    gamma = draws.of(2)["RandomGamma_0"]["gamma_factor"]
-    text = rf"^sample 2, .*\)\. Sample 2 drew RandomGamma_0\(gamma_factor={gamma:.5g}, .*\), RandomInvert_1\(\)\.$"
+    factor = draws.of(2)["RandomContrast_0"]["contrast_factor"]
+    text = rf"^sample 2, .*\)\. Sample 2 drew RandomContrast_0\(contrast_factor={factor:.5g}\), RandomInvert_1\(\)\.$"
     with pytest.raises(AssertionError, match=text):
         assert_values(got, wanted, draws=draws)
 

@@ -22,7 +22,7 @@ CASES = [
     ("RandomRotation90_0", {"times": 2.6}, "Rotation90 270°"),
     ("RandomPosterize_0", {"bits_factor": 6.0}, "Posterize bits 6"),
     ("RandomSolarize_0", {"thresholds": 0.4, "additions": 0.0}, "Solarize thresholds 0.40"),
-    ("RandomGamma_0", {"gamma_factor": 1.25, "gain_factor": 1.0}, "Gamma 1.25"),
+    ("RandomContrast_0", {"contrast_factor": 1.25, "gain_factor": 1.0}, "Contrast 1.25"),
     ("RandomChannelShuffle_0", {"channels_0": 2.0, "channels_1": 0.0, "channels_2": 1.0}, "ChannelShuffle 2 0 1"),
     ("RandomChannelDropout_0", {"channel_idx_0": 1.0}, "ChannelDropout 1"),
     ("RandomPerspective_0", {"end_points_0_x": 1.0, "end_points_0_y": 2.0}, "Perspective"),

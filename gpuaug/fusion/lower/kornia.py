@@ -19,7 +19,7 @@ from torch import nn
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.torchvision_types import difference, nearest_class
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
-from gpuaug.fusion.lower.tree import Group, Leaf, Tree
+from gpuaug.fusion.lower.tree import Group, Leaf, Tree, lowered
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
@@ -28,17 +28,8 @@ from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.picking import Pick
 
-LOWERED: dict[type[nn.Module], type[Op]] = {
-    **crop.LOWERED,
-    **resize.LOWERED,
-    **warp.LOWERED,
-    **color.LOWERED,
-    **channel.LOWERED,
-    **positional.LOWERED,
-    **color_jitter.LOWERED,
-    **filters.LOWERED,
-    **mix.LOWERED,
-}
+LOWERED = lowered(crop, resize, warp, color, channel, positional, color_jitter, filters, mix)
+"""Op of each class of Kornia that is lowered."""
 
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 

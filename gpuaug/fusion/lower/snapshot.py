@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from gpuaug.core.torchvision_types import all_parts, class_of, difference, is_sequence, is_unmodified_sequential, library_class
+from gpuaug.fusion.lower.tree import lowered
 from gpuaug.fusion.ops.kornia_private import state_of_last_call
 from gpuaug.fusion.policies.auto_augment import POLICIES
 
@@ -51,6 +52,6 @@ def _is_called_as_it_is(part: Any) -> bool:
     if "torchvision.transforms" not in sys.modules:
         return True
     from gpuaug.fusion.lower.by_name import recognized_class  # imports torchvision
-    from gpuaug.fusion.ops.torchvision.crop import LOWERED  # gpuaug's transforms, which derive from torchvision's base class
+    from gpuaug.fusion.ops.torchvision import crop  # gpuaug's transforms, which derive from torchvision's base class
 
-    return recognized_class(part) is None and class_of(part, LOWERED) is None
+    return recognized_class(part) is None and class_of(part, lowered(crop)) is None

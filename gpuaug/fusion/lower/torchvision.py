@@ -48,7 +48,7 @@ from gpuaug.fusion.lower.refusals import (
     refuse_transform,
     v2_of,
 )
-from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.filters import BlurOp
@@ -64,16 +64,11 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    **crop.LOWERED,
-    **iou_crop.LOWERED,
-    **resize.LOWERED,
-    **warp.LOWERED,
-    **color.LOWERED,
-    **filters.LOWERED,
-    **erasing.LOWERED,
-    **policies.LOWERED,
-}
+LOWERED = lowered(crop, iou_crop, resize, warp, color, filters, erasing, policies)
+"""Op of each class of torchvision that is lowered, except mixes."""
+
+MIXES = lowered(mixes)
+"""Op of each mix of torchvision."""
 
 IDENTITIES = (v2.Identity, v2.ToImage, v2.PILToTensor)
 """Transforms that do not change the pixels of a tensor."""
@@ -94,7 +89,7 @@ LOWERED_CLASSES: frozenset[type] = frozenset(
         *TARGET_TRANSFORMS,
         *CONVERSIONS,
         *RANDOM_CONTAINERS,
-        *mixes.LOWERED,
+        *MIXES,
         v2.Compose,
         v1.ConvertImageDtype,
         *PRESETS,
@@ -400,8 +395,8 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         ArgumentTypeError: If a container picks from mixes and other transforms, or may pick several mixes.
     """
     class_: Any = class_of(transform, LOWERED_CLASSES)
-    if class_ in mixes.LOWERED:
-        return mixes.LOWERED[class_](name, transform)
+    if class_ in MIXES:
+        return MIXES[class_](name, transform)  # type: ignore[no-any-return]
     is_choice = class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply")
     inner = (
         [(member_name, _mix(member_name, member)) for member_name, member in choices.named_transforms(transform.transforms)]

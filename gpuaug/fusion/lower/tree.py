@@ -5,7 +5,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+from torch import nn
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Op
@@ -115,3 +118,9 @@ def implicit_transforms(tree: Tree) -> Iterator[tuple[str, bool]]:
     for item in nodes_in_order(tree):
         if isinstance(item, ImplicitTransform) and item.name not in names:
             yield item.name, item.processes_boxes
+
+
+def lowered(*families: ModuleType) -> dict[type[nn.Module], Any]:
+    """Return the op of each class that is lowered (``Op.lowers``), for the ops that are defined in the modules ``families``."""
+    ops = [op for family in families for op in vars(family).values() if getattr(op, "__module__", "") == family.__name__]
+    return {class_: op for op in ops if isinstance(op, type) for class_ in vars(op).get("lowers", ())}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
+from gpuaug.fusion.pixels import on_rgb
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
@@ -134,6 +135,9 @@ class Op(ABC):
         module: Module of the user. It is read, never changed, moved or called.
     """
 
+    lowers: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """Classes of the library that are lowered to the op. Not inherited."""
+
     draws_one_batch_at_a_time: ClassVar[bool] = False
     """True if ``draw`` cannot draw for several batches in one call."""
 
@@ -160,6 +164,9 @@ class Op(ABC):
 
     takes_any_range: bool = False
     """True if floats in [0, 255] also give correct results, because the op's library neither clamps nor inverts values."""
+
+    channel_counts: ClassVar[tuple[int, ...]] = ()
+    """Numbers of channels that the op's library accepts; empty if it accepts any number."""
 
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
@@ -219,12 +226,9 @@ class Op(ABC):
         return None
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return parts of an error message if the op's library rejects images of ``channels`` channels, else ``None``.
-
-        Returns:
-            (accepted numbers of channels, as text; name of the module or setting with this restriction).
-        """
-        return None
+        """Return (accepted numbers of channels, op or setting) for an error message; ``None`` if ``channels`` is accepted."""
+        counts = self.channel_counts
+        return None if not counts or channels in counts else (" or ".join(map(str, counts)), self.name)
 
     def out_applied(self, size: Size) -> Size:
         """Output size of samples that the op is applied to, for input images of ``size``. Not called if ``draws_size``."""
@@ -357,10 +361,7 @@ def draw_in_order(
 
 
 class RowOp(Op):
-    """Op whose parameters are one row of the parameter table per sample.
-
-    The method ``apply`` and a Triton kernel implement the op. Their results must agree.
-    """
+    """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     width: ClassVar[int]
     """Number of columns of a row; 0 if the number depends on the number of channels (``row_width``).
@@ -404,6 +405,8 @@ class FrontOp(RowOp):
     """Op whose output pixel depends on other pixels of the image, or on another image.
 
     Such an op is the first op, the *front*, of its pass.
+
+    Table: filter.
     """
 
     kernel: ClassVar[str]
@@ -415,10 +418,19 @@ LARGEST_CODE = 31
 
 
 class PointOp(RowOp):
-    """Pointwise op: an output pixel depends only on the same input pixel, its coordinates and the row of the sample."""
+    """Pointwise op: an output pixel depends only on the same input pixel, its coordinates and the row of the sample.
+
+    Table: pointwise.
+    """
 
     code: ClassVar[int]
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
+
+    formula: ClassVar[Callable[..., Any]]
+    """Function of pixels (``fusion/pixels.py``), then of the row's columns after the apply mask. Triton compiles it too.
+
+    If ``rgb_only``, it maps the channels r, g and b to a tuple, else any channel. Not set by classes that override ``apply``.
+    """
 
     flags: int = 0
     """Bit field that a kernel gets as a compile-time constant, to omit code that the op never runs; 0 if there is none.
@@ -441,6 +453,11 @@ class PointOp(RowOp):
     With a 16-bit output type, images between two passes are then stored in 16 bits per value instead of 32.
     """
 
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Apply the formula."""
+        parameters: list[Any] = [column(rows, index) for index in range(1, self.row_width(images.shape[1]))]
+        return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
+
     @property
     def needs_mean(self) -> bool:
         """True if the op uses the mean grey value of its input image."""
@@ -455,10 +472,6 @@ class PointOp(RowOp):
         """``flags`` for images of ``channels`` channels. ``frames``: number of frames per clip, 1 for images."""
         return self.flags
 
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require three channels if ``rgb_only``."""
-        return ("3", self.name) if self.rgb_only and channels != 3 else None
-
 
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
@@ -469,10 +482,6 @@ class ChannelOp(PointOp, FrontOp):
 
     kernel = "channels"
     rgb_only = True
-
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """``None``, because any number of channels is accepted."""
-        return None
 
     @staticmethod
     def begins_pass(op: Any, channels: int) -> bool:

@@ -30,6 +30,7 @@ def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
 class Grayscale(ChannelOp):
     """``RandomGrayscale``: weighted sum of three channels, or mean of any other number of channels."""
 
+    lowers = (K.RandomGrayscale,)
     takes_any_range = True
     code = 6
     width = 0
@@ -78,6 +79,7 @@ class Grayscale(ChannelOp):
 class ChannelShuffle(ChannelOp):
     """``RandomChannelShuffle``."""
 
+    lowers = (K.RandomChannelShuffle,)
     takes_any_range = True
     code = 10
     width = 0
@@ -108,6 +110,7 @@ class ChannelShuffle(ChannelOp):
 class ChannelDropout(PointOp):
     """``RandomChannelDropout``."""
 
+    lowers = (K.RandomChannelDropout,)
     code = 11
     width = 0
     description = "drop channels"
@@ -153,6 +156,7 @@ class ChannelDropout(PointOp):
 class Normalize(PointOp):
     """``Normalize``: ``(value - mean) / std``."""
 
+    lowers = (K.Normalize,)
     takes_any_range = True
     code = 14
     width = 0
@@ -199,6 +203,7 @@ class Normalize(PointOp):
 class Denormalize(Normalize):
     """``Denormalize``: ``value * std + mean``."""
 
+    lowers = (K.Denormalize,)
     code = 15
     description = "denormalise"
 
@@ -217,12 +222,3 @@ def channel_values(setting: Any) -> Array:
     """Convert a scalar, or one value per channel, to an array (K,) float32; K is 1 for a scalar."""
     values: Array = torch.as_tensor(setting, dtype=torch.float32, device="cpu").detach().reshape(-1).numpy()
     return values
-
-
-LOWERED: dict[type[nn.Module], type[PointOp]] = {
-    K.RandomGrayscale: Grayscale,
-    K.RandomChannelShuffle: ChannelShuffle,
-    K.RandomChannelDropout: ChannelDropout,
-    K.Normalize: Normalize,
-    K.Denormalize: Denormalize,
-}

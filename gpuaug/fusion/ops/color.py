@@ -2,12 +2,10 @@
 
 Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
 column is the apply mask: 1 to apply the op, 0 to skip it. Each op clamps values as Kornia's module does, so two ops cannot be
-merged into one.
+merged into one. The functions are formulas (``PointOp.formula``), which both executors run.
 """
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +16,131 @@ from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.pixels import divided_by_largest
+from gpuaug.fusion.pixels import RGB, clamp01, exact_quotient, floor, maximum, minimum, power, quotient, turned, where
+
+
+def brightness(value: Tensor, factor: Tensor, unclipped: int) -> Tensor:
+    """Add factor - 1. Clamp to [0, 1] before and after unless ``unclipped``."""
+    addend = factor - 1
+    return value + addend if unclipped else clamp01(clamp01(value) + addend)
+
+
+def contrast(value: Tensor, factor: Tensor, unclipped: int) -> Tensor:
+    """Multiply. Clamp to [0, 1] before and after unless ``unclipped``."""
+    return value * factor if unclipped else clamp01(clamp01(value) * factor)
+
+
+def gamma(value: Tensor, exponent: Tensor, gain: Tensor) -> Tensor:
+    """Clamp, raise to a power, multiply, clamp."""
+    return clamp01(gain * power(clamp01(value), exponent))
+
+
+def invert(value: Tensor, largest: Tensor) -> Tensor:
+    """Subtract from the largest value."""
+    return largest - value
+
+
+def solarize(value: Tensor, threshold: Tensor, addend: Tensor) -> Tensor:
+    """Clamp, add, clamp, invert values at or above the threshold."""
+    value = clamp01(clamp01(value) + addend)
+    return where(value < threshold, value, 1.0 - value)
+
+
+def posterize(value: Tensor, step: Tensor, offset: Tensor) -> Tensor:
+    """Round value · 255 + offset down to a byte, and the byte down to a multiple of ``step``."""
+    value = clamp01(value)
+    # Divided by 255 and multiplied again, as in Kornia, so that rounding errors are equal.
+    levels = floor(exact_quotient(exact_quotient(floor(value * 255 + offset), step), 255.0) * 255)
+    rounded = where(step == 256, 0.0, exact_quotient(levels * step, 255.0))
+    return where(step == 1, value, rounded)
+
+
+def largest_channel(r: Tensor, g: Tensor, b: Tensor) -> Tensor:
+    """Return the largest channel, or NaN if a channel is NaN, so that all three output channels become NaN."""
+    return maximum(maximum(r, g), b)
+
+
+def smallest_channel(r: Tensor, g: Tensor, b: Tensor) -> Tensor:
+    """Return the smallest channel."""
+    return minimum(minimum(r, g), b)
+
+
+def scale_saturation(r: Tensor, g: Tensor, b: Tensor, factor: Tensor) -> RGB:
+    """Multiply the saturation in HSV by ``factor``, and clamp it to [0, 1]."""
+    largest, smallest = largest_channel(r, g, b), smallest_channel(r, g, b)
+    chroma = largest - smallest
+    saturation = chroma / where(largest == 0, 1.0, largest + 1e-8)
+    new_chroma = largest * clamp01(saturation * factor)
+    scale = new_chroma / where(chroma == 0, 1.0, chroma)
+    base = largest - new_chroma
+    return (r - smallest) * scale + base, (g - smallest) * scale + base, (b - smallest) * scale + base
+
+
+def scale_lightness(r: Tensor, g: Tensor, b: Tensor, threshold: Tensor, factor: Tensor) -> RGB:
+    """Multiply the lightness in HLS by ``factor`` where it is below ``threshold``. Hue and saturation do not change."""
+    double_lightness = largest_channel(r, g, b) + smallest_channel(r, g, b)
+    lightness = double_lightness * 0.5
+    # For constant saturation, the distance of a channel from the lightness is proportional to the largest chroma that is
+    # possible at this lightness.
+    largest_chroma = where(double_lightness < 1, double_lightness, 2 - double_lightness)
+    new_lightness = where(lightness < threshold, clamp01(lightness * factor), lightness)
+    new_largest_chroma = 2 * minimum(new_lightness, 1 - new_lightness)
+    scale = new_largest_chroma / where(largest_chroma == 0, 1.0, largest_chroma + 1e-8)
+    r, g, b = (r - lightness) * scale, (g - lightness) * scale, (b - lightness) * scale
+    return new_lightness + r, new_lightness + g, new_lightness + b
+
+
+def hue_channel(sector: Tensor, largest: Tensor, smallest: Tensor, falling: Tensor, rising: Tensor) -> Tensor:
+    """Return the value of a channel by sector of the hue circle, 0 to 5: rising, largest twice, falling, smallest twice."""
+    sector = where(sector >= 6, sector - 6, sector)
+    return where(sector == 0, rising, where(sector <= 2, largest, where(sector == 3, falling, smallest)))
+
+
+def rotate_hue(r: Tensor, g: Tensor, b: Tensor, turns: Tensor) -> RGB:
+    """Rotate the hue in HSV by ``turns`` full turns."""
+    largest, smallest = largest_channel(r, g, b), smallest_channel(r, g, b)
+    chroma = largest - smallest
+    saturation = chroma / where(largest == 0, 1.0, largest + 1e-8)
+    divisor = where(chroma == 0, 1.0, chroma)
+    red_sector = quotient(g - b, divisor)
+    sector = where(g >= b, quotient(b - r, divisor) + 2.0, quotient(r - g, divisor) + 4.0)
+    sector = turned(where((r >= g) & (r >= b), red_sector, sector), turns)
+    index = floor(sector)
+    fraction = sector - index
+    low = largest * (1 - saturation)
+    falling = largest * (1 - fraction * saturation)
+    rising = largest * (1 - (1 - fraction) * saturation)
+    # Over the six sectors a channel rises, is high twice, falls and is low twice. Channels differ in phase.
+    r = hue_channel(index + 2, largest, low, falling, rising)
+    g = hue_channel(index, largest, low, falling, rising)
+    b = hue_channel(index + 4, largest, low, falling, rising)
+    return r, g, b
+
+
+def clamped(r: Tensor, g: Tensor, b: Tensor) -> RGB:
+    """Clamp the channels to [0, 1]."""
+    return clamp01(r), clamp01(g), clamp01(b)
+
+
+def saturation(r: Tensor, g: Tensor, b: Tensor, factor: Tensor) -> RGB:
+    """Clamp, multiply the saturation, clamp."""
+    r, g, b = clamped(r, g, b)
+    r, g, b = scale_saturation(r, g, b, factor)
+    return clamped(r, g, b)
+
+
+def hue(r: Tensor, g: Tensor, b: Tensor, turns: Tensor) -> RGB:
+    """Clamp, rotate the hue, clamp."""
+    r, g, b = clamped(r, g, b)
+    r, g, b = rotate_hue(r, g, b, turns)
+    return clamped(r, g, b)
+
+
+def snow(r: Tensor, g: Tensor, b: Tensor, threshold: Tensor, factor: Tensor) -> RGB:
+    """Clamp, multiply low lightness, clamp."""
+    r, g, b = clamped(r, g, b)
+    r, g, b = scale_lightness(r, g, b, threshold, factor)
+    return clamped(r, g, b)
 
 
 class UniformOp(PointOp):
@@ -30,6 +152,10 @@ class UniformOp(PointOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.bounds = [sampler_bounds(module, parameter) for parameter in self.names]
+
+    def row_width(self, channels: int) -> int:
+        """Number of columns: the apply mask, and the parameters."""
+        return 1 + len(self.names)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one uniform number per parameter and sample, (B,) each."""
@@ -44,102 +170,90 @@ class UniformOp(PointOp):
 class _ClampingOp(UniformOp):
     """Base class of ops that clamp values to [0, 1] before and after, unless the user sets ``clip_output=False``."""
 
-    width = 3
-
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
         """True if the result is clamped."""
         return bool(self.module.clip_output)
 
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the drawn factor, then 1 to clamp values, else 0."""
-        super().write(draws, size, out)
-        out[:, 2] = self.module.clip_output  # type: ignore[assignment]
+    @property
+    def flags(self) -> int:  # type: ignore[override]
+        """1 if values are not clamped."""
+        return int(not self.keeps_unit_range)
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Apply the formula, whose last argument is ``flags``."""
+        return self.formula(images, column(rows, 1), self.flags)  # type: ignore[no-any-return]
 
 
 class Brightness(_ClampingOp):
     """``RandomBrightness``: adds ``brightness_factor - 1``."""
 
+    lowers = (K.RandomBrightness,)
     code = 1
     names = ("brightness_factor",)
     description = "brightness"
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the number to add, then 1 to clamp values, else 0."""
-        super().write(draws, size, out)
-        out[:, 1] -= 1
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Add a number; with ``clip_output``, clamp to [0, 1] before and after."""
-        return _with_clamps(images, rows, lambda values: values + column(rows, 1))
+    formula = staticmethod(brightness)
 
 
 class Contrast(_ClampingOp):
     """``RandomContrast``: multiplies by ``contrast_factor``."""
 
+    lowers = (K.RandomContrast,)
     code = 2
     names = ("contrast_factor",)
     description = "contrast"
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Multiply by a factor; with ``clip_output``, clamp to [0, 1] before and after."""
-        return _with_clamps(images, rows, lambda values: values * column(rows, 1))
+    formula = staticmethod(contrast)
 
 
 class Saturation(UniformOp):
     """``RandomSaturation``: multiplies the HSV saturation."""
 
+    lowers = (K.RandomSaturation,)
     code = 3
-    width = 2
     names = ("saturation_factor",)
     rgb_only = True
+    channel_counts = (3,)
     description = "saturation"
     keeps_unit_range = True
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, multiply the saturation, clamp."""
-        return scale_saturation(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
+    formula = staticmethod(saturation)
 
 
 class Hue(UniformOp):
     """``RandomHue``: rotates the HSV hue."""
 
+    lowers = (K.RandomHue,)
     code = 4
-    width = 2
     names = ("hue_factor",)
     rgb_only = True
+    channel_counts = (3,)
     description = "hue"
     keeps_unit_range = True
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, rotate the hue, clamp."""
-        return rotate_hue(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
+    formula = staticmethod(hue)
 
 
 class Gamma(UniformOp):
     """``RandomGamma``: ``gain * value ** gamma``."""
 
+    lowers = (K.RandomGamma,)
     code = 5
-    width = 3
     names = ("gamma_factor", "gain_factor")
     description = "gamma"
+    formula = staticmethod(gamma)
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
         """True if the bounds of exponent and gain are not negative: 0 to a negative power is infinite."""
         return all(low >= 0 for low, _ in self.bounds)
 
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, raise to a power, multiply, clamp."""
-        return (column(rows, 2) * images.clamp(0, 1).pow(column(rows, 1))).clamp(0, 1)
-
 
 class Invert(PointOp):
     """``RandomInvert``: ``max_val - value``."""
 
+    lowers = (K.RandomInvert,)
     code = 7
     width = 2
     description = "invert"
+    formula = staticmethod(invert)
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -163,48 +277,40 @@ class Invert(PointOp):
         """Write ``max_val``."""
         out[:, 1] = float(self.settings["max_val"])
 
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Subtract from ``max_val``."""
-        return column(rows, 1) - images
-
 
 class Solarize(UniformOp):
     """``RandomSolarize``: adds a number, then inverts values at or above a threshold."""
 
+    lowers = (K.RandomSolarize,)
     code = 8
-    width = 3
     names = ("thresholds", "additions")
     description = "solarize"
     keeps_unit_range = True
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, add, clamp, invert values at or above the threshold."""
-        values = (images.clamp(0, 1) + column(rows, 2)).clamp(0, 1)
-        return torch.where(values < column(rows, 1), values, 1.0 - values)
+    formula = staticmethod(solarize)
 
 
 class Snow(UniformOp):
     """``RandomSnow``: multiplies HLS lightness below a threshold."""
 
+    lowers = (K.RandomSnow,)
     code = 18
-    width = 3
     names = ("snow_coefficient", "brightness")
     rgb_only = True
+    channel_counts = (3,)
     description = "snow"
     keeps_unit_range = True
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp to [0, 1], multiply low lightness, clamp."""
-        return add_snow(images.clamp(0, 1), column(rows, 1), column(rows, 2)).clamp(0, 1)
+    formula = staticmethod(snow)
 
 
 class Posterize(PointOp):
     """``RandomPosterize``: sets the lowest bits of 8-bit values to 0. The results, called levels, are multiples of a step."""
 
+    lowers = (K.RandomPosterize,)
     code = 9
     width = 3
     description = "posterize"
     keeps_unit_range = True
+    formula = staticmethod(posterize)
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -227,89 +333,3 @@ class Posterize(PointOp):
         """Write the step between two levels, and the offset that is added before rounding down to a level."""
         out[:, 1] = np.exp2(8 - draws["bits_factor"])
         out[:, 2] = self._offset
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Round 8-bit values down to multiples of the step."""
-        values = images.clamp(0, 1)
-        step = column(rows, 1)
-        # Divided by 255 and multiplied again, as in Kornia, so that rounding errors are equal.
-        fractions = divided_by_largest(torch.floor(values * 255 + column(rows, 2)) / step, torch.uint8)
-        levels = torch.floor(fractions * 255)
-        posterized = torch.where(step == 256, 0.0, divided_by_largest(levels * step, torch.uint8))
-        return torch.where(step == 1, values, posterized)
-
-
-def scale_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Multiply the HSV saturation of RGB images by ``factor``, (B, 1, 1, 1), and clamp it to [0, 1]."""
-    maximum, minimum = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
-    chroma = maximum - minimum
-    saturation = chroma / torch.where(maximum == 0, 1.0, maximum + 1e-8)
-    new_chroma = maximum * (saturation * factor).clamp(0, 1)
-    return (images - minimum) * (new_chroma / torch.where(chroma == 0, 1.0, chroma)) + (maximum - new_chroma)
-
-
-def add_snow(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
-    """Multiply HLS lightness below ``threshold`` by ``factor``, in RGB images in [0, 1]. Hue and saturation do not change."""
-    maximum, minimum = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
-    double_lightness = maximum + minimum
-    lightness = double_lightness / 2
-    # For constant saturation, the distance of a channel from the lightness is proportional to the largest chroma that is
-    # possible at this lightness.
-    largest_chroma = torch.where(double_lightness < 1, double_lightness, 2 - double_lightness)
-    new_lightness = torch.where(lightness < threshold, (lightness * factor).clamp(0, 1), lightness)
-    new_largest_chroma = 2 * torch.minimum(new_lightness, 1 - new_lightness)
-    scale = new_largest_chroma / torch.where(largest_chroma == 0, 1.0, largest_chroma + 1e-8)
-    return new_lightness + (images - lightness) * scale
-
-
-def rotate_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the HSV hue of RGB images by ``turns``, (B, 1, 1, 1), in full turns."""
-    red, green, blue = images.unbind(1)
-    maximum, minimum = images.amax(1), images.amin(1)
-    chroma = maximum - minimum
-    saturation = chroma / torch.where(maximum == 0, 1.0, maximum + 1e-8)
-    divisor = torch.where(chroma == 0, 1.0, chroma)
-    sector = torch.where(
-        (red >= green) & (red >= blue),
-        (green - blue) / divisor,
-        torch.where(green >= blue, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0),
-    )
-    circle = 2 * math.pi
-    angle = circle * torch.remainder(sector / 6.0, 1.0)
-    angle = torch.where(angle >= circle, 0.0, angle)
-    angle = torch.remainder(angle + turns[:, 0] * 2 * math.pi, circle)
-    angle = torch.where(angle >= circle, 0.0, angle)
-    sixths = angle / circle * 6
-    sector_index = torch.floor(sixths) % 6
-    fraction = sixths % 6 - sector_index
-    low = maximum * (1 - saturation)
-    falling = maximum * (1 - fraction * saturation)
-    rising = maximum * (1 - (1 - fraction) * saturation)
-    sector_index = sector_index.clamp(0, 5)
-
-    def channel(phase_shift: int) -> Tensor:
-        # Over the six sectors of the hue a channel rises, is high twice, falls and is low twice. Channels differ in phase.
-        phase = torch.remainder(sector_index + phase_shift, 6)
-        return torch.where(phase == 0, rising, torch.where(phase <= 2, maximum, torch.where(phase == 3, falling, low)))
-
-    return torch.stack((channel(2), channel(0), channel(4)), 1)
-
-
-def _with_clamps(images: Tensor, rows: Tensor, function: Any) -> Tensor:
-    """Apply ``function`` to the images, with its input and output clamped to [0, 1] if column 2 of the row is not 0."""
-    clamps = column(rows, 2) != 0
-    output = function(torch.where(clamps, images.clamp(0, 1), images))
-    return torch.where(clamps, output.clamp(0, 1), output)
-
-
-LOWERED: dict[type[nn.Module], type[PointOp]] = {
-    K.RandomBrightness: Brightness,
-    K.RandomContrast: Contrast,
-    K.RandomSaturation: Saturation,
-    K.RandomHue: Hue,
-    K.RandomGamma: Gamma,
-    K.RandomInvert: Invert,
-    K.RandomSolarize: Solarize,
-    K.RandomPosterize: Posterize,
-    K.RandomSnow: Snow,
-}

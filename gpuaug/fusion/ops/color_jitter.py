@@ -19,6 +19,7 @@ from gpuaug.fusion.ops.channel import GREY, grayscale
 from gpuaug.fusion.ops.color import rotate_hue, scale_saturation
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, jitter_order
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import on_rgb
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 """Kornia's names of the factors, by index of the adjustment."""
@@ -148,8 +149,12 @@ class _Jitter(PointOp):
 
 
 class ColorJitter(_Jitter):
-    """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments."""
+    """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments.
 
+    Table: pointwise; contrast needs one more launch, for the mean of the image.
+    """
+
+    lowers = (K.ColorJitter,)
     code = 16
     red_weight: ClassVar[float] = GREY[0]
     """Weight of red in grey values."""
@@ -173,12 +178,13 @@ class ColorJitter(_Jitter):
             return (values * factor + mean * (1 - factor)).clamp(0, 1)
         if index == 2:
             return ((1 - factor) * grayscale(values, self.red_weight) + factor * values).clamp(0, 1)
-        return rotate_hue(values, factor)
+        return on_rgb(rotate_hue, values, factor)
 
 
 class ColorJiggle(_Jitter):
     """``ColorJiggle``: the adjustments of ``RandomBrightness``, ``RandomContrast``, ``RandomSaturation`` and ``RandomHue``."""
 
+    lowers = (K.ColorJiggle,)
     code = 17
 
     def adjust(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
@@ -187,7 +193,4 @@ class ColorJiggle(_Jitter):
             return (values + (factor - 1)).clamp(0, 1)
         if index == 1:
             return (values * factor).clamp(0, 1)
-        return scale_saturation(values, factor) if index == 2 else rotate_hue(values, factor)
-
-
-LOWERED: dict[type[nn.Module], type[PointOp]] = {K.ColorJitter: ColorJitter, K.ColorJiggle: ColorJiggle}
+        return on_rgb(scale_saturation if index == 2 else rotate_hue, values, factor)

@@ -14,7 +14,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, GatherOp, IndexMap, IndexOp, as_float64, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -43,6 +43,7 @@ class _Flip(IndexOp):
 class HorizontalFlip(_Flip):
     """``RandomHorizontalFlip``."""
 
+    lowers = (K.RandomHorizontalFlip,)
     axis = "x"
     description = "flip left and right"
 
@@ -50,12 +51,15 @@ class HorizontalFlip(_Flip):
 class VerticalFlip(_Flip):
     """``RandomVerticalFlip``."""
 
+    lowers = (K.RandomVerticalFlip,)
     axis = "y"
     description = "flip up and down"
 
 
 class Crop(IndexOp):
     """``RandomCrop`` with ``cropping_mode="slice"``, including padding."""
+
+    lowers = (K.RandomCrop,)
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -155,6 +159,8 @@ class Crop(IndexOp):
 class CenterCrop(IndexOp):
     """``CenterCrop`` with ``cropping_mode="slice"``."""
 
+    lowers = (K.CenterCrop,)
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._height, self._width = (int(side) for side in self.settings["size"])
@@ -202,6 +208,8 @@ class CenterCrop(IndexOp):
 
 class PadTo(IndexOp):
     """``PadTo``: pads on the right and bottom; larger images are cropped on the right and bottom."""
+
+    lowers = (K.PadTo,)
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -319,12 +327,3 @@ def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height:
         "input_size": host_tensor([size.height, size.width], np.int64).expand(size.batch, -1),
         "output_size": host_tensor([out_height, out_width], np.int64).expand(size.batch, -1),
     }
-
-
-LOWERED: dict[type[nn.Module], type[GatherOp]] = {
-    K.RandomHorizontalFlip: HorizontalFlip,
-    K.RandomVerticalFlip: VerticalFlip,
-    K.RandomCrop: Crop,
-    K.CenterCrop: CenterCrop,
-    K.PadTo: PadTo,
-}

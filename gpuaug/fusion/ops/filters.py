@@ -40,8 +40,12 @@ EQUALIZE, CONTRAST = 1, 2
 
 
 class BlurOp(FrontOp):
-    """``RandomGaussianBlur``: separable Gaussian blur."""
+    """``RandomGaussianBlur``: separable Gaussian blur.
 
+    Table: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
+    """
+
+    lowers = (K.RandomGaussianBlur,)
     takes_any_range = True
 
     kernel, width = "blur", 3
@@ -109,6 +113,7 @@ class BlurOp(FrontOp):
 class SharpnessOp(FrontOp):
     """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
 
+    lowers = (K.RandomSharpness,)
     kernel, width = "sharpness", 2
     description = "sharpen"
 
@@ -171,8 +176,12 @@ class LevelsOp(FrontOp):
 
 
 class Equalize(LevelsOp):
-    """``RandomEqualize``: histogram equalization with 256 levels."""
+    """``RandomEqualize``: histogram equalization with 256 levels.
 
+    Table: filter with two launches: the first computes a histogram.
+    """
+
+    lowers = (K.RandomEqualize,)
     entries = LEVELS
     description = "equalize"
 
@@ -200,8 +209,11 @@ class Clahe(LevelsOp):
     """``RandomClahe``: one table per tile, from a clipped histogram; a pixel blends the tables of the four nearest tiles.
 
     Cost: two launches, and 256 bytes of tables per tile and channel.
+
+    Table: filter with two launches: the first computes histograms, and 256 bytes per tile and channel.
     """
 
+    lowers = (K.RandomClahe,)
     width = 2
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -278,8 +290,12 @@ class Clahe(LevelsOp):
 
 
 class AutoContrast(LevelsOp):
-    """``RandomAutoContrast``: stretches the range of every channel to [0, 1]."""
+    """``RandomAutoContrast``: stretches the range of every channel to [0, 1].
 
+    Table: filter with two launches: the first computes minimum and maximum.
+    """
+
+    lowers = (K.RandomAutoContrast,)
     entries = 2
     description = "auto contrast"
 
@@ -354,12 +370,3 @@ def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor
     divisor = torch.full((), double_side, dtype=torch.float32, device=device)  # a tensor, so that a GPU divides
     weight = (double_side - position % double_side).float() / divisor
     return (second - 1).clamp(min=0), second.clamp(max=count - 1), weight
-
-
-LOWERED: dict[type[nn.Module], type[FrontOp]] = {
-    K.RandomGaussianBlur: BlurOp,
-    K.RandomSharpness: SharpnessOp,
-    K.RandomEqualize: Equalize,
-    K.RandomClahe: Clahe,
-    K.RandomAutoContrast: AutoContrast,
-}

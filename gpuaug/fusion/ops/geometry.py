@@ -108,7 +108,10 @@ class Warp:
 
 
 class GatherOp(Op):
-    """Base class of geometric ops, which move pixels and change values by interpolation only."""
+    """Base class of geometric ops, which move pixels and change values by interpolation only.
+
+    Table: geometric, with interpolation.
+    """
 
     takes_any_range = True
 
@@ -133,7 +136,10 @@ class GatherOp(Op):
 
 
 class IndexOp(GatherOp):
-    """Base class of ops whose output pixels are copies of input pixels, or padding."""
+    """Base class of ops whose output pixels are copies of input pixels, or padding.
+
+    Table: geometric, without interpolation.
+    """
 
     edge: Edge = ""
     """Padding mode; ``""`` without padding."""

@@ -35,6 +35,8 @@ class MixOp(FrontOp):
     label; the partner's weight outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive.
     A sample with an apply mask of 0 is its own partner, and its weights and rectangle are 0. As in Kornia, images and labels
     are mixed, and all other inputs are an error.
+
+    Table: mix.
     """
 
     takes_any_range = True
@@ -116,6 +118,7 @@ class MixOp(FrontOp):
 class MixUp(MixOp):
     """``RandomMixUpV2``: weighted mean of a sample and its partner."""
 
+    lowers = (K.RandomMixUpV2,)
     description = "mixup"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -138,6 +141,7 @@ class MixUp(MixOp):
 class CutMix(MixOp):
     """``RandomCutMixV2``: replaces a rectangle by the same rectangle of the partner."""
 
+    lowers = (K.RandomCutMixV2,)
     stores_coordinates = True
     description = "cutmix"
 
@@ -215,9 +219,6 @@ def _bounds(values: Any) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = torch.as_tensor(values, dtype=torch.float32, device="cpu").tolist()
     return float(low), float(high)
-
-
-LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomCutMixV2: CutMix}
 
 
 def merged_num_classes(num_classes: int | None, mixes: Iterable[MixOp]) -> int | None:

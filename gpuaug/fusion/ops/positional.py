@@ -40,6 +40,7 @@ _WORD_MASK = 0xFFFFFFFF
 class Erasing(PointOp):
     """``RandomErasing``: fills a rectangle with a constant value."""
 
+    lowers = (K.RandomErasing,)
     takes_any_range = True
     code = 13
     width = 6
@@ -165,6 +166,7 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 class GaussianNoise(PointOp):
     """``RandomGaussianNoise``: adds std times a noise field, which the device computes, plus mean."""
 
+    lowers = (K.RandomGaussianNoise,)
     code = 12
     width = 6
     positional = True
@@ -218,6 +220,3 @@ class GaussianNoise(PointOp):
         seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
         field = normal(seed, rows[:, 5], *images.shape[1:])
         return images + (column(rows, 1) + field * column(rows, 2))
-
-
-LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomErasing: Erasing, K.RandomGaussianNoise: GaussianNoise}

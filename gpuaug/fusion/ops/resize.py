@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners, identities
 from gpuaug.fusion.ops.geometry import (
-    GatherOp,
     ResampleOp,
     Resampling,
     as_float64,
@@ -34,6 +33,7 @@ CROP_CANDIDATES = 10
 class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
+    lowers = (K.RandomResizedCrop,)
     centred: ClassVar[bool] = False
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
@@ -197,6 +197,8 @@ class ResizedCrop(ResampleOp):
 class Resize(ResampleOp):
     """``Resize`` without antialiasing."""
 
+    lowers = (K.Resize,)
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.nearest = self.settings["resample"] == Resample.NEAREST
@@ -307,6 +309,3 @@ def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, h
         scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
         matrix[:, k, k] = scale
         matrix[:, k, 2] = -start * scale
-
-
-LOWERED: dict[type[nn.Module], type[GatherOp]] = {K.RandomResizedCrop: ResizedCrop, K.Resize: Resize}

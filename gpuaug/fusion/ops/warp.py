@@ -72,6 +72,7 @@ class MatrixWarp(WarpOp):
 class Rotation(MatrixWarp):
     """``RandomRotation``."""
 
+    lowers = (K.RandomRotation,)
     description = "rotate"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -91,6 +92,7 @@ class Rotation(MatrixWarp):
 class Rotation90(MatrixWarp):
     """``RandomRotation90``: rotates by multiples of 90 degrees. The size of the image does not change."""
 
+    lowers = (K.RandomRotation90,)
     description = "rotate by quarters"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -111,6 +113,7 @@ class Rotation90(MatrixWarp):
 class Affine(MatrixWarp):
     """``RandomAffine``."""
 
+    lowers = (K.RandomAffine,)
     description = "affine"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -177,6 +180,7 @@ class Affine(MatrixWarp):
 class Shear(MatrixWarp):
     """``RandomShear``."""
 
+    lowers = (K.RandomShear,)
     description = "shear"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -204,6 +208,7 @@ class Shear(MatrixWarp):
 class Translate(MatrixWarp):
     """``RandomTranslate``."""
 
+    lowers = (K.RandomTranslate,)
     description = "shift"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -229,6 +234,7 @@ class Translate(MatrixWarp):
 class Perspective(MatrixWarp):
     """``RandomPerspective``: moves the four corners of the image."""
 
+    lowers = (K.RandomPerspective,)
     matrix_type = "perspective"
     description = "perspective"
 
@@ -359,13 +365,3 @@ def _centre(size: Size) -> Tensor:
 def _pair(x: Array, y: Array) -> Tensor:
     """Stack values for x and y, (B,) each, to (B, 2)."""
     return torch.from_numpy(np.stack([x, y], -1).astype(np.float32))
-
-
-LOWERED: dict[type[nn.Module], type[MatrixWarp]] = {
-    K.RandomRotation: Rotation,
-    K.RandomRotation90: Rotation90,
-    K.RandomAffine: Affine,
-    K.RandomShear: Shear,
-    K.RandomTranslate: Translate,
-    K.RandomPerspective: Perspective,
-}

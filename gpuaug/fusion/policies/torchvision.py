@@ -36,6 +36,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         units: dtype whose value range the transform's settings refer to.
     """
 
+    lowers = (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment)
     pick = "sample"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -141,8 +142,3 @@ def _choice(operations: Sequence[Operation], policy: nn.Module, units: Units) ->
     operations = [operation for operation in operations if operation[0] != "Identity"]
     names = [name for name, _, _ in operations]
     return Choice(", ".join(names), tuple(OPERATIONS[name](name, policy, units) for name in names), tuple(operations))
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = dict.fromkeys(
-    (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment), TorchvisionPolicy
-)

@@ -27,7 +27,6 @@ from gpuaug.fusion.lower import kornia, torchvision
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.normalization import normalized_by
-from gpuaug.fusion.ops.torchvision import mix
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 left = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
@@ -231,17 +230,17 @@ class Decorated(K.RandomInvert):
     forward.__wrapped__ = K.RandomInvert.forward
 
 
-class Named(K.RandomGamma):
+class Named(K.RandomContrast):
     """Draws under other names than its base."""
 
     def __init__(self):
         super().__init__()
-        self._param_generator = rg.PlainUniformGenerator((torch.tensor([0.5, 1.5]), "gamma", None, None))
+        self._param_generator = rg.PlainUniformGenerator((torch.tensor([0.5, 1.5]), "factor", None, None))
 
 
 class Gauss(rg.PlainUniformGenerator):
     def forward(self, batch_shape, same_on_batch=False):
-        return {name: torch.randn(batch_shape[0]) for name in ("gamma_factor", "gain_factor")}
+        return {name: torch.randn(batch_shape[0]) for name in ("contrast_factor",)}
 
 
 class Bare(v2.RandomCrop):
@@ -302,8 +301,8 @@ CHANGED = {
     "a hook of a container": (lambda: hooked(v2.RandomApply([v2.RandomInvert()])), "it has forward hooks"),
     "a hook in Kornia": (lambda: hooked(K.RandomInvert()), "it has forward hooks"),
     "a generator": (
-        lambda: changed(K.RandomGamma(), _param_generator=Gauss((torch.ones(2), "gamma_factor", None, None))),
-        "its _param_generator, Gauss, is not the generator of RandomGamma",
+        lambda: changed(K.RandomContrast(), _param_generator=Gauss((torch.ones(2), "contrast_factor", None, None))),
+        "its _param_generator, Gauss, is not the generator of RandomContrast",
     ),
     "a generator of another class": (
         lambda: changed(K.RandomAffine(10.0), _param_generator=rg.ResizeGenerator((8, 8))),
@@ -313,7 +312,7 @@ CHANGED = {
         lambda: changed(K.RandomInvert(), _param_generator=rg.ResizeGenerator((8, 8))),
         "its _param_generator, ResizeGenerator, is not the generator of RandomInvert",
     ),
-    "other names": (Named, "a subclass of RandomGamma with other attributes: 'gamma_factor'"),
+    "other names": (Named, "a subclass of RandomContrast with other attributes: 'contrast_factor'"),
     "no attributes": (Bare, "a subclass of RandomCrop with other attributes: 'Bare' object has no attribute 'padding_mode'"),
     "a value of another form": (
         lambda: changed(v2.RandomResizedCrop(8), size=4),
@@ -428,9 +427,8 @@ def alike(images, others):
 @pytest.mark.every(3)
 def test_attributes_that_are_set_later_have_the_effect_that_they_have_in_torchvision(kind):
     """Arguments of the constructor, and what the constructor derives from them: some transforms read one, some the other."""
-    given = (
-        {"num_classes": None} if kind in mix.LOWERED else {"padding": 5} if kind is v2.RandomCrop else SETTINGS.get(kind, {})
-    )
+    others = {"padding": 5} if kind is v2.RandomCrop else SETTINGS.get(kind, {})
+    given = {"num_classes": None} if kind in torchvision.MIXES else others
     before, derived = made(kind, **given), set()
     old = by_both(before)
     for name, value in SET_LATER[kind].items():

@@ -97,7 +97,7 @@ WITH_GRADIENTS = {
     "RandomResizedCrop": lambda: K.RandomResizedCrop((8, 8), scale=parameter(0.1, 0.9), ratio=parameter(0.5, 2.0)),
     "RandomErasing": lambda: K.RandomErasing(parameter(0.1, 0.3), parameter(0.5, 2.0), p=1.0),
     "ColorJitter": lambda: K.ColorJitter(parameter(0.5, 1.5), parameter(0.5, 1.5), parameter(0.5, 1.5), p=1.0),
-    "RandomGamma": lambda: K.RandomGamma(parameter(0.5, 1.5), parameter(0.5, 1.5), p=1.0),
+    "RandomContrast": lambda: K.RandomContrast(parameter(0.5, 1.5), p=1.0),
     "RandomPosterize": lambda: K.RandomPosterize(parameter(1.0, 5.0), p=1.0),
     "RandomSolarize": lambda: K.RandomSolarize(parameter(0.1, 0.9), parameter(-0.1, 0.1), p=1.0),
     "RandomGaussianBlur": lambda: K.RandomGaussianBlur((3, 3), parameter(0.5, 1.5), p=1.0),

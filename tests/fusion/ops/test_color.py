@@ -66,7 +66,7 @@ def test_pointwise_ops_keep_their_order_and_clamps():
         K.RandomBrightness((1.3, 1.8)),
         K.RandomContrast((0.3, 1.9)),
         K.RandomInvert(p=0.5),
-        K.RandomGamma((0.5, 2.0)),
+        K.RandomSnow((0.2, 0.8), (1.0, 2.0)),
         K.RandomSaturation((0.2, 1.8)),
         K.Normalize(MEAN, STD),
     )

@@ -8,8 +8,9 @@ from support.comparison.replay import as_kornia_takes_them, photographs
 from support.comparison.values import assert_values
 
 import gpuaug
+from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.mix import LOWERED, CutMix
+from gpuaug.fusion.ops.mix import CutMix
 from gpuaug.fusion.ops.sampler import Sampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")

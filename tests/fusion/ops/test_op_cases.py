@@ -11,9 +11,7 @@ from gpuaug.fusion.lower.kornia import LOWERED
 
 @pytest.mark.parametrize("kind", LOWERED, ids=lambda kind: kind.__name__)
 def test_every_lowered_class_has_a_case(kind):
-    assert kind in CASES, (
-        f"add a Case of K.{kind.__name__} to tests/support/ops/op_cases.py, from which all tests of ops are made"
-    )
+    assert kind in CASES, f"add a Case of K.{kind.__name__} to the file of its family in tests/support/ops/cases/"
 
 
 @functools.cache

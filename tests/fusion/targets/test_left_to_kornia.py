@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from inspect import signature
 
 import kornia.augmentation as K
 import pytest
@@ -50,8 +51,9 @@ class OwnShift(K.GeometricAugmentationBase2D):
 SETTINGS = {
     "RandomElasticTransform": {"kernel_size": (31, 31), "sigma": (16.0, 16.0), "alpha": (12.0, 12.0)},
     "RandomThinPlateSpline": {"scale": 0.4},
-    "RandomFisheye": {name: torch.tensor([0.3, 0.31]) for name in ("center_x", "center_y")}
-    | {"gamma": torch.tensor([1.5, 1.6])},
+    "RandomFisheye": dict(
+        zip(signature(K.RandomFisheye).parameters, torch.tensor([[0.3, 0.31], [0.3, 0.31], [1.5, 1.6]]), strict=False)
+    ),
     "RandomAffine": {"degrees": 30.0},
     "RandomRotation": {"degrees": 30.0},
     "RandomRotation90": {"times": (1, 1)},

@@ -13,11 +13,10 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.lower import kornia, torchvision
-from gpuaug.fusion.ops.torchvision import mix
 from gpuaug.loader.definition import definition
 
 KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
-TORCHVISION = [*torchvision.LOWERED, *mix.LOWERED]
+TORCHVISION = [*torchvision.LOWERED, *torchvision.MIXES]
 OTHERS = [
     *torchvision.IDENTITIES, *torchvision.TARGET_TRANSFORMS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.RANDOM_CONTAINERS,
     v2.Compose, v2.LinearTransformation, v2.GaussianNoise, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
@@ -83,8 +82,8 @@ OTHER = {
     "pad_value": 0.5, "crop_if_exceeds": False, "scale": (0.3, 0.9), "ratio": (0.8, 1.2), "side": "long", "degrees": 20.0,
     "times": (1, 3), "translate": (0.1, 0.2), "shear": 20.0, "fill_value": 0.5, "translate_x": (0.0, 0.2),
     "translate_y": (0.0, 0.2), "distortion_scale": 0.3, "sampling_method": "area_preserving", "brightness": (0.6, 1.4),
-    "contrast": (0.6, 1.4), "saturation": (0.6, 1.4), "hue": (-0.2, 0.2), "clip_output": False, "gamma": (0.5, 1.5),
-    "gain": (0.5, 1.5), "max_val": 0.9, "thresholds": (0.2, 0.6), "additions": (0.2, 0.3), "bits": (4, 6),
+    "contrast": (0.6, 1.4), "saturation": (0.6, 1.4), "hue": (-0.2, 0.2), "clip_output": False,
+    "max_val": 0.9, "thresholds": (0.2, 0.6), "additions": (0.2, 0.3), "bits": (4, 6),
     "snow_coefficient": (0.2, 0.4), "rgb_weights": torch.tensor([0.2, 0.3, 0.5]), "num_drop_channels": 2,
     "mean": (0.1, 0.2, 0.3), "std": (0.3, 0.4, 0.5), "value": 0.4, "order": (3, 2, 1, 0), "kernel_size": (5, 5),
     "sigma": (0.5, 1.0), "border_type": "constant", "separable": False, "sharpness": 0.9, "clip_limit": (10.0, 20.0),

@@ -114,7 +114,6 @@ CLOSE = {
     "tone": lambda: [
         K.RandomBrightness((0.6, 1.5), p=0.7),
         K.RandomContrast((0.6, 1.5), clip_output=False, p=0.7),
-        K.RandomGamma((0.4, 2.2), (0.8, 1.2), p=0.7),
         K.Normalize(0.5, 0.25),
         K.Denormalize(0.5, 0.25),
     ],

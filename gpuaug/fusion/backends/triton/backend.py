@@ -18,14 +18,15 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeat_per_view
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
-from gpuaug.fusion.backends.triton.channels import combine_channels
+from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
-from gpuaug.fusion.backends.triton.filters.blur import blur
-from gpuaug.fusion.backends.triton.filters.levels import map_levels
-from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
+from gpuaug.fusion.backends.triton.filters.blur import blur_launches
+from gpuaug.fusion.backends.triton.filters.levels import levels_launches
+from gpuaug.fusion.backends.triton.filters.sharpness import sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import (
     Launch,
+    TwoLaunches,
     cached_launch,
     compile_and_run,
     compile_in_parallel,
@@ -33,7 +34,7 @@ from gpuaug.fusion.backends.triton.launch import (
     on_device,
 )
 from gpuaug.fusion.backends.triton.mask import mask_kernel
-from gpuaug.fusion.backends.triton.mix import mix
+from gpuaug.fusion.backends.triton.mix import mix_launch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, IndexMaps
@@ -66,14 +67,18 @@ ANTIALIASED_TILE = (8, 64)
 MOST_SAMPLES = 65535
 """Maximum number of samples, or masks, per launch: CUDA limits the second axis of a grid."""
 
-OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
-    "blur": blur,
-    "channels": combine_channels,
-    "levels": map_levels,
-    "mix": mix,
-    "sharpness": sharpen,
+OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | TwoLaunches]] = {
+    "blur": blur_launches,
+    "channels": channels_launch,
+    "levels": levels_launches,
+    "mix": mix_launch,
+    "sharpness": sharpness_launch,
 }
-"""Function that launches a pass whose front is an op, by ``FrontOp.kernel``."""
+"""Function that prepares the launches of a pass whose front is an op, by ``FrontOp.kernel``.
+
+Arguments: the pass; its input, (B, C, H, W) of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides; the parameter
+table from the first column of the pass on, (B, K) float32; its output, like the input.
+"""
 
 CONTRAST_BLOCK = 1024
 """Pixels per block of ``contrast_kernel``."""
@@ -157,7 +162,8 @@ def _run_passes(
             gather(pass_, source, rows, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
-            OP_KERNELS[pass_.front.kernel](pass_, repeat_per_view(source, len(out)), rows, out)
+            front_source = repeat_per_view(source, len(out))
+            cached_launch(pass_, front_source, rows, out, OP_KERNELS[pass_.front.kernel])((front_source, out, rows))
         source = out
     return out
 

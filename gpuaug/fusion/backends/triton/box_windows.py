@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.boxes import maximum, minimum
 from gpuaug.fusion.backends.triton.crops import bits24_of, splitmix64_mix, uniform_of
-from gpuaug.fusion.backends.triton.launch import Launch, on_device
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT
 from gpuaug.fusion.ops.torchvision.iou_crop import ROUNDS, SEED_LENGTH, IoUCrop
@@ -71,10 +71,7 @@ def has_centre(left, top, window_width, window_height, x1, y1, x2, y2):
     return (left < centre_x) & (centre_x < left + window_width) & (top < centre_y) & (centre_y < top + window_height)
 
 
-@triton.jit(
-    do_not_specialize=["box_count", "numbers_stride", "number_stride", "sides_stride", "side_stride"],
-    do_not_specialize_on_alignment=["numbers", "sides", "boxes", "owners", "windows", "valid"],
-)
+@kernel
 def box_windows_kernel(
     numbers, sides, boxes, owners, windows, valid,
     box_count, numbers_stride, number_stride, sides_stride, side_stride,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, on_device
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping
 
 BLOCK = 128
@@ -72,18 +72,7 @@ def is_visible(first, last, length, EDGES: tl.constexpr):
     return minimum(maximum(end, 0.0), length) - minimum(maximum(first, 0.0), length) >= 1
 
 
-@triton.jit(
-    do_not_specialize=[
-        "box_count",
-        "boxes_per_sample",
-        "matrix_stride",
-        "source_height",
-        "source_width",
-        "out_height",
-        "out_width",
-    ],
-    do_not_specialize_on_alignment=["values", "valid", "owners", "matrices", "image_layouts", "results", "valid_result"],
-)
+@kernel
 def box_kernel(
     values, valid, owners, matrices, image_layouts, results, valid_result,
     box_count, boxes_per_sample, matrix_stride, source_height, source_width, out_height, out_width,

@@ -4,17 +4,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, output_constants
-from gpuaug.fusion.backends.triton.mix import SIZES, STRIDES, TILE, load_unit_pixel
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, output_constants
+from gpuaug.fusion.backends.triton.mix import TILE, load_unit_pixel
 from gpuaug.fusion.backends.triton.pixel_math import to_output_type
 from gpuaug.fusion.backends.triton.points import apply_point_ops
-from gpuaug.fusion.backends.triton.taps import select_buffers
+from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.ops.channel import Grayscale
 from gpuaug.fusion.program.plan import OpPass
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
+@kernel
 def channels_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
@@ -28,12 +28,11 @@ def channels_kernel(
 
     Grid: (tiles per image, samples).
     """
-    sample = tl.program_id(1)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, first, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     index = tl.program_id(0) * TILE + tl.arange(0, TILE)
     in_bounds = index < height * width
     x = index % width
@@ -45,7 +44,7 @@ def channels_kernel(
         for channel in range(CHANNELS):
             total += load_unit_pixel(pixel + channel * source_c, in_bounds, BYTES) * tl.load(row + 1 + channel)
     for channel in range(CHANNELS):
-        plane = tl.full((), 0, tl.int32) + channel
+        plane = first + channel
         if TO_GREY and applies:
             value = total
         else:
@@ -60,16 +59,8 @@ def channels_kernel(
         tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)
 
 
-def combine_channels(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Launch a pass whose front is a channel shuffle or a conversion to grey on the current stream, in one launch.
-
-    Arguments and shapes: see ``blur`` in ``filters/blur.py``.
-    """
-    cached_launch(pass_, source, rows, out, _channels_launch)((source, out, rows))
-
-
-def _channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
-    """Prepare the launch of ``combine_channels``."""
+def channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of a pass whose front is a channel shuffle or a conversion to grey."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
     constants |= {"RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE, "ROUTE_COLUMN": pass_.route_column}

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, on_device
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 from gpuaug.fusion.ops.resize import CROP_CANDIDATES, ResizedCrop
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2
@@ -74,7 +74,7 @@ def input_to_output(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr
     return scale, shift
 
 
-@triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "image_layouts"])
+@kernel
 def crops_kernel(
     rows, image_layouts, samples, images, row_stride,
     CROP_CANDIDATES: tl.constexpr, UNIFORMS_COLUMN: tl.constexpr, WARP_COLUMN: tl.constexpr, MASK_WARP_COLUMN: tl.constexpr,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from gpuaug.fusion.backends.triton.contrast import load_mean
+from gpuaug.fusion.backends.triton.launch import kernel
 from gpuaug.fusion.backends.triton.pixel_math import (
     as_16_bits,
     as_pairs,
@@ -45,9 +46,6 @@ from gpuaug.fusion.backends.triton.taps import (
     weight_inside,
     weight_sum,
 )
-
-SIZES = ("images", "out_height", "out_width", "tiles_x", "row_stride", "tiles", "blocks")
-STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
@@ -247,10 +245,7 @@ def finish_tile(
 
 
 # Not specialised on alignment, because Triton would then assign several pixels of a line to a thread, which slows reads.
-@triton.jit(
-    do_not_specialize=[*SIZES, *STRIDES],
-    do_not_specialize_on_alignment=["source", "image_layouts", "out", "rows", "block_sums", "saved_pixels"],
-)
+@kernel
 def gather_kernel(
     source, image_layouts, out, rows, block_sums, saved_pixels,
     images, out_height, out_width, tiles_x, row_stride, tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
+from inspect import signature
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
@@ -44,6 +46,15 @@ that another thread loads at the same time, and launch with the wrong number or 
 
 _compiled_forms: set[Any] = set()
 """Forms that are compiled already, as (kernel, device, constants, dtypes)."""
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a kernel, one form per set of constants and dtypes: not per value of an integer, nor per alignment of an address.
+
+    Arguments that are constants have the annotation ``tl.constexpr``.
+    """
+    names = [name for name, value in signature(function).parameters.items() if value.annotation is not tl.constexpr]
+    return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
 
 
 class _CompiledKernel(NamedTuple):
@@ -155,6 +166,26 @@ class Launch:
             )
             self._compiled[tensors[0].get_device()] = compiled
             _compiled_forms.add(form)
+
+
+class TwoLaunches(NamedTuple):
+    """Launches of a pass that runs in two launches."""
+
+    first: Launch
+    """Launch from the source to the tensor between both launches."""
+    second: Launch
+    """Launch from both tensors to the output."""
+    shape: tuple[int, ...]
+    """Shape of the tensor between both launches."""
+    dtype: torch.dtype
+    """Dtype of this tensor."""
+
+    def __call__(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Launch on the current stream. ``tensors``: source, output and table."""
+        source, out, rows = tensors
+        between = torch.empty(self.shape, dtype=self.dtype, device=source.device)
+        self.first((source, between, rows))
+        self.second((source, between, out, rows))
 
 
 @contextmanager

@@ -1,17 +1,13 @@
 """Triton kernel that moves the pixels of masks, as ``gather_kernel`` in ``gather.py`` moves the pixels of images."""
 
-import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.gather import STRIDES
+from gpuaug.fusion.backends.triton.launch import kernel
 from gpuaug.fusion.backends.triton.pixel_math import tile_pixels
 from gpuaug.fusion.backends.triton.taps import half_to_even, map_index, source_coordinates, tap_axis
 
-TENSORS = ("source", "out", "rows", "owners", "sample_layouts")
-SIZES = ("first_mask", "before_fill", "after_fill", "out_height", "out_width", "tiles_x", "row_stride")
 
-
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=TENSORS)
+@kernel
 def mask_kernel(
     source, out, rows, owners, sample_layouts, first_mask, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,

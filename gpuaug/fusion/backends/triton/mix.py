@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, on_device, output_constants
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device, output_constants
 from gpuaug.fusion.backends.triton.pixel_math import as_float, div_by_255, to_output_type
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
@@ -19,9 +19,6 @@ TILE = 1024
 
 MOST_CLASSES = 1024
 """Maximum number of classes per thread block."""
-
-SIZES = ("height", "width", "row_stride")
-STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
@@ -42,7 +39,7 @@ def mix_with_partner(pixel, pointer, in_bounds, inside, weight, BYTES: tl.conste
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
+@kernel
 def mix_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
@@ -83,16 +80,8 @@ def mix_kernel(
         tl.store(target + 2 * out_c, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
 
 
-def mix(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Launch a pass whose front is a mix on the current stream, in one launch.
-
-    Arguments and shapes: see ``blur`` in ``filters/blur.py``.
-    """
-    cached_launch(pass_, source, rows, out, _mix_launch)((source, out, rows))
-
-
-def _mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
-    """Prepare the launch of ``mix``."""
+def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of a pass whose front is a mix."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
@@ -119,7 +108,7 @@ def class_probabilities(
     return tl.where(is_class, ON_VALUE, OFF_VALUE)
 
 
-@triton.jit(do_not_specialize=["row_stride", "label_b", "label_k"], do_not_specialize_on_alignment=["labels", "rows", "out"])
+@kernel
 def labels_kernel(
     labels, rows, out, row_stride, label_b, label_k,
     CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr,

@@ -5,12 +5,13 @@ colours, noise. A divisor such as ``255.0 + 0.0 * x`` is a number in the shape o
 """
 
 import os
+from types import FunctionType
 
 import triton
 import triton.language as tl
 
 from gpuaug.fusion.ops import channel as channels
-from gpuaug.fusion.ops import color_jitter, filters, positional
+from gpuaug.fusion.ops import color, color_jitter, filters, positional
 
 NO_NAN = tl.constexpr(color_jitter.NO_NAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
@@ -159,6 +160,81 @@ def clamp01(value):
 
 
 @triton.jit
+def floor(value):
+    """Round down."""
+    return tl.floor(value)
+
+
+@triton.jit
+def maximum(first, second):
+    """Return the larger value, or NaN if a value is NaN."""
+    return tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(first, second):
+    """Return the smaller value. A NaN may get lost: ``maximum`` of the same channels keeps it."""
+    return tl.minimum(first, second)
+
+
+@triton.jit
+def where(condition, value, other):
+    """Return ``value`` where ``condition`` is true, else ``other``."""
+    return tl.where(condition, value, other)
+
+
+@triton.jit
+def quotient(value, divisor):
+    """Return value / divisor, by the inverse of the divisor."""
+    return value * (1.0 / divisor)
+
+
+@triton.jit
+def exact_quotient(value, divisor):
+    """Return value / divisor, correctly rounded."""
+    return tl.div_rn(value, divisor)
+
+
+@triton.jit
+def power(value, exponent):
+    """Return value ** exponent, for value in [0, 1]."""
+    result = tl.exp2(exponent * tl.log2(tl.where(value > 0, value, 1.0)))
+    return tl.where(value > 0, result, tl.where(value == 0, tl.where(exponent == 0, 1.0, 0.0), value))
+
+
+@triton.jit
+def turned(sector, turns):
+    """Return a hue in sixths of a turn, in [0, 6), after a rotation by ``turns``."""
+    # Kornia computes in radians, with the same result within rounding.
+    sector = sector + turns * 6.0
+    sector = sector - 6.0 * tl.floor(sector * (1 / 6))
+    return tl.where(sector >= 6.0, 0.0, sector)
+
+
+Tensor = tl.tensor
+"""Annotation of the arguments of formulas, which Triton evaluates."""
+
+
+def compiled(formula):
+    """Return a formula of an op as a function of Triton, with the functions of this file in place of torch's.
+
+    Triton compiles the source code of a function, and looks up other functions by name in its ``__globals__``.
+    """
+    function = FunctionType(formula.__code__, globals(), formula.__name__)
+    function.__module__ = formula.__module__
+    return triton.jit(function)
+
+
+largest_channel = compiled(color.largest_channel)
+smallest_channel = compiled(color.smallest_channel)
+scale_saturation = compiled(color.scale_saturation)
+scale_lightness = compiled(color.scale_lightness)
+hue_channel = compiled(color.hue_channel)
+rotate_hue = compiled(color.rotate_hue)
+clamped = compiled(color.clamped)
+
+
+@triton.jit
 def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
     """Map values in [0, 1] to byte levels; NaN to 0."""
     return (tl.where(value == value, value, 0.0) * FACTOR + OFFSET).to(tl.int32)
@@ -247,78 +323,6 @@ def gaussian_weights(distance, exponent, norm, TAPS: tl.constexpr):
 
 
 @triton.jit
-def largest_channel(r, g, b):
-    """Return the largest channel, or NaN if a channel is NaN, so that all three output channels become NaN, as in torch."""
-    return tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def scale_saturation(r, g, b, factor):
-    """Multiply the saturation in HSV by ``factor``, and clamp it to [0, 1]."""
-    maximum = largest_channel(r, g, b)
-    minimum = tl.minimum(tl.minimum(r, g), b)
-    chroma = maximum - minimum
-    saturation = chroma / tl.where(maximum == 0, 1.0, maximum + 1e-8)
-    new_chroma = maximum * clamp01(saturation * factor)
-    scale = new_chroma / tl.where(chroma == 0, 1.0, chroma)
-    base = maximum - new_chroma
-    return (r - minimum) * scale + base, (g - minimum) * scale + base, (b - minimum) * scale + base
-
-
-@triton.jit
-def scale_lightness(r, g, b, threshold, factor):
-    """Multiply the lightness in HLS by ``factor`` where it is below ``threshold``."""
-    maximum = largest_channel(r, g, b)
-    minimum = tl.minimum(tl.minimum(r, g), b)
-    double_lightness = maximum + minimum
-    lightness = double_lightness * 0.5
-    largest_chroma = tl.where(double_lightness < 1, double_lightness, 2 - double_lightness)
-    new_lightness = tl.where(lightness < threshold, clamp01(lightness * factor), lightness)
-    new_largest_chroma = 2 * tl.minimum(new_lightness, 1 - new_lightness)
-    scale = new_largest_chroma / tl.where(largest_chroma == 0, 1.0, largest_chroma + 1e-8)
-    return (
-        new_lightness + (r - lightness) * scale,
-        new_lightness + (g - lightness) * scale,
-        new_lightness + (b - lightness) * scale,
-    )
-
-
-@triton.jit
-def hue_channel(sector, maximum, minimum, falling, rising):
-    """Return the value of a channel by sector of the hue circle, 0 to 5: rising, maximum twice, falling, minimum twice."""
-    sector = tl.where(sector >= 6, sector - 6, sector)
-    return tl.where(sector == 0, rising, tl.where(sector <= 2, maximum, tl.where(sector == 3, falling, minimum)))
-
-
-@triton.jit
-def rotate_hue(r, g, b, turns):
-    """Rotate the hue in HSV by ``turns`` full turns."""
-    maximum = largest_channel(r, g, b)
-    minimum = tl.minimum(tl.minimum(r, g), b)
-    chroma = maximum - minimum
-    saturation = chroma / tl.where(maximum == 0, 1.0, maximum + 1e-8)
-    inverse = 1.0 / tl.where(chroma == 0, 1.0, chroma)
-    sector = tl.where(
-        (r >= g) & (r >= b),
-        (g - b) * inverse,
-        tl.where(g >= b, (b - r) * inverse + 2.0, (r - g) * inverse + 4.0),
-    )
-    # In sixths of a turn. Kornia computes in radians, with the same result within rounding.
-    sector = sector + turns * 6.0
-    sector = sector - 6.0 * tl.floor(sector * (1 / 6))
-    sector = tl.where(sector >= 6.0, 0.0, sector)
-    sector_index = tl.floor(sector)
-    fraction = sector - sector_index
-    low = maximum * (1 - saturation)
-    falling = maximum * (1 - fraction * saturation)
-    rising = maximum * (1 - (1 - fraction) * saturation)
-    r = hue_channel(sector_index + 2, maximum, low, falling, rising)
-    g = hue_channel(sector_index, maximum, low, falling, rising)
-    b = hue_channel(sector_index + 4, maximum, low, falling, rising)
-    return r, g, b
-
-
-@triton.jit
 def normalize(value, mean, std):
     """Return (value - mean) / std, as one fused product and sum per pixel.
 
@@ -326,22 +330,6 @@ def normalize(value, mean, std):
     """
     inverse = 1.0 / std
     return value * inverse - mean * inverse
-
-
-@triton.jit
-def power(value, gamma):
-    """Return value ** gamma, for value in [0, 1]."""
-    result = tl.exp2(gamma * tl.log2(tl.where(value > 0, value, 1.0)))
-    return tl.where(value > 0, result, tl.where(value == 0, tl.where(gamma == 0, 1.0, 0.0), value))
-
-
-@triton.jit
-def posterize(value, step, offset):
-    """Round value · 255 + offset down to a byte, and the byte down to a multiple of ``step``."""
-    value = clamp01(value)
-    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(value * 255 + offset), step + 0.0 * value), 255.0 + 0.0 * value) * 255)
-    rounded = tl.where(step == 256, 0.0, tl.div_rn(levels * step, 255.0 + 0.0 * value))
-    return tl.where(step == 1, value, rounded)
 
 
 @triton.jit

@@ -12,13 +12,11 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     NO_NAN,
     clamp01,
     clamped_sums,
+    compiled,
     grey_of,
     normal,
     normalize,
-    posterize,
-    power,
     rotate_hue,
-    scale_lightness,
     scale_saturation,
 )
 from gpuaug.fusion.ops import channel, color, color_jitter, positional
@@ -44,6 +42,10 @@ JITTER = tl.constexpr(color_jitter.ColorJitter.code)
 JIGGLE = tl.constexpr(color_jitter.ColorJiggle.code)
 SNOW = tl.constexpr(color.Snow.code)
 ONE_OF = tl.constexpr(LARGEST_CODE)
+
+brightness, contrast, gamma, invert = map(compiled, (color.brightness, color.contrast, color.gamma, color.invert))
+solarize, posterize = map(compiled, (color.solarize, color.posterize))
+saturation, hue, snow = map(compiled, (color.saturation, color.hue, color.snow))
 PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
 BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)
@@ -108,49 +110,35 @@ def apply_op(
     green_index: tl.constexpr = 1 if RGB else 0
     blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
-        addition = tl.load(row + 1)
-        if tl.load(row + 2) != 0:
-            r, g, b = clamp01(clamp01(r) + addition), clamp01(clamp01(g) + addition), clamp01(clamp01(b) + addition)
-        else:
-            r, g, b = r + addition, g + addition, b + addition
+        factor = tl.load(row + 1)
+        r, g, b = brightness(r, factor, FLAGS), brightness(g, factor, FLAGS), brightness(b, factor, FLAGS)
     elif CODE == CONTRAST:
         factor = tl.load(row + 1)
-        if tl.load(row + 2) != 0:
-            r, g, b = clamp01(clamp01(r) * factor), clamp01(clamp01(g) * factor), clamp01(clamp01(b) * factor)
-        else:
-            r, g, b = r * factor, g * factor, b * factor
+        r, g, b = contrast(r, factor, FLAGS), contrast(g, factor, FLAGS), contrast(b, factor, FLAGS)
     elif CODE == SATURATION:
-        r, g, b = scale_saturation(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1))
-        r, g, b = clamp01(r), clamp01(g), clamp01(b)
+        r, g, b = saturation(r, g, b, tl.load(row + 1))
     elif CODE == HUE:
-        r, g, b = rotate_hue(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1))
-        r, g, b = clamp01(r), clamp01(g), clamp01(b)
+        r, g, b = hue(r, g, b, tl.load(row + 1))
     elif CODE == GAMMA:
-        gamma = tl.load(row + 1)
+        exponent = tl.load(row + 1)
         gain = tl.load(row + 2)
-        r = clamp01(gain * power(clamp01(r), gamma))
-        g = clamp01(gain * power(clamp01(g), gamma))
-        b = clamp01(gain * power(clamp01(b), gamma))
+        r, g, b = gamma(r, exponent, gain), gamma(g, exponent, gain), gamma(b, exponent, gain)
     elif CODE == GRAYSCALE:
         grey = r * tl.load(row + 1) + g * tl.load(row + 2) + b * tl.load(row + 3)
         r, g, b = grey, grey, grey
     elif CODE == INVERT:
-        maximum = tl.load(row + 1)
-        r, g, b = maximum - r, maximum - g, maximum - b
+        largest = tl.load(row + 1)
+        r, g, b = invert(r, largest), invert(g, largest), invert(b, largest)
     elif CODE == SOLARIZE:
         threshold = tl.load(row + 1)
-        addition = tl.load(row + 2)
-        r, g, b = clamp01(clamp01(r) + addition), clamp01(clamp01(g) + addition), clamp01(clamp01(b) + addition)
-        r = tl.where(r < threshold, r, 1 - r)
-        g = tl.where(g < threshold, g, 1 - g)
-        b = tl.where(b < threshold, b, 1 - b)
+        addend = tl.load(row + 2)
+        r, g, b = solarize(r, threshold, addend), solarize(g, threshold, addend), solarize(b, threshold, addend)
     elif CODE == POSTERIZE:
         step = tl.load(row + 1)
         offset = tl.load(row + 2)
         r, g, b = posterize(r, step, offset), posterize(g, step, offset), posterize(b, step, offset)
     elif CODE == SNOW:
-        r, g, b = scale_lightness(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1), tl.load(row + 2))
-        r, g, b = clamp01(r), clamp01(g), clamp01(b)
+        r, g, b = snow(r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == SHUFFLE:
         r, g, b = permute_channels(r, g, b, row + 1)
     elif CODE == DROPOUT:

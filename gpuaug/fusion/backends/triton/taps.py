@@ -31,6 +31,23 @@ def select_buffers(route, source, source_b, out, out_b, samples):
 
 
 @triton.jit
+def select_sample(
+    source, out, rows, row_stride, source_b, out_b, FRAMES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
+):  # fmt: skip
+    """Return whether the pass skips the sample of the block, sample, plane, row, and the sample's buffers (source, output).
+
+    The sample is the index of the block along the second axis of the grid, the plane along the third. ``FRAMES``: images per
+    row of the table ``rows``. ``ROUTE_COLUMN``: column of the buffer route, or -1 if the pass skips no samples.
+    """
+    sample = tl.program_id(1)
+    row = rows + sample // FRAMES * row_stride
+    skipped = False
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
+    return skipped, sample, tl.program_id(2), row, source, out
+
+
+@triton.jit
 def pad_index(index, low, high, PADDING: tl.constexpr):
     """Return the index of a pixel in [low, high) for any index: by reflection if ``PADDING`` is 3, else by clamping."""
     if PADDING == 3:

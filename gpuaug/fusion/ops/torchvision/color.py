@@ -25,6 +25,7 @@ _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     """``v2.ColorJitter``: up to four adjustments, in a random order per sample."""
 
+    lowers = (v2.ColorJitter,)
     red_weight = channel.TORCHVISION_RED
     unfused_dtypes = (torch.int16,)
 
@@ -44,7 +45,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         return super().flags | color_jitter.TORCHVISION_GREY
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return ("1 or 3", name of the op) for other numbers of channels. Saturation and hue do not change images of one."""
+        """Require one or three channels. Saturation and hue do not change images of one."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -71,6 +72,7 @@ class PhotometricDistort(ColorJitter):
     Contrast comes before or after saturation and hue, at random. The channels are permuted last, also with probability ``p``.
     """
 
+    lowers = (v2.RandomPhotometricDistort,)
     width = 12
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -136,6 +138,9 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
     """
 
+    channel_counts = (1, 3)
+    lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
+
     @property
     def _returns_one_channel(self) -> bool:
         """True for a ``v2.Grayscale`` with one output channel."""
@@ -159,10 +164,6 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         channels = self.out(size).channels
         return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
 
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Return ("1 or 3", name of the op) for other numbers of channels. Images of one channel are unchanged."""
-        return None if channels in (1, 3) else ("1 or 3", self.name)
-
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
         out[:, 1:] = (channel.TORCHVISION_RED, *channel.GREY[1:]) if size.channels == 3 else 1
@@ -175,6 +176,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 class Invert(TorchvisionOp, color.Invert):
     """``v2.RandomInvert``."""
 
+    lowers = (v2.RandomInvert,)
     unfused_dtypes = (torch.int16,)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
@@ -193,6 +195,7 @@ class Solarize(TorchvisionOp, color.Solarize):
         ArgumentError: If the threshold exceeds the largest value of the images.
     """
 
+    lowers = (v2.RandomSolarize,)
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
@@ -224,11 +227,9 @@ class Solarize(TorchvisionOp, color.Solarize):
 class Posterize(TorchvisionOp, color.Posterize):
     """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels."""
 
+    lowers = (v2.RandomPosterize,)
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
-
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -253,6 +254,8 @@ class Posterize(TorchvisionOp, color.Posterize):
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
     """``v2.RandomChannelPermutation``."""
 
+    lowers = (v2.RandomChannelPermutation,)
+
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``permute_channels`` with the indices of the source channels."""
         return [("permute_channels", {"permutation": draws["channels"][sample].tolist()})]
@@ -260,6 +263,8 @@ class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
 
 class Normalize(TorchvisionOp, channel.Normalize):
     """``v2.Normalize``: ``(image - mean) / std`` per channel."""
+
+    lowers = (v2.Normalize,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -311,16 +316,3 @@ def float_threshold(threshold: Any) -> Any:
     The result is ``threshold``, rounded to float32 as in torchvision, then rounded up to an integer, minus 0.5.
     """
     return np.ceil(np.float32(threshold)) - 0.5
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.ColorJitter: ColorJitter,
-    v2.RandomPhotometricDistort: PhotometricDistort,
-    v2.Grayscale: Grayscale,
-    v2.RandomGrayscale: Grayscale,
-    v2.RandomInvert: Invert,
-    v2.RandomSolarize: Solarize,
-    v2.RandomPosterize: Posterize,
-    v2.RandomChannelPermutation: ChannelPermutation,
-    v2.Normalize: Normalize,
-}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion import transforms
@@ -45,6 +44,8 @@ class Identity(TorchvisionOp, IdentityOp):
 class RGB(Identity):
     """``v2.RGB``, for images that have at least three channels. torchvision runs it for images of one channel."""
 
+    lowers = (v2.RGB,)
+
     def out_applied(self, size: Size) -> Size:
         """Output size, with at least three channels."""
         return replace(size, channels=max(size.channels, 3))
@@ -57,6 +58,8 @@ class RGB(Identity):
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
     """``v2.RandomHorizontalFlip``."""
 
+    lowers = (v2.RandomHorizontalFlip,)
+
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``horizontal_flip``, without arguments."""
         return [("horizontal_flip", {})]
@@ -64,6 +67,8 @@ class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
 
 class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     """``v2.RandomVerticalFlip``."""
+
+    lowers = (v2.RandomVerticalFlip,)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``vertical_flip``, without arguments."""
@@ -73,6 +78,7 @@ class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
 class UniformTemporalSubsample(TorchvisionOp, FrameOp):
     """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last."""
 
+    lowers = (v2.UniformTemporalSubsample,)
     description = "choose frames"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -92,6 +98,7 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
     """``v2.CenterCrop``. A margin of n + 1/2 pixels is rounded to even. Images smaller than the crop are padded with 0."""
 
+    lowers = (v2.CenterCrop,)
     edge = "constant"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -164,6 +171,8 @@ class _PaddingOp(TorchvisionOp, IndexOp):
 class Pad(_PaddingOp):
     """``v2.Pad``."""
 
+    lowers = (v2.Pad,)
+
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, top, bottom)."""
         padding: Any = self.module.padding
@@ -211,6 +220,8 @@ class Pad(_PaddingOp):
 class RandomCrop(_PaddingOp, crop.Crop):
     """``v2.RandomCrop``, with or without padding."""
 
+    lowers = (v2.RandomCrop,)
+
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _PaddingOp.__init__(self, name, transform, units)
         self._height, self._width = transform.size
@@ -252,6 +263,8 @@ class RandomCrop(_PaddingOp, crop.Crop):
 class PadIfSmaller(Pad):
     """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels."""
 
+    lowers = (transforms.PadIfSmaller,)
+
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _PaddingOp.__init__(self, name, transform, units, "constant")
 
@@ -266,6 +279,8 @@ class PadIfSmaller(Pad):
 
 class FixedSizeCrop(RandomCrop):
     """``gpuaug.FixedSizeCrop``: per axis a random crop, or padding on the right or below. Both axes share a random number."""
+
+    lowers = (transforms.FixedSizeCrop,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _PaddingOp.__init__(self, name, transform, units, "constant")
@@ -287,6 +302,7 @@ class FixedSizeCrop(RandomCrop):
 class ZoomOut(TorchvisionOp, IndexOp):
     """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
+    lowers = (v2.RandomZoomOut,)
     draws_size = True
     edge = "constant"
 
@@ -359,17 +375,3 @@ def _margin(length: Any, crop_length: int) -> Any:
 def _scaled(size: Size, scale: Array) -> Size:
     """``size`` with both sides multiplied by ``scale`` in float32, and rounded down."""
     return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.RGB: RGB,
-    v2.UniformTemporalSubsample: UniformTemporalSubsample,
-    v2.RandomHorizontalFlip: HorizontalFlip,
-    v2.RandomVerticalFlip: VerticalFlip,
-    v2.CenterCrop: CenterCrop,
-    v2.Pad: Pad,
-    v2.RandomCrop: RandomCrop,
-    v2.RandomZoomOut: ZoomOut,
-    transforms.FixedSizeCrop: FixedSizeCrop,
-    transforms.PadIfSmaller: PadIfSmaller,
-}

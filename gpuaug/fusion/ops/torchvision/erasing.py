@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import positional
@@ -19,6 +18,7 @@ CANDIDATES = 10
 class Erasing(TorchvisionOp, positional.Erasing):
     """``v2.RandomErasing``: fills a rectangle with a constant value. Masks are not modified."""
 
+    lowers = (v2.RandomErasing,)
     erases_masks = False
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -81,6 +81,3 @@ class Erasing(TorchvisionOp, positional.Erasing):
         if not rectangle["h"] or not rectangle["w"]:
             return []
         return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.RandomErasing: Erasing}

@@ -19,6 +19,7 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, pair
 class Blur(TorchvisionOp, filters.BlurOp):
     """``v2.GaussianBlur``, with one standard deviation per sample for both axes."""
 
+    lowers = (v2.GaussianBlur,)
     border = "reflect"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -36,14 +37,9 @@ class Blur(TorchvisionOp, filters.BlurOp):
 class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
+    lowers = (v2.RandomAdjustSharpness,)
+    channel_counts = (1, 3)
     unfused_dtypes = (torch.int16,)
-
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require 1 or 3 channels, as torchvision does."""
-        return None if channels in (1, 3) else ("1 or 3", self.name)
-
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Return no draws: the factor is a setting."""
@@ -81,6 +77,7 @@ class SharpnessJitter(Sharpness):
 class Equalize(TorchvisionOp, filters.Equalize):
     """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""
 
+    lowers = (v2.RandomEqualize,)
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
 
@@ -96,6 +93,8 @@ class Equalize(TorchvisionOp, filters.Equalize):
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
     """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
 
+    lowers = (v2.RandomAutocontrast,)
+    channel_counts = (1, 3)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
 
@@ -104,18 +103,6 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
         self.rounds_to_levels = units == torch.uint8
         self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)
 
-    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require 1 or 3 channels, as torchvision does."""
-        return None if channels in (1, 3) else ("1 or 3", self.name)
-
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``autocontrast`` without arguments."""
         return [("autocontrast", {})]
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.GaussianBlur: Blur,
-    v2.RandomAdjustSharpness: Sharpness,
-    v2.RandomEqualize: Equalize,
-    v2.RandomAutocontrast: Autocontrast,
-}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError
@@ -32,6 +32,7 @@ SEED_LENGTH = 2
 class IoUCrop(TorchvisionOp, BoxCropOp):
     """``v2.RandomIoUCrop``."""
 
+    lowers = (v2.RandomIoUCrop,)
     columns = SEED_LENGTH + ROUNDS
     has_kernel = True
     description = "crop by boxes"
@@ -117,6 +118,3 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         bits = splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + increments)
         halves = torch.stack((bits >> 40 & 0xFFFFFF, bits & 0xFFFFFF), 1).float().mul_(2**-24)
         return halves[..., :count], halves[..., count:]
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.RandomIoUCrop: IoUCrop}

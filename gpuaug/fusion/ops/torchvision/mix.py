@@ -7,7 +7,7 @@ columns. torchvision's *lam* is the weight of the sample, so the partner's weigh
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError
@@ -67,6 +67,7 @@ class _Mix(TorchvisionMix):
 class MixUp(_Mix):
     """``v2.MixUp``: weighted mean of a sample and its partner."""
 
+    lowers = (v2.MixUp,)
     description = "mixup"
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -81,6 +82,7 @@ class MixUp(_Mix):
 class CutMix(_Mix):
     """``v2.CutMix``: replaces a rectangle, clipped to the image, by the same rectangle of the partner."""
 
+    lowers = (v2.CutMix,)
     stores_coordinates = True
     description = "cutmix"
 
@@ -105,6 +107,3 @@ class CutMix(_Mix):
         """Write the rectangle, and the label weight: the fraction of the image inside the rectangle."""
         out[:, mix.LABEL_WEIGHT] = 1.0 - draws["lam_adjusted"]
         out[:, mix.RECTANGLE] = draws["box"]
-
-
-LOWERED: dict[type[nn.Module], type[_Mix]] = {v2.MixUp: MixUp, v2.CutMix: CutMix}

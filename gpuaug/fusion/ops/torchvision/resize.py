@@ -6,7 +6,6 @@ A transform is *lowered* to an op, or run by torchvision. Samples outside the *a
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import resize
@@ -56,6 +55,7 @@ class _Resampling(TorchvisionOp, ResampleOp):
 class ResizedCrop(_Resampling, resize.ResizedCrop):
     """``v2.RandomResizedCrop``. If none of ten random windows fits into the image, the largest centred crop is used."""
 
+    lowers = (v2.RandomResizedCrop,)
     centred = True
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -94,6 +94,8 @@ class _WholeResize(_Resampling, resize.Resize):
 
 class Resize(_WholeResize):
     """``v2.Resize`` to (height, width), to a length of the shorter side, or to a length ``max_size`` of the longer side."""
+
+    lowers = (v2.Resize,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _WholeResize.__init__(self, name, transform, units)
@@ -153,6 +155,8 @@ class _RandomSizeResize(_WholeResize):
 class RandomResize(_RandomSizeResize):
     """``v2.RandomResize``: resizes the shorter side to a random integer in [``min_size``, ``max_size``)."""
 
+    lowers = (v2.RandomResize,)
+
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _RandomSizeResize.__init__(self, name, transform, units)
         self._min_size = int(transform.min_size)
@@ -172,6 +176,8 @@ class RandomResize(_RandomSizeResize):
 
 class RandomShortestSize(_RandomSizeResize):
     """``v2.RandomShortestSize``: resizes the shorter side to an element of ``min_size``, the longer to at most ``max_size``."""
+
+    lowers = (v2.RandomShortestSize,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _RandomSizeResize.__init__(self, name, transform, units)
@@ -196,6 +202,7 @@ class RandomShortestSize(_RandomSizeResize):
 class ScaleJitter(_RandomSizeResize):
     """``v2.ScaleJitter``: fits the image into ``target_size`` times a random scale."""
 
+    lowers = (v2.ScaleJitter,)
     draw_name = "scale"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -236,12 +243,3 @@ def _sides(size: Size, shorter: Any, longer: Any) -> Size:
     """``size`` with other lengths of the shorter and the longer side. Portrait stays portrait, landscape stays landscape."""
     is_portrait = np.less_equal(size.width, size.height)
     return size_rounded_down(size, np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.RandomResizedCrop: ResizedCrop,
-    v2.Resize: Resize,
-    v2.RandomResize: RandomResize,
-    v2.RandomShortestSize: RandomShortestSize,
-    v2.ScaleJitter: ScaleJitter,
-}

@@ -10,7 +10,6 @@ the points of a perspective transform are coordinates of pixel edges, in which t
 from typing import Any
 
 import numpy as np
-from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import warp
@@ -63,6 +62,7 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 class Rotation(_Warp):
     """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image."""
 
+    lowers = (v2.RandomRotation,)
     description = "rotate"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -126,6 +126,7 @@ class Rotation(_Warp):
 class Affine(_Warp):
     """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels."""
 
+    lowers = (v2.RandomAffine,)
     description = "affine"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -165,6 +166,7 @@ class Affine(_Warp):
 class Perspective(_Warp):
     """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
 
+    lowers = (v2.RandomPerspective,)
     matrix_type = "perspective"
     description = "perspective"
 
@@ -231,10 +233,3 @@ def _within(sampler: Sampler, bounds: Any) -> Array:
     """Uniform numbers between two bounds, (B,); constant if the bounds are equal."""
     low, high = (float(bound) for bound in bounds)
     return sampler.within(low, high) if low != high else np.full(sampler.samples, low, np.float32)
-
-
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
-    v2.RandomRotation: Rotation,
-    v2.RandomAffine: Affine,
-    v2.RandomPerspective: Perspective,
-}

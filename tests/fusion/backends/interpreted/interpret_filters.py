@@ -10,6 +10,8 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton.filters import blur
+from gpuaug.fusion.backends.triton.launch import TwoLaunches
+from gpuaug.fusion.lower.tree import lowered as lowered_by
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import EqualizeOrContrast
@@ -40,7 +42,7 @@ FILTERS = {
     "autocontrast of bytes": OF_BYTES[0],
     "equalize or autocontrast of bytes": OF_BYTES[1:],
 }
-LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
+LOWERED = lowered_by(filters, torchvision_filters)
 
 
 STRIPS = {
@@ -113,9 +115,10 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = OpPass(op, (), size, size, (), first_column=2, route_column=op.width if way else -1)
-    launched = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
-    if launched != (launches or op.launches):
-        return f"{launched} launches"
+    launch = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
+    launch((images, got, step.rows_of(rows)))
+    if isinstance(launch, TwoLaunches) != ((launches or op.launches) == 2):
+        return f"{type(launch).__name__}"
     skipped = slice(int(not drawn["apply_mask"][0] and dtype != torch.float16))
     text = difference(got[skipped], expected[skipped], equal_nan=True)
     return text or difference(got, expected, atol=1e-3 if dtype == torch.float16 else 2e-6, equal_nan=True)

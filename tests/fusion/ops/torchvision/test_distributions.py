@@ -14,7 +14,7 @@ import gpuaug
 from gpuaug.fusion.lower.torchvision import LOWERED
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import ArraySampler
-from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
+from gpuaug.fusion.policies.torchvision import TorchvisionPolicy
 
 COUNT, OURS = 1500, 2000
 """Samples of torchvision's, which draws one by one, and of ours."""
@@ -55,7 +55,13 @@ NOT_DRAWN = {
 }
 """Nothing but a chance, where there is one."""
 
-ELSEWHERE = {v2.RandomPhotometricDistort, v2.RandomIoUCrop, gpuaug.FixedSizeCrop, gpuaug.PadIfSmaller, *POLICIES}
+ELSEWHERE = {
+    v2.RandomPhotometricDistort,
+    v2.RandomIoUCrop,
+    gpuaug.FixedSizeCrop,
+    gpuaug.PadIfSmaller,
+    *TorchvisionPolicy.lowers,
+}
 """Transforms that test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision compare."""
 
 

@@ -10,7 +10,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
 from gpuaug.fusion.lower.torchvision import LOWERED
-from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
+from gpuaug.fusion.policies.torchvision import TorchvisionPolicy
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -264,7 +264,7 @@ def test_every_lowered_transform_is_compared():
         v2.RandomPosterize,
         v2.RandomIoUCrop,
         v2.UniformTemporalSubsample,
-        *POLICIES,
+        *TorchvisionPolicy.lowers,
     }
     assert compared | elsewhere == set(LOWERED)
 

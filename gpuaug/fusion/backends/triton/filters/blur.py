@@ -1,4 +1,4 @@
-"""Triton kernels of large Gaussian blurs, and ``blur``, which launches blurs of all sizes.
+"""Triton kernels of large Gaussian blurs, and the launches of blurs of all sizes.
 
 A large blur runs in two launches, one per axis, or, for bfloat16 output, in one launch with a thread block per *strip*, that
 is, ``STRIP`` lines of the image. ``tiles.py`` describes the tiles of thread blocks.
@@ -15,9 +15,6 @@ from gpuaug.fusion.backends.triton.filters.small_blur import small_blur
 from gpuaug.fusion.backends.triton.filters.tiles import (
     BORDERS,
     LINES,
-    POINTERS,
-    SIZES,
-    STRIDES,
     add_lines,
     border_index,
     load_aligned,
@@ -29,7 +26,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tiles_of,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, output_constants, source_constants
+from gpuaug.fusion.backends.triton.launch import Launch, TwoLaunches, kernel, output_constants, source_constants
 from gpuaug.fusion.backends.triton.pixel_math import (
     gaussian_exponent,
     gaussian_norm,
@@ -37,7 +34,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     to_centred,
     to_output_type,
 )
-from gpuaug.fusion.backends.triton.taps import select_buffers
+from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_round
 from gpuaug.fusion.program.plan import OpPass
@@ -67,7 +64,7 @@ def blur_tile_along(
     return total
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+@kernel
 def blur_columns_kernel(
     source, blurred_y, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
@@ -77,14 +74,12 @@ def blur_columns_kernel(
 
     Grid: (blocks per image, samples, channels).
     """
-    sample = tl.program_id(1)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, _ = select_buffers(row + ROUTE_COLUMN, source, source_b, blurred_y, 0, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, _ = select_sample(
+        source, blurred_y, rows, row_stride, source_b, 0, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     if tl.load(row) != 0:
-        plane = tl.program_id(2)
         first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
         pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         across = tl.minimum(x, width - 1) * SOURCE_W
@@ -97,7 +92,7 @@ def blur_columns_kernel(
         tl.store(start + x * height + y, to_output_type(value, blurred_y.dtype.element_ty), mask=(x < width) & (y < height))
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+@kernel
 def blur_rows_kernel(
     source, blurred_y, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
@@ -108,13 +103,11 @@ def blur_rows_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     first, x, y = tile_indices(tiles, ALONG, ACROSS, TILES)
     across = tl.minimum(y, height - 1)
     if tl.load(row) != 0:
@@ -146,9 +139,7 @@ def blur_down(bits, weights_y):
     return tl.dot(weights_y, tl.trans(to_centred(bits))).to(tl.float16)
 
 
-@triton.jit(
-    do_not_specialize=["height", "width", "row_stride", *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"]
-)
+@kernel
 def blur_strips_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr,
@@ -166,13 +157,11 @@ def blur_strips_kernel(
 
     Grid: (strips per image, samples, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     top = tl.program_id(0) * STRIP
     y = top + tl.arange(0, STRIP)[:, None]
@@ -253,41 +242,12 @@ def blur_strips_kernel(
             )  # fmt: skip
 
 
-def blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
-    """Launch a pass whose front is a blur on the current stream.
-
-    Args:
-        pass_: The pass.
-        source: Input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides.
-        rows: Parameter table.
-        out: Output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides.
-
-    Shape:
-        - source, out: (B, C, H, W)
-        - rows: (B, K), float32
-
-    Returns:
-        Number of launches.
+def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | TwoLaunches:
+    """Prepare the launches of a pass whose front is a blur.
 
     Cost:
         With two launches, a copy of the images between them: float32, or 16 bits per value, as between passes.
     """
-    prepared_launches = cached_launch(pass_, source, rows, out, _blur_launches)
-    if isinstance(prepared_launches, Launch):
-        prepared_launches((source, out, rows))
-        return 1
-    columns_launch, rows_launch, dtype = prepared_launches
-    batch, channels, height, width = source.shape
-    blurred_y = torch.empty((batch, channels, width, height), dtype=dtype, device=source.device)
-    columns_launch((source, blurred_y, rows))
-    rows_launch((source, blurred_y, out, rows))
-    return 2
-
-
-def _blur_launches(
-    pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor
-) -> Launch | tuple[Launch, Launch, torch.dtype]:
-    """Return the launch of a blur; or two launches, and the dtype of the images between them."""
     (down, across) = pass_.front.kernel_size
     border = BORDERS[pass_.front.border]
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
@@ -306,7 +266,8 @@ def _blur_launches(
     )
     rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
     rounds = gives_unit_range(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
-    return columns_launch, rows_launch, UINT16_UNIT if rounds else torch.float32
+    dtype = UINT16_UNIT if rounds else torch.float32
+    return TwoLaunches(columns_launch, rows_launch, (batch, channels, width, height), dtype)
 
 
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:

@@ -5,7 +5,7 @@ values per tile of the channel, for auto contrast minimum and maximum. The secon
 *level* is a byte, 0 to 255.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -13,9 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.tiles import (
-    POINTERS,
-    SIZES,
-    STRIDES,
     count_levels,
     load_exact,
     load_exact_pixels,
@@ -26,7 +23,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tile_indices,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, source_constants
+from gpuaug.fusion.backends.triton.launch import Launch, TwoLaunches, kernel, source_constants
 from gpuaug.fusion.backends.triton.pixel_math import (
     LEVELS,
     as_float,
@@ -37,7 +34,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     tile_side,
     to_level,
 )
-from gpuaug.fusion.backends.triton.taps import select_buffers
+from gpuaug.fusion.backends.triton.taps import select_buffers, select_sample
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
@@ -56,9 +53,6 @@ SPLIT_PIXELS, MOST_SPLITS = 8192, 8
 Such a pass reads few channels, so several thread blocks compute the table of a channel, each from one split of it.
 """
 
-TABLE_SIZES = ("height", "width", "row_stride", "source_b", "source_c", "source_h")
-TABLE_POINTERS = ("source", "tables", "rows")
-
 
 @triton.jit
 def round_to_levels(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
@@ -67,7 +61,7 @@ def round_to_levels(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
     return tl.div_rn(level, 255.0 + 0.0 * level)
 
 
-@triton.jit(do_not_specialize=[*TABLE_SIZES], do_not_specialize_on_alignment=[*TABLE_POINTERS])
+@kernel
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
@@ -129,7 +123,7 @@ def table_kernel(
             tl.store(range_pointer + 1, tl.max(maximum, 0))
 
 
-@triton.jit(do_not_specialize=[*TABLE_SIZES], do_not_specialize_on_alignment=[*TABLE_POINTERS])
+@kernel
 def tile_table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
@@ -140,13 +134,9 @@ def tile_table_kernel(
     Grid: (tiles, samples, planes).
     """
     tile = tl.program_id(0)
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, _ = select_buffers(row + ROUTE_COLUMN, source, source_b, tables, 0, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, _ = select_sample(source, tables, rows, row_stride, source_b, 0, FRAMES, ROUTE_COLUMN)
+    if skipped:
+        return
     if tl.load(row) != 0:
         down = tile_side(height, GRID_H)
         across = tile_side(width, GRID_W)
@@ -217,7 +207,7 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl
     return result
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+@kernel
 def levels_kernel(
     source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
@@ -232,13 +222,11 @@ def levels_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
@@ -275,7 +263,7 @@ def interpolate_tables(
     return tl.where(value == value, div_by_255(lower + (upper - lower) * upper_weight), value)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+@kernel
 def clahe_kernel(
     source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
@@ -287,13 +275,11 @@ def clahe_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
@@ -319,33 +305,8 @@ def clahe_kernel(
     )  # fmt: skip
 
 
-class _LevelsLaunches(NamedTuple):
-    """Both launches of a pass, and the shape of its tables."""
-
-    tables: Launch
-    """Launch that computes the tables."""
-    pixels: Launch
-    """Launch that maps the pixels."""
-    entries: int
-    """Number of table elements per channel, over all splits or tiles."""
-    dtype: torch.dtype
-    """Dtype of the tables."""
-
-
-def map_levels(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
-    """Launch a pass whose front is equalize, CLAHE or auto contrast on the current stream, in two launches.
-
-    Arguments, shapes and return value: see ``blur`` in ``blur.py``.
-    """
-    launches = cached_launch(pass_, source, rows, out, _levels_launches)
-    tables = torch.empty((*source.shape[:2], launches.entries), dtype=launches.dtype, device=source.device)
-    launches.tables((source, tables, rows))
-    launches.pixels((source, tables, out, rows))
-    return 2
-
-
-def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> _LevelsLaunches:
-    """Prepare both launches of ``map_levels``."""
+def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> TwoLaunches:
+    """Prepare both launches of a pass whose front is equalize, CLAHE or auto contrast."""
     op = pass_.front
     batch, channels, height, width = source.shape
     common = source_constants(pass_, source)
@@ -363,9 +324,8 @@ def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out:
             {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": TILE_BLOCK},
             fp_fusion=False,
         )
-        return _LevelsLaunches(
-            tables, storing_launch(clahe_kernel, pass_, source, rows, out, settings), op.entries, torch.uint8
-        )
+        pixels = storing_launch(clahe_kernel, pass_, source, rows, out, settings)
+        return TwoLaunches(tables, pixels, (batch, channels, op.entries), torch.uint8)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
@@ -376,6 +336,5 @@ def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out:
     epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
     settings |= {"EPSILON": epsilon, "CLIP": clip}
     dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
-    return _LevelsLaunches(
-        tables, storing_launch(levels_kernel, pass_, source, rows, out, settings), splits * op.entries, dtype
-    )
+    pixels = storing_launch(levels_kernel, pass_, source, rows, out, settings)
+    return TwoLaunches(tables, pixels, (batch, channels, splits * op.entries), dtype)

@@ -5,9 +5,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.tiles import (
-    POINTERS,
-    SIZES,
-    STRIDES,
     border_index,
     load_exact_pixels,
     load_pixels,
@@ -16,9 +13,9 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tile_indices,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, cached_launch
+from gpuaug.fusion.backends.triton.launch import Launch, kernel
 from gpuaug.fusion.backends.triton.pixel_math import clamp01, div_by_255
-from gpuaug.fusion.backends.triton.taps import select_buffers
+from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops.filters import SharpnessOp
 from gpuaug.fusion.program.plan import OpPass
 
@@ -54,7 +51,7 @@ def sharpen_tile(
     return clamp01(smooth + (centre - smooth) * factor)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+@kernel
 def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
@@ -65,13 +62,11 @@ def sharpness_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     first_y, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
@@ -91,15 +86,6 @@ def sharpness_kernel(
     )  # fmt: skip
 
 
-def sharpen(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
-    """Launch a pass whose front is a sharpness op on the current stream, in one launch.
-
-    Arguments, shapes and return value: see ``blur`` in ``blur.py``.
-    """
-    cached_launch(pass_, source, rows, out, _sharpness_launch)((source, out, rows))
-    return 1
-
-
-def _sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
-    """Prepare the launch of ``sharpen``."""
+def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of a pass whose front is a sharpness op."""
     return storing_launch(sharpness_kernel, pass_, source, rows, out, {})

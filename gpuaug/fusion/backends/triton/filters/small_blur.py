@@ -10,9 +10,6 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     ACROSS,
     ALONG,
     LINES,
-    POINTERS,
-    SIZES,
-    STRIDES,
     TILES,
     add_lines,
     border_index,
@@ -21,9 +18,9 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     store_tile,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, output_constants
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, output_constants
 from gpuaug.fusion.backends.triton.pixel_math import gaussian_exponent, gaussian_norm
-from gpuaug.fusion.backends.triton.taps import select_buffers
+from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.program.plan import OpPass
 
@@ -108,7 +105,7 @@ def blur_tile(
     return total
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+@kernel
 def blur_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr,
@@ -120,13 +117,11 @@ def blur_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    if ROUTE_COLUMN >= 0:
-        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
+    skipped, sample, plane, row, source, out = select_sample(
+        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
     tile_across: tl.constexpr = ACROSS // TILES
     index = tl.arange(0, ACROSS)[:, None]
     tile = tl.program_id(0) * TILES + index // tile_across

@@ -47,13 +47,6 @@ LINES = tl.constexpr(8)
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 """Value of the constant ``BORDER`` by padding mode."""
 
-SIZES = ("height", "width", "tiles", "row_stride")
-"""Size arguments of the filter kernels. Triton does not compile a separate kernel for values of 1 or multiples of 16."""
-STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
-"""Stride arguments of the filter kernels, compiled like ``SIZES``."""
-POINTERS = ("source", "blurred_y", "tables", "out", "rows")
-"""Pointer arguments of the filter kernels. Triton does not compile a separate kernel for aligned addresses."""
-
 
 @triton.jit
 def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):

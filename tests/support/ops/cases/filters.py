@@ -1,0 +1,58 @@
+"""Cases of ``ops/filters.py``: see ``op_case.py``."""
+
+import kornia.augmentation as K
+from hypothesis import strategies as st
+from support.ops.op_case import Case
+from support.ops.random_steps import (
+    ROUNDING,
+    ranges,
+    steps,
+)
+
+CASES = [
+    Case(
+        K.RandomGaussianBlur,
+        "kernel_size sigma border_type separable same_on_batch p keepdim",
+        {"blur": {"kernel_size": (5, 3), "sigma": (0.1, 2.0)}},
+        steps(
+            {"own": ROUNDING, "reach": None, "spreads": True},
+            kernel_size=st.tuples(*[st.sampled_from([1, 3, 5, 11])] * 2),
+            sigma=ranges(0.3, 3.0),
+            border_type=st.sampled_from(["constant", "reflect", "replicate", "circular"]),
+        ),
+        alone=False,
+    ),
+    Case(
+        K.RandomEqualize,
+        "same_on_batch p keepdim",
+        {"equalize": {}},
+        steps({"own": ROUNDING, "of_exact": True}),
+        exact=True,
+        alone=False,
+    ),
+    Case(
+        K.RandomClahe,
+        "clip_limit grid_size slow_and_differentiable same_on_batch p keepdim",
+        {"CLAHE": {"clip_limit": (1.0, 9.0)}},
+        steps(
+            {"own": ROUNDING, "of_exact": True, "spreads": True},
+            clip_limit=ranges(0.0, 8.0),
+            grid_size=st.tuples(*[st.integers(1, 4)] * 2),
+        ),
+        alone=False,
+    ),
+    Case(
+        K.RandomAutoContrast,
+        "clip_output same_on_batch p keepdim",
+        {"auto contrast": {}},
+        steps({"own": ROUNDING, "of_exact": True}, clip_output=st.booleans()),
+        alone=False,
+    ),
+    Case(
+        K.RandomSharpness,
+        "sharpness same_on_batch p keepdim",
+        {"sharpness": {"sharpness": (0.5, 4.0)}, "sharpness, one number": {"sharpness": 0.7}},
+        steps({"own": ROUNDING, "gain": 5.0, "spreads": True}, sharpness=ranges(0.0, 3.0)),
+        alone=False,
+    ),
+]
