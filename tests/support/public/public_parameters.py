@@ -231,7 +231,6 @@ PARAMETERS = {
     "StreamedLoader(feed)": Parameter(lambda v: loader(feed=v), "plain"),
     "StreamedLoader(feed_bytes)": Parameter(lambda v: loader(feed_bytes=v), 10**6, LEFT_OUT | FROM_0),
     "StreamedLoader.depth": Parameter(assigned("depth"), 3, **DEPTH),
-    "StreamedLoader.loader": Parameter(lambda v: v is ... or assigned("loader")(v), ...),
     "StreamedLoader.seed": Parameter(assigned("seed"), 3, FROM_0),
     "StreamedLoader.stages": Parameter(assigned("stages"), [AUGMENT], **STAGES),
     "StreamedLoader.set_epoch(epoch)": Parameter(loader().set_epoch, 2**63 - 1, FROM_0, wrong=(2**63,)),
