@@ -1,13 +1,13 @@
 """Exact resumption of torchdata's ``StatefulDataLoader`` and of torchdata's graphs of nodes.
 
-An *additional state* (``extra_state``) is saved with torchdata's state, which is not sufficient in two cases:
+An *additional state* (``extra_state``) is saved with torchdata's state, which is not sufficient in three cases:
 
 - torchdata saves how many indices a sampler has yielded, and on resumption reads this number of indices again. Without a state
   of the sampler, these are other indices than in the interrupted epoch. So the additional state has the states of generators at
   the beginning of the epoch.
 - For a *stream* (an iterable dataset) without a state, torchdata reads batches again, and counts them twice. So the state at
-  the beginning of the epoch is saved, with the number of batches to drop. So it is for streams of Hugging Face: their state
-  does not contain the samples in a shuffle buffer, and all epochs after a loaded state would begin at this state.
+  the beginning of the epoch is saved, with the number of batches to drop.
+- After a state was loaded into a stream of Hugging Face, all later epochs begin at this state. So the stream is reset.
 """
 
 import copy
@@ -27,6 +27,7 @@ from gpuaug.feed.wrapped_loader import (
     StateReader,
     begin_iterator,
     drop_first,
+    end_workers,
     has_persistent_workers,
     has_state_methods,
     parts,
@@ -57,6 +58,8 @@ class StatefulSource(IndexedSource):
             not self._is_stream and not has_state_methods(loader.batch_sampler) and not has_state_methods(loader.sampler)
         )
         """Whether the additional state has to describe the order of the samples."""
+        self._resumed = False
+        """Whether the last epoch began from a state."""
 
     def accepts(self, state: Any) -> bool:
         """Return whether ``state`` is a state of torchdata's, with a valid additional state or none."""
@@ -128,6 +131,8 @@ class StatefulSource(IndexedSource):
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
         self.draws_ahead = DrawsAhead()
+        if self._resumed and self._is_of_hugging_face:
+            _reset_stream(loader)
         state: Any = loader.next_iter_state
         extra_state = self.index_state(state)
         worker_seed = start.worker_seed
@@ -146,6 +151,7 @@ class StatefulSource(IndexedSource):
                 self.restore_end(extra_state, same_order=start.same_order)
                 worker_seed = START_WITH_NEW_WORKERS.worker_seed if persistent else worker_seed
                 state = extra_state = loader.next_iter_state = None
+        self._resumed = state is not None
         if self._records_order and (state is None) is (extra_state is None) and not loader._initial_iter_for_state_dict:
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
             iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
@@ -161,17 +167,23 @@ class StatefulSource(IndexedSource):
             extra_at_start["batches"] = max(dropped, iterator._num_yielded)
             return read(True) if ended else state_at_start
 
+        def read_begun(ended: bool) -> Any:
+            # Before the first batch, a stream of Hugging Face returns the state of an earlier epoch.
+            return read(ended) if iterator._num_yielded or ended else _without_streams(read(ended))
+
         def read_extra(ended: bool) -> Any:
             return self.state() if ended else dict(extra_at_start)
 
         # A loaded state with the key "batches" is from an epoch that is read again.
         begins_at_start = state is None or (extra_state is not None and "batches" in extra_state)
-        if self._is_stream and begins_at_start and (self._is_of_hugging_face or _has_no_stream_state(read(False))):
+        rereads = self._is_of_hugging_face and _shuffles_in_memory(loader.dataset)
+        if self._is_stream and begins_at_start and (rereads or _has_no_stream_state(read(False))):
             # The state of an epoch that is read again is the state at its beginning, and the number of batches to drop.
             dropped = 0 if extra_state is None else extra_state["batches"]
             state_at_start = _without_streams(read(False) if state is None else state)
             return drop_first(iterator, dropped + start.batches), _with_extra(read_start, read_extra)
-        return drop_first(iterator, start.batches), _with_extra(read, read_extra)
+        is_begun = self._is_of_hugging_face and state is None
+        return drop_first(iterator, start.batches), _with_extra(read_begun if is_begun else read, read_extra)
 
 
 def _with_extra(read: StateReader, read_extra: StateReader) -> StateReader:
@@ -256,3 +268,24 @@ def _without_streams(state: Any) -> Any:
     for part in _stream_states(state_copy):
         part["dataset_state"] = None
     return state_copy
+
+
+def _shuffles_in_memory(dataset: Any) -> bool:
+    """Return whether a stream of Hugging Face shuffles samples in a buffer, which its state does not contain."""
+    iterables = [dataset._ex_iterable]
+    for iterable in iterables:
+        if type(iterable).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        inner = getattr(iterable, "ex_iterable", None)
+        iterables += [*([] if inner is None else [inner]), *(getattr(iterable, "ex_iterables", None) or ())]
+    return False
+
+
+def _reset_stream(loader: Any) -> None:
+    """Let a stream of Hugging Face begin its next epoch at its first sample."""
+    if not loader.num_workers:
+        loader.dataset.load_state_dict({})
+    elif has_persistent_workers(loader):  # persistent workers hold copies of the stream
+        iterator = loader._iterator
+        loader._iterator = None
+        end_workers(iterator)
