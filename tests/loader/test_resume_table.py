@@ -433,6 +433,29 @@ def test_stream_of_hugging_faces_that_is_not_told_its_epoch():
     assert measured(of_hugging_faces(), middle_of_second_epoch, tells=True) == "exact"
 
 
+@pytest.mark.parametrize("buffer_size", [None, 6])
+def test_stream_of_hugging_faces_is_read_again_only_if_it_is_shuffled(buffer_size):
+    import datasets  # takes a second
+
+    numbers_read = []
+
+    def read(example):
+        numbers_read.append(example["number"])
+        return example
+
+    def made():
+        stream = datasets.Dataset.from_dict({"number": list(range(15))}).to_iterable_dataset().map(read)
+        stream = stream if buffer_size is None else stream.shuffle(seed=1, buffer_size=buffer_size)
+        return StreamedLoader(StatefulDataLoader(stream, 3), device="cpu", depth=0)
+
+    resumed = made()
+    resumed.load_state_dict(stopped_at(2, made()))
+    numbers_read.clear()
+    batches = list(resumed)
+    assert len(batches) == 3
+    assert len(numbers_read) == (9 if buffer_size is None else 15)
+
+
 @pytest.mark.parametrize(
     ("kind", "sampler"),
     [
