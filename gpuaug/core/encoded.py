@@ -132,8 +132,7 @@ class Encoded(Undecoded):
         """
         index = whole_number("index", index, "Count images from 0.", most=len(self) - 1)
         header = self.headers.table[index]
-        data: NDArray[np.uint8] = self.data.numpy()
-        return data[int(header["start"]) : int(header["start"] + header["length"])]
+        return np.asarray(self.data[int(header["start"]) : int(header["start"] + header["length"])], np.uint8)
 
     def pin_memory(self) -> Self:
         """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls this method.
@@ -221,5 +220,4 @@ class EncodedClips(Encoded):
     headers: ClipHeaders
 
     def __repr__(self) -> str:
-        size = int(self.headers.table["length"].sum())
-        return f"EncodedClips({len(self)} clips of {self.headers.pts.shape[1]} frames, {size} bytes)"
+        return f"EncodedClips({len(self)} clips of {len(self.headers.pts.T)} frames, {sum(self.headers.table['length'])} bytes)"

@@ -81,7 +81,8 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
         functions: NDArray[np.int64], handle: int, files: NDArray[np.void], infos: int, statuses: NDArray[np.int64]
     ) -> None:
         for index in range(len(files)):
-            file, info = files[index], infos + index * IMAGE_INFO_BYTES
+            file: Any = files[index]
+            info = infos + index * IMAGE_INFO_BYTES
             # The addresses of the four fields of the file's record.
             arguments = (handle, file["address"], file["length"], info, info + 4, info + 8, info + 24)
             statuses[index] = call(functions[0], arguments) & LOW

@@ -63,7 +63,7 @@ class Work(Generic[AnyLayout]):
         parts = starts[firsts].tolist(), staged[firsts].tolist(), np.add.reduceat(lengths, firsts).tolist()
         lane.copy_parts(self.data, self.staging, zip(*parts, strict=True))
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
+    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
         """Return the decoded images or clips on ``device``.
 
         The loader calls this method as it calls ``Tensor.to``. Its copy lane (a CUDA stream) already waits for the decoders'

@@ -29,7 +29,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
-from gpuaug.decode import encoded_input
+from gpuaug.decode import file_bytes
 from gpuaug.decode.encoded_input import are_encoded
 from gpuaug.decode.headers import UNKNOWN_FORMAT, parse
 from gpuaug.feed import ring
@@ -284,7 +284,7 @@ def test_file_that_is_read_in_parts(paths, monkeypatch):
         def readinto(self, buffer):
             return super().readinto(buffer[:100])
 
-    monkeypatch.setattr(encoded_input, "FileIO", InParts)
+    monkeypatch.setattr(file_bytes, "FileIO", InParts)
     assert_holds(collate_encoded(paths), FILES, [str(path) for path in paths])
 
 
