@@ -88,6 +88,7 @@ def continued(data):
 
 @pytest.mark.parametrize("count", [5, 12, 40])
 @pytest.mark.parametrize("case", JOINED)
+@pytest.mark.every(2)
 def test_time_stamps_that_begin_again_give_the_right_frame_or_an_error(case, count, tmp_path):
     options = {**JOINED[case], "name": f"{count}-{JOINED[case]['name']}", "count": count}
     first = Path(video(**options)).read_bytes()

@@ -167,6 +167,7 @@ LUMA = r"Class indices are lost in \[(1|'mask')\], because channels=(1|3) conver
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", [*FILES])
+@pytest.mark.every(3)
 def test_masks_that_become_shades_of_grey_warn_once(name, channels):
     file, photograph = FILES[name][0], REFUSED["RGB JPEG"]
     if "16 bits" in name:
@@ -190,6 +191,7 @@ BOXES = {
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.every(3)
 def test_masks_and_boxes_that_exif_does_not_turn_warn_once(form, orientation):
     photographs = [turned(PHOTOGRAPH, 1, form), turned(PHOTOGRAPH, orientation, form)]
     mask, turned_mask = FILES["palette PNG"][0], turned(palette(LABELS), orientation)

@@ -83,6 +83,7 @@ def compared(kind, cls, counts, **workers):
 
 @pytest.mark.parametrize("cls", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("kind", LATE)
+@pytest.mark.every(3)
 def test_the_epoch_after_a_loop_that_was_left_is_that_of_a_plain_dataloader(kind, cls):
     compared(kind, cls, range(1, 1 + sum(1 for _ in cls(Loaded(), **LATE[kind]()))))
 
@@ -127,6 +128,7 @@ def interleaved(loader, count, wait_s, other):
 @pytest.mark.parametrize("count_loaders", [1, 2])
 @pytest.mark.parametrize("cls", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("kind", LATE)
+@pytest.mark.every(3)
 def test_orders_of_two_open_iterators_do_not_depend_on_time(kind, cls, count_loaders, workers):
     def run(depth, wait_s):
         options = LATE[kind]()

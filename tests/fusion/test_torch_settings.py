@@ -112,6 +112,7 @@ def test_every_module_that_is_lowered_is_tried():
 
 
 @pytest.mark.parametrize("name", params(PIPELINES))
+@pytest.mark.every(3)
 def test_images_are_the_same(name):
     """Also if the modules were made with another default dtype."""
     pipeline, given = built(PIPELINES[name]), [photographs(4, 3, 24, 28)]

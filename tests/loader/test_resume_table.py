@@ -364,6 +364,7 @@ class Bulk(Loaded):
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("options", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.every(5)
 def test_order_that_no_state_describes_is_never_another_silently(options, kind):
     assert measured(lambda: kind(Bulk(), **options()), every_position_but_the_first) == "an error"
 
@@ -415,6 +416,7 @@ OTHER_PERSISTENCE = [
 
 
 @pytest.mark.parametrize(("loader", "order", "options"), OTHER_PERSISTENCE)
+@pytest.mark.every(2)
 def test_other_persistent_workers_are_exact_or_an_error(loader, order, options):
     makes = [partial(MADE[loader, order], **given) for given in options]
     tells = order.endswith("`set_epoch` each epoch")

@@ -91,7 +91,7 @@ def test_worker_out_of_shared_memory_is_an_error_at_its_batch(options, first_lar
     ("kind", "feed", "start"),
     [
         *itertools.product([DataLoader, StatefulDataLoader], ["plain", "ring"], ["fork"]),
-        (StatefulDataLoader, "plain", "spawn"),
+        (StatefulDataLoader, "plain", "forkserver"),
     ],
 )
 def test_batch_that_worker_cannot_send_is_an_error_at_its_place(kind, feed, start):

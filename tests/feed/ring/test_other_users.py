@@ -76,7 +76,7 @@ def memfd_modes():
     return modes
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 @pytest.mark.parametrize("feed", ["ring", "plain"])
 def test_only_the_same_user_can_open_any_memfd(feed, context):
     data = DataLoader(torch.rand(8, 2000), 2, num_workers=1, multiprocessing_context=context)
