@@ -43,6 +43,7 @@ class Decoder:
         options: Options of the stage.
         find: Function that returns the decoders of images (``Encoded``) or clips (``EncodedClips``) in order of precedence. It
             is called when the first batch of this type arrives.
+        divides_large_files: Whether ``FileDecoder.takes_first`` of the decoders of images is used.
     """
 
     def __init__(
@@ -51,8 +52,11 @@ class Decoder:
         lanes: Lanes,
         options: Options,
         find: Callable[[type[Encoded]], list[FileDecoder]],
+        *,
+        divides_large_files: bool = True,
     ) -> None:
         self._name, self._lanes, self.options = name, lanes, options
+        self._divides_large_files = divides_large_files
         self.copy_lane = lanes.copy
         self._find = find
         self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
@@ -111,7 +115,14 @@ class Decoder:
         if isinstance(encoded, EncodedClips):
             layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
         else:
-            layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
+            layout = Layout(
+                encoded.headers,
+                self.options,
+                decoders,
+                undecodable=undecodable,
+                windows=windows,
+                divides_large_files=self._divides_large_files,
+            )
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line

@@ -36,8 +36,6 @@ class Options:
     """Maximum number of bytes of a decoded image, over all bands."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
-    divides_large_files: bool = True
-    """Whether ``takes_first`` of the decoders is used."""
 
 
 _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
@@ -133,6 +131,7 @@ class Layout(BatchLayout):
             before it, cyclically.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
             decode windows, are decoded whole.
+        divides_large_files: Whether ``takes_first`` of the decoders is used.
     """
 
     def __init__(
@@ -143,6 +142,7 @@ class Layout(BatchLayout):
         *,
         undecodable: Collection[int] = (),
         windows: WindowsOf | None = None,
+        divides_large_files: bool = True,
     ) -> None:
         self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the file that is decoded for each image."""
@@ -166,7 +166,7 @@ class Layout(BatchLayout):
         self.stored = stored
         """(B, 2) heights and widths in the files."""
         priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
-        if options.divides_large_files:
+        if divides_large_files:
             priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
         self.decoders = priorities.argmax(0)
         """(B,) index of the decoder of each image."""

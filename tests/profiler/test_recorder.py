@@ -265,7 +265,8 @@ def test_events_enclose_the_work_on_its_stream(cuda, clocked):
         own = [line.removeprefix(f"{stream} ") for line in log[began:ended] if line.startswith(f"{stream} ")]
         writes, waits = (sum(line.startswith(verb) for line in own) for verb in ("writes", "waits"))
         # What a lane waits for before its work is no part of it; on the consumer the wait is all that there is.
-        expected = {"copy": (2, 0), "wait": (0, 1), "step": (0, 0)}.get(name, (2, 0))
+        # An encoder copies its result.
+        expected = {"stage/encode": (3, 0), "wait": (0, 1), "step": (0, 0)}.get(name, (2, 0))
         assert (writes, waits) == expected, (lane, name, own)
         if name == "step":
             assert sum(line.startswith("reads") for line in own) == 2
