@@ -36,6 +36,10 @@ def clip_of_two_sizes():
 MISTAKES = {
     "loader must be an iterable of batches, got …. Pass a DataLoader, a list or a generator.": lambda: gpuaug.StreamedLoader(3),
     "device must be a torch device": lambda: gpuaug.StreamedLoader([], device="gpu"),
+    "source must be the path of a video or its bytes": lambda: gpuaug.read_clip(7),
+    "sample must be the index of a drawn sample": lambda: draw(FLIP).of(99),
+    "path must be …, got …. The suffix selects the format.": lambda: gpuaug.Timeline((), "cpu", 2).save("run.jpg"),
+    "width_in must be …, got …. Lane names": lambda: gpuaug.Timeline((), "cpu", 2).figure(5),
     "A clip must be chosen by one of": lambda: gpuaug.read_clip("a.mp4", [1, 2], start_s=1),
     "step must be callable": lambda: gpuaug.profile(gpuaug.StreamedLoader([IMAGES], device="cpu"), 3),
     "backend must be 'auto', or name a decoder": lambda: run(
