@@ -19,7 +19,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note, shown
 from gpuaug.core.settings import on_host
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.targets import type_name
 
 AllocateStrided = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Function of (shape, strides, dtype) that returns an uninitialised tensor, or ``None`` if its memory is full."""

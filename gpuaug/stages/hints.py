@@ -17,13 +17,13 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
-from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
+from gpuaug.core.targets import MASKS, TARGET_KEYS, TARGET_TYPES, type_name
+from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Selection
 
-_DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
+_DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **{key: key for key in MASKS.layouts}}
 """Key of targets in a batch → Kornia's data key."""
 
 

@@ -17,7 +17,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core import packed_targets
 from gpuaug.core.columns import adjacent_view
 from gpuaug.core.packed_targets import PackedTargets, pack_targets, unpack_targets
-from gpuaug.core.torchvision_types import holds_targets
+from gpuaug.core.targets import holds_targets
 
 
 def in_memory_of_its_own(shape, dtype):

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
-from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, image_class, torchvision_class, type_name
+from gpuaug.core.targets import type_name
+from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, image_class, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.kornia_private import with_frames_second
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true

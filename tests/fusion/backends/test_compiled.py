@@ -32,7 +32,7 @@ from gpuaug.fusion.ops.base import PointOp, Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.policies.one_of import OneOf
-from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMATS
+from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 
 KERNELS = {
     "gather_kernel": backend,

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table.rows import fill_table
-from gpuaug.fusion.targets.masks import owners_of, to_device
+from gpuaug.fusion.forms.kinds import owners_of, to_device
 
 SIDES = [(21, 37), (30, 18), (40, 52)]
 COUNTS = [2, 0, 3]

@@ -23,7 +23,7 @@ from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
 from gpuaug.fusion.targets.masks import MaskList
-from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMATS
+from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 
 POINTS = boxes.BoxFormat("points", edges=True)
 FRAMES = torch.tensor([[0, 20, 30], [7, 40, 25], [9, 33, 64]])
