@@ -153,7 +153,7 @@ class Container(Input):
         if flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]:
             return False
         return all(
-            column.packed.shapes is None or (kind is MASKS and all(len(shape) == 3 for shape in column.shapes))
+            all(len(shape) == 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is None
             for name, column in own.items()
             if (kind := self._kind_of(name, column)) is not None
         )

@@ -88,8 +88,8 @@ class Dense(Input):
         if key == "input" and value is not record.images:
             check_same_size(record.size, record.size_of(value))
         is_tensor = isinstance(value, Tensor)
-        self._has_frames = bool(record.frames) and is_tensor and (self._kind in (None, MASKS) or value.ndim == axes + 1)
-        value = self._frames_merged(value) if self._has_frames else value
+        self._has_frames = bool(record.frames) and (self._kind in (None, MASKS) or value.ndim == axes + 1)
+        value = self._frames_merged(value) if self._has_frames and is_tensor else value
         self._axis: int | None = None
         """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
         if is_tensor and value.ndim == axes - 1:
