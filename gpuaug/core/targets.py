@@ -255,6 +255,21 @@ class TensorColumn:
             return torch.cat(tuple(self.tensors))
 
     @cached_property
+    def row_shape(self) -> torch.Size | None:
+        """Shape of one row, ``shape[1:]``, if it is the same for all tensors; else ``None``."""
+        return common_row_shape(self.shapes)
+
+    def rows(self) -> Tensor:
+        """Return all vectors along the last axis of the tensors, (n, size of the last axis), as a plain tensor of one dtype."""
+        if self.row_shape is not None and len(self.dtypes) == 1:
+            return self.joined.flatten(0, -2)
+        # torch.cat would convert int64 beside float16 to float16, in which large coordinates are rounded.
+        promoted = torch.float64 if torch.float64 in self.dtypes else torch.float32
+        dtype = promoted if len(self.dtypes) > 1 else None
+        with as_plain_tensors():
+            return torch.cat([value.to(dtype or value.dtype).flatten(0, -2) for value in self.tensors])
+
+    @cached_property
     def elements(self) -> Tensor:
         """All elements of the tensors, in order, (n,), as a plain tensor."""
         with as_plain_tensors():

@@ -20,14 +20,12 @@ from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
-from gpuaug.core.targets import holds_targets, type_name
+from gpuaug.core.targets import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
-from gpuaug.fusion.forms.box_crop import boxes_for_crop
-from gpuaug.fusion.forms.data_keys import checked_keys
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
@@ -312,10 +310,10 @@ class Fused(nn.Module):
             cached_plan = cached_program.cached.get(key)
             if cached_plan is not None:
                 return self._run_cached(cached_program, cached_plan, inputs[0])
-        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else checked_keys(data_keys)
+        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys
         record = self._record_of(inputs, keys)
         size, views = record.size, self.options.views
-        is_video = type_name(inputs[keys.index("input")]) == "Video" if "input" in keys else False
+        is_video = record.is_video
         program = self._program(record.dtype, is_video=is_video)
         program.check_type(has_run=False)
         program.check_sizes(size)
@@ -489,4 +487,4 @@ def _check_targets(program: Program, record: Record) -> None:
     for op in program.mixes:
         record.check_mix(op)
     if program.box_crop is not None:
-        boxes_for_crop(program.box_crop, record.inputs)
+        record.boxes_for_crop(program.box_crop)

@@ -19,8 +19,8 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
 from gpuaug.core.packed_targets import pack_targets, unpack_targets
-from gpuaug.core.targets import TargetsLayout
 from gpuaug.core.ragged import Shapes
+from gpuaug.core.targets import TargetsLayout
 
 SMALL_BYTES = 32 * 1024
 """Largest size of a packed leaf. For a larger leaf, a separate copy costs less than packing on the host."""

@@ -14,35 +14,37 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.targets import BOXES
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.forms.containers import Container
-from gpuaug.fusion.forms.data_keys import Input
-from gpuaug.fusion.forms.kinds import Points
+from gpuaug.fusion.forms.kinds import Points, Slot
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.program.plan import BoxCrop, Plan
 
 
-def boxes_for_crop(op: BoxCropOp, inputs: Sequence[Input]) -> Points | None:
+def boxes_for_crop(op: BoxCropOp, slots: Sequence[Slot], keys: Sequence[str], all_keys: Sequence[str]) -> Points | None:
     """Return the boxes that determine the crop windows; ``None`` if there are none in the containers.
+
+    Args:
+        op: Op of the crop.
+        slots: Targets in containers.
+        keys: Data key of each input of the call.
+        all_keys: ``keys``, then the data keys of the targets that are recognized in the inputs by class.
 
     Raises:
         ArgumentError: If no input holds target dicts, or there are several sets of boxes.
     """
-    containers = [source for source in inputs if isinstance(source, Container)]
-    slots = [slot for source in containers for slot in source.slots if slot.kind is BOXES]
-    if len(slots) > 1:
-        names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in slots)
+    boxes = [slot for slot in slots if slot.kind is BOXES]
+    if len(boxes) > 1:
+        names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in boxes)
         raise ArgumentError(
-            f"targets must hold one set of boxes for {op.name}, which crops by boxes, got {names}. "
-            "Leave all but one of them out."
+            f"targets must hold one set of boxes for {op.name}, which crops by boxes, got {names}. Leave all but one of them "
+            "out."
         )
-    if not any("targets" in source.all_keys for source in containers):
-        keys = [source.key for source in inputs]
+    if "targets" not in all_keys:
         raise ArgumentError(
-            f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {keys}. Pass target dicts with "
+            f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {list(keys)}. Pass target dicts with "
             "the images: data_keys=['input', 'targets']."
         )
-    return slots[0].target if slots else None  # type: ignore[return-value]
+    return boxes[0].target if boxes else None  # type: ignore[return-value]
 
 
 def crop_by_boxes(

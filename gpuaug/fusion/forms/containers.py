@@ -32,11 +32,10 @@ from gpuaug.core.targets import (
     type_name_of,
     with_class_of,
 )
-from gpuaug.fusion.forms.data_keys import Dense, Input
-from gpuaug.fusion.forms.slots import Slot
+from gpuaug.fusion.forms.kinds import Slot
 
 if TYPE_CHECKING:
-    from gpuaug.fusion.forms.record import Record
+    from gpuaug.fusion.forms.record import Dense, Record
 
 _Path = tuple[Any, ...]
 """Place in a container: keys, field names and indices. The index of the image is left out."""
@@ -47,7 +46,7 @@ _Results = Callable[[], Any]
 (_VALID,) = VALID.keys
 
 
-class Container(Input):
+class Container:
     """Input whose targets are in a container.
 
     In a sequence of B elements, element ``i`` belongs to image ``i``. A tensor outside such a sequence holds one entry per
@@ -65,7 +64,7 @@ class Container(Input):
     """
 
     def __init__(self, key: str, value: Any, record: "Record") -> None:
-        super().__init__(key, record)
+        self.key, self._record = key, record
         self._batch = record.size.batch
         self.slots: list[Slot] = []
         """Boxes, keypoints and instance masks."""
@@ -85,10 +84,10 @@ class Container(Input):
         self.targets = [slot.pack() for slot in self.slots]
 
     @property
-    def all_keys(self) -> list[str]:
-        """Data key of the input, and of the targets that are recognized in it by class."""
+    def inner_keys(self) -> list[str]:
+        """Data keys of the targets that are recognized by class."""
         is_list = self.key == "tv_tensors" and self.slots
-        return [self.key, *("mask" for _ in self.maps), *(("targets",) if is_list else ())]
+        return [*(source.key for source in self.maps), *(("targets",) if is_list else ())]
 
     def output(self) -> Any:
         """Return the container with the transformed targets."""
@@ -256,7 +255,7 @@ class Container(Input):
             assert parts is not None
             return lambda: parts()[0]
         if kind is MASKS:
-            self.maps.append(Dense(next(iter(MASKS.layouts)), tensor, self._record))
+            self.maps.append(self._record.map_input(tensor))
             return self.maps[-1].output
         per_frame = kind is KEYPOINTS and bool(frames) and tensor.ndim == 4 and tensor.shape[1] == frames
         expected = self._record.size.images // frames if per_frame else batch

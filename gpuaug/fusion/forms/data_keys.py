@@ -1,16 +1,13 @@
-"""Inputs in one tensor for all images, each named by a *data key*, such as ``"input"`` for images or ``"mask"``.
+"""Names and checks of inputs: *data keys* say what an input of a call holds, such as ``"input"`` for images or ``"mask"``.
 
-Data keys are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
+They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
 ``"tv_tensors"`` for containers of torchvision's tensors, and ``"valid"`` for the mask of the boxes that are not padding.
-
-Of clips, (B, T, C, H, W), the passes read the frames as images: the frame axis is merged with another axis, and restored.
 """
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +17,12 @@ from kornia.geometry.keypoints import Keypoints
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, shown
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.targets import BOXES, DATA_KEYS, MASKS, VALID, type_name, with_class_of
-from gpuaug.fusion.forms.kinds import Masks, Points, check_device
-from gpuaug.fusion.forms.slots import check_canvas
+from gpuaug.core.targets import BOXES, MASKS
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box, check_form, floating_dtype
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxFormat, check_form
 from gpuaug.fusion.pixels import IMAGE_DTYPES
-
-if TYPE_CHECKING:
-    from gpuaug.fusion.forms.record import Record
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 """gpuaug's names of data keys for which Kornia has several names."""
@@ -39,206 +31,31 @@ _GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
 """Data keys that Kornia does not have."""
 
 
-class Input(ABC):
-    """Input of a call: an adapter from the user's form to the record, and back.
-
-    Args:
-        key: Data key.
-        record: Record of the call.
-    """
-
-    targets: Sequence[Points | Masks] = ()
-    """The targets in one form."""
-
-    def __init__(self, key: str, record: "Record") -> None:
-        self.key, self._record = key, record
-
-    @property
-    def all_keys(self) -> list[str]:
-        """Data key of the input, then of the targets that are recognized in it by class."""
-        return [self.key]
-
-    @abstractmethod
-    def output(self) -> Any:
-        """Return the result in the form of the input."""
+TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
+    "xyxy": BoxFormat("corners", edges=True),
+    "xywh": BoxFormat("sides", edges=True),
+    "cxcywh": BoxFormat("centre", edges=True),
+    "cxcywh_share": BoxFormat("centre", edges=True, share=True),
+}
+"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
 
 
-class Dense(Input):
-    """Images, masks, boxes, keypoints or ``valid`` in one tensor.
-
-    Args:
-        key: Data key.
-        value: The tensor, or ragged images.
-        record: Record of the call, which has read the images.
-
-    Raises:
-        ArgumentTypeError: If the input does not have the type that its key requires.
-        ArgumentError: If its shape does not fit its key, or the images.
-        DeviceError: If it is not on the device of the images.
-    """
-
-    def __init__(self, key: str, value: Any, record: "Record") -> None:
-        super().__init__(key, record)
-        check_input(key, value)
-        self._source = value
-        self._kind = DATA_KEYS.get(key)
-        box_format = KORNIA_FORMATS.get(key)
-        # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
-        axes = 4 if self._kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
-        if key == "input" and value is not record.images:
-            check_same_size(record.size, record.size_of(value))
-        is_tensor = isinstance(value, Tensor)
-        self._has_frames = bool(record.frames) and (self._kind in (None, MASKS) or value.ndim == axes + 1)
-        value = self._frames_merged(value) if self._has_frames and is_tensor else value
-        self._axis: int | None = None
-        """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
-        if is_tensor and value.ndim == axes - 1:
-            # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
-            if self._kind is MASKS or key == "input":
-                self._axis = 0 if key == "input" or record.is_unbatched else 1
-            elif record.size.batch == 1:
-                self._axis = 0
-        self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
-        self.place: tuple[Any, str] = self, "value"
-        """Object and name of its attribute that holds the values in their current state."""
-        self.types = [type(value) if type_name(value) else Tensor] * record.size.batch if key == "input" else []
-        """Class per image or clip that a module of torchvision would get."""
-        if key != "input":
-            self._check_fit()
-        if self._kind is MASKS:
-            self.targets = [Masks(self.value)]
-        elif box_format is not None:
-            self.targets = [Points(self.value, box_format, floating_dtype(value.dtype))]
-        if self.targets:
-            self.place = self.targets[0], "values"
-
-    def _frames_merged(self, value: Tensor) -> Tensor:
-        """Merge the frame axis with another axis.
-
-        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
-        """
-        layout = self._record.clip_layout
-        if self.key == "input":
-            plain = value.as_subclass(Tensor)
-            return layout.images(plain[None] if self._record.is_single_clip else plain)
-        if self._kind is MASKS:
-            return layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
-        return value.flatten(0, 1) if layout.draws_per_frame else value.flatten(1, 2)
-
-    def _frames_restored(self, result: Tensor) -> Tensor:
-        """Invert ``_frames_merged``, for the frames of the output."""
-        source, frames = self._source, len(self._record.frame_indices)
-        if self.key == "input" or (self._kind is MASKS and source.ndim == 5):
-            return self._record.clip_layout.clips(result, frames)
-        if self._kind is MASKS:
-            return result.unflatten(0, (-1, frames))
-        return result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
-
-    def select_frames(self, indices: Tensor, frames: int) -> None:
-        """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
-
-        Args:
-            indices: Indices of the selected frames.
-            frames: Number of frames per clip.
-        """
-        if not self._has_frames or self.key == "input":
-            return
-        axis = 0 if self._kind is MASKS else 1
-        values = self.current
-        per_frame = values.unflatten(axis, (frames, -1) if axis else (-1, frames))
-        self.current = torch.index_select(per_frame, 1, indices).flatten(axis, axis + 1)
-
-    @property
-    def current(self) -> Any:
-        """The values in their current state, between the passes."""
-        return getattr(*self.place)
-
-    @current.setter
-    def current(self, value: Any) -> None:
-        setattr(*self.place, value)
-
-    def _check_fit(self) -> None:
-        """Raise an error if the input does not fit the images."""
-        key, value, source, size = self.key, self.value, self._source, self._record.size
-        if key in KORNIA_FORMATS:
-            check_form(value, key)
-            sample = size.sample(0)
-            check_canvas(key, getattr(source, "canvas_size", None), (sample.height, sample.width))
-        check_device(key, value, self._record.device)
-        if len(value) != (size.images if self._kind is MASKS else size.batch):
-            raise ArgumentError(
-                f"{key} must hold one entry for each of the {size.batch} images, got {tuple(source.shape)}. "
-                "Pass one entry per image."
-            )
-        if self._kind is not MASKS:
-            return
-        fits = value.ndim == 4 and bool(np.all(size.height == value.shape[2]) and np.all(size.width == value.shape[3]))
-        if size.ragged and not fits:
-            raise ArgumentError(
-                f"mask must be a list of one tensor for each image where images differ in size, got {tuple(value.shape)}. "
-                "Pass the masks as a list: list(masks)."
-            )
-        if not fits:
-            raise ArgumentError(
-                f"mask must have the size of the images, {size.shape}, got {tuple(value.shape)}. Resize the mask to that size."
-            )
-
-    def output(self) -> Any:
-        """Return the result in the form of the input."""
-        record, source, result = self._record, self._source, self.current
-        keepdim, views = record.keepdim, record.views
-        # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
-        keeps = keepdim or self._kind not in (None, MASKS)
-        if self._axis is not None and (views == 1 or self._axis) and keeps:
-            result = result.squeeze(self._axis)
-        if self._has_frames:
-            result = self._frames_restored(result)
-        if self.key == "input" and record.is_single_clip and views == 1 and keepdim:
-            result = result[0]
-        if self._kind is MASKS and record.conversions.masks is not None:
-            result = result.to(record.conversions.masks)
-        is_typed = self._kind in (None, MASKS) and isinstance(source, Tensor) and not record.conversions.is_pure
-        return with_class_of(result, source) if is_typed else result
-
-class Labels(Input):
-    """Labels of all images, of any type unless they are mixed or converted."""
-
-    def __init__(self, key: str, value: Any, record: "Record") -> None:
-        super().__init__(key, record)
-        self.value = value
-        size = record.size
-        if isinstance(value, Tensor) and value.ndim > 2 and tuple(value.shape[-2:]) == size.shape[2:]:
-            raise ArgumentError(
-                f"class must be one index for each image or class probabilities, got {tuple(value.shape)}, one value for "
-                "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
-            )
-
-    def check(self) -> None:
-        """Raise an error if labels are not a tensor on the device of the images."""
-        if not isinstance(self.value, Tensor):
-            raise ArgumentTypeError(f"class must be a tensor, got {type(self.value).__name__}. Pass one index for each image.")
-        check_device(self.key, self.value, self._record.device)
-
-    def output(self) -> Any:
-        """Return the labels."""
-        return self.value
-
-
-def checked_keys(data_keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Check the types of the data keys of a call, and return the keys as a tuple.
+def names_of(data_keys: Sequence[Any]) -> list[str]:
+    """Return the names of the data keys of a call.
 
     Raises:
         ArgumentTypeError: If ``data_keys`` is not a sequence of names.
+        ArgumentError: If a name is not a data key.
     """
     is_sequence = isinstance(data_keys, Sequence) and not isinstance(data_keys, str | bytes)
     if is_sequence and all(isinstance(key, str | int | Enum) for key in data_keys):
-        return tuple(data_keys)
+        return list(map(_name_of, data_keys))
     advice = "Name each input in a list: data_keys=['input', 'mask']."
     raise ArgumentTypeError(f"data_keys must be a list of names, got {shown(data_keys)}. {advice}")
 
 
 @functools.cache
-def name_of(key: Any) -> str:
+def _name_of(key: Any) -> str:
     """Return the name of a data key: one string for all names that Kornia has for the key.
 
     Raises:
@@ -377,27 +194,114 @@ def check_same_size(first: Size, size: Size) -> None:
     )
 
 
-def check_valid(inputs: Sequence[Input]) -> None:
-    """Connect the input ``valid`` with the boxes of a call.
+def check_device(name: str, value: Tensor, device: torch.device) -> None:
+    """Raise an error if the value with a name is not on the device of the images.
 
     Raises:
-        ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
+        DeviceError: If ``value`` is not on ``device``.
     """
-    keys = [key for source in inputs for key in source.all_keys]
-    masks = [source for source in inputs if DATA_KEYS.get(source.key) is VALID]
-    boxes = [source for source in inputs if DATA_KEYS.get(source.key) is BOXES]
-    if not masks:
+    if value.device != device:
+        raise DeviceError(f"{name} must be on {device}, where the images are, got {value.device}. Move it to that device.")
+
+
+def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
+    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image.
+
+    Raises:
+        ArgumentError: If ``canvas``, unless it is ``None``, is not ``sides``, (height, width).
+    """
+    if canvas is not None and tuple(canvas) != sides:
+        raise ArgumentError(
+            f"canvas_size of {name} must be the size of the image, {sides}, got {tuple(canvas)}. Resize "
+            "boxes with their image: pass both to the transform that resizes in the dataset."
+        )
+
+
+def torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | None:
+    """Return the name of the format of a ``tv_tensors.BoundingBoxes`` with these attributes; ``None`` for other tensors."""
+    box_format = attributes.get("format")
+    if box_format is None:
+        return None
+    if attributes.get("clamping_mode", "soft") is None:
+        raise ArgumentError(
+            f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes are always clipped to the "
+            "image: leave clamping_mode out."
+        )
+    name = str(getattr(box_format, "value", box_format)).lower()
+    if name not in TARGET_DICT_FORMATS:
+        raise ArgumentError(
+            f"boxes of sample {sample} must be axis-aligned, got {name.upper()}. Pass the boxes around their corners, "
+            "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
+        )
+    return name
+
+
+def way_to_masks(masks: Any) -> str:
+    """Return the advice for masks of one image that are no tensor."""
+    first = masks[0] if isinstance(masks, list | tuple) and masks else masks
+    if isinstance(first, Tensor):
+        return "Stack the masks of one image: torch.stack(masks)."
+    if isinstance(first, np.ndarray):
+        code = "masks" if first is masks else "np.stack(masks)"
+        return f"Convert the masks in the dataset: torch.from_numpy({code})."
+    if isinstance(first, Mapping | list | tuple):  # COCO's run lengths or polygons
+        code = "[masks]" if first is masks else "masks"
+        if not isinstance(first, Mapping) or not isinstance(first.get("counts"), str | bytes):
+            code = f"mask.frPyObjects({code}, height, width)"
+        return (
+            "Decode run lengths and polygons in the dataset, with pycocotools.mask as mask: "
+            f"torch.from_numpy(mask.decode({code})).movedim(2, 0)."
+        )
+    return "Return a tensor (n, H, W) from the dataset."
+
+
+def check_fit(key: str, value: Tensor, source: Tensor, size: Size, device: torch.device) -> None:
+    """Raise an error if masks, boxes, keypoints or ``valid`` do not fit the images.
+
+    Args:
+        key: Data key of the input.
+        value: The input, with a batch axis, and without the frame axis of clips.
+        source: The input as the user passed it.
+        size: Size of the images.
+        device: Device of the images.
+
+    Raises:
+        ArgumentError: If the shape does not fit.
+        DeviceError: If the input is on another device.
+    """
+    if key in KORNIA_FORMATS:
+        check_form(value, key)
+        sample = size.sample(0)
+        check_canvas(key, getattr(source, "canvas_size", None), (sample.height, sample.width))
+    check_device(key, value, device)
+    are_masks = key in MASKS.layouts
+    if len(value) != (size.images if are_masks else size.batch):
+        raise ArgumentError(
+            f"{key} must hold one entry for each of the {size.batch} images, got {tuple(source.shape)}. "
+            "Pass one entry per image."
+        )
+    if not are_masks:
         return
-    if len(masks) > 1 or len(boxes) != 1:
+    fits = value.ndim == 4 and bool(np.all(size.height == value.shape[2]) and np.all(size.width == value.shape[3]))
+    if size.ragged and not fits:
         raise ArgumentError(
-            f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {keys}. "
-            "Name 'valid' once, for one tensor of boxes."
+            f"mask must be a list of one tensor for each image where images differ in size, got {tuple(value.shape)}. "
+            "Pass the masks as a list: list(masks)."
         )
-    (valid,), (target,) = (source.value for source in masks), boxes[0].targets
-    if valid.dtype != torch.bool or valid.shape != target.values.shape[:2]:
+    if not fits:
         raise ArgumentError(
-            f"valid must be one bool for each box, torch.bool {tuple(target.values.shape[:2])}, got {valid.dtype} "
-            f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
+            f"mask must have the size of the images, {size.shape}, got {tuple(value.shape)}. Resize the mask to that size."
         )
-    target.valid, target.clip = valid, True
-    masks[0].place = target, "valid"
+
+
+def check_not_segmentation_map(labels: Any, size: Size) -> None:
+    """Raise an error if labels have the size of the images, because they are then a segmentation map, not classes.
+
+    Raises:
+        ArgumentError: If the labels have the size of the images.
+    """
+    if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == size.shape[2:]:
+        raise ArgumentError(
+            f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
+            "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
+        )

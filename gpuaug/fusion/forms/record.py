@@ -14,23 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.targets import DATA_KEYS, LABELS, MASKS, VALID, type_name
+from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID, type_name, with_class_of
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.forms.box_crop import boxes_for_crop, crop_by_boxes
 from gpuaug.fusion.forms.containers import Container
-from gpuaug.fusion.forms.data_keys import Dense, Input, Labels, check_input, check_valid, name_of
+from gpuaug.fusion.forms.data_keys import (
+    check_device,
+    check_fit,
+    check_input,
+    check_not_segmentation_map,
+    check_same_size,
+    names_of,
+)
 from gpuaug.fusion.forms.kinds import Masks, Points, sides_of, to_device
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.boxes import composed
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box, composed
 from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
 from gpuaug.fusion.options import BoxFormatName
-from gpuaug.fusion.pixels import converted
+from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 
 
@@ -61,7 +69,7 @@ class Record:
         conversions: TargetConversions = NO_CONVERSIONS,
         clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
     ) -> None:
-        self.keys = [key if key in _SIMPLE_KEYS else name_of(key) for key in keys]
+        self.keys = list(keys) if type(keys) in (list, tuple) and all(map(_NAMES.__contains__, keys)) else names_of(keys)
         """Data key of each input."""
         self.boxes, self.conversions, self.clip_layout = boxes, conversions, clip_layout
         if len(inputs) != len(self.keys):
@@ -73,15 +81,31 @@ class Record:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
         self.images: Any = inputs[self.keys.index("input")]
         """The first images, as the user passed them."""
-        check_input("input", self.images)
+        images = self.images
+        is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
+        if not is_usual or images.requires_grad:
+            check_input("input", images)
         self._sides: dict[bool, list[tuple[int, int]]] = {}
         """Cache of ``sides``."""
         self._read_images()
-        self.inputs: list[Input] = [self._input(key, value) for key, value in zip(self.keys, inputs, strict=True)]
-        check_valid(self.inputs)
-        maps = [mask for source in self.inputs if isinstance(source, Container) for mask in source.maps]
-        self._dense = [source for source in (*self.inputs, *maps) if isinstance(source, Dense)]
+        self.inputs: list[Dense | Container] = []
+        """Inputs except labels."""
+        self._labels: dict[int, Any] = {}
+        """Labels of all images, by index of the input. Of any type unless they are mixed or converted."""
+        for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
+            if DATA_KEYS.get(key) is LABELS:
+                check_not_segmentation_map(value, self.size)
+                self._labels[index] = value
+            elif key == "input" or (key in DATA_KEYS and not isinstance(value, list | tuple)):
+                self.inputs.append(Dense(key, value, self))
+            else:
+                self.inputs.append(Container(key, value, self))
+        maps = [mask for source in self.inputs if type(source) is Container for mask in source.maps]
+        self._dense = [source for source in (*self.inputs, *maps) if type(source) is Dense]
         """Inputs in one tensor, and segmentation maps in containers."""
+        self._first = [source.key for source in self._dense].index("input")
+        if any(key in VALID.layouts for key in self.keys):
+            self._connect_valid()
         self.targets: list[Points | Masks] = [target for source in (*self.inputs, *maps) for target in source.targets]
         """Masks, boxes and keypoints in one form."""
         arrays = [array for target in self.targets for array in target.host_arrays]
@@ -106,7 +130,9 @@ class Record:
         is_tensor = isinstance(images, Tensor)
         self.is_unbatched = is_tensor and images.ndim == 3
         """True for a single image (C, H, W), without a batch axis."""
-        self.is_single_clip = type(images) is not Tensor and type_name(images) == "Video" and images.ndim == 4
+        self.is_video = type(images) is not Tensor and type_name(images) == "Video"
+        """True for images of torchvision's class ``Video``."""
+        self.is_single_clip = self.is_video and images.ndim == 4
         """True for a single clip (T, C, H, W), without a batch axis."""
         images = images[None] if self.is_unbatched or self.is_single_clip else images
         may_be_clips = not is_tensor or images.ndim == 5 or layout.is_required
@@ -135,19 +161,41 @@ class Record:
             self._sides[per_frame] = sides_of(self.size.per_frame() if per_frame else self.size)
         return self._sides[per_frame]
 
-    def _input(self, key: str, value: Any) -> Input:
-        """Create the adapter of an input."""
-        kind = DATA_KEYS.get(key)
-        if kind is LABELS:
-            return Labels(key, value, self)
-        if key != "input" and (kind is None or (kind is MASKS and isinstance(value, list | tuple))):
-            return Container(key, value, self)
-        return Dense(key, value, self)
+    def map_input(self, mask: Tensor) -> "Dense":
+        """Create the input for a segmentation map of all images that is in a container."""
+        return Dense(next(iter(MASKS.layouts)), mask, self)
+
+    def _connect_valid(self) -> None:
+        """Connect the input ``valid`` with the boxes.
+
+        Raises:
+            ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
+        """
+        masks = [source for source in self._dense if source.kind is VALID]
+        boxes = [source.targets[0] for source in self._dense if source.kind is BOXES]
+        if len(masks) > 1 or len(boxes) != 1:
+            raise ArgumentError(
+                f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {self.all_keys}. "
+                "Name 'valid' once, for one tensor of boxes."
+            )
+        valid, target = masks[0].value, boxes[0]
+        if valid.dtype != torch.bool or valid.shape != target.values.shape[:2]:
+            raise ArgumentError(
+                f"valid must be one bool for each box, torch.bool {tuple(target.values.shape[:2])}, got {valid.dtype} "
+                f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
+            )
+        target.valid, target.clip = valid, True
+        masks[0].place = target, "valid"
 
     @property
     def all_keys(self) -> list[str]:
         """Data keys of the inputs, then of the targets in them that are recognized by class."""
-        return [*self.keys, *(key for source in self.inputs for key in source.all_keys[1:])]
+        return [*self.keys, *(key for source in self.inputs if type(source) is Container for key in source.inner_keys)]
+
+    def boxes_for_crop(self, op: BoxCropOp) -> Points | None:
+        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers."""
+        containers = [source for source in self.inputs if type(source) is Container]
+        return boxes_for_crop(op, [slot for source in containers for slot in source.slots], self.keys, self.all_keys)
 
     def check_mix(self, op: MixOp) -> None:
         """Raise an error for inputs that cannot be mixed. Call before any pass.
@@ -164,12 +212,14 @@ class Record:
                 f"{', '.join(unsupported_keys)}. Mixing is not supported beside these: mix in the dataset, or leave the mix "
                 "out."
             )
-        for labels in self._labels:
-            labels.check()
+        self._check_labels()
 
-    @property
-    def _labels(self) -> list[Labels]:
-        return [source for source in self.inputs if isinstance(source, Labels)]
+    def _check_labels(self) -> None:
+        """Raise an error if labels are not a tensor on the device of the images."""
+        for labels in self._labels.values():
+            if not isinstance(labels, Tensor):
+                raise ArgumentTypeError(f"class must be a tensor, got {type(labels).__name__}. Pass one index for each image.")
+            check_device("class", labels, self.device)
 
     def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
         """Convert labels to class probabilities: at once without ``mixes``, otherwise when the first mix runs.
@@ -179,14 +229,14 @@ class Record:
             ArgumentTypeError: If labels are not a tensor.
             DeviceError: If labels are not on the device of the images.
         """
+        self._check_labels()
         batch = self.size.batch
         # If every frame counts as an image of the batch, there may still be one label per clip, unless frames are mixed.
         clips = batch // self.frames if self.clip_layout.draws_per_frame and not mixes else batch
-        for labels in self._labels:
-            labels.check()
-            soft_labels.check(labels.value, batch if labels.value.shape[:1] == (batch,) else clips)
+        for index, labels in self._labels.items():
+            soft_labels.check(labels, batch if labels.shape[:1] == (batch,) else clips)
             if not mixes:
-                labels.value = dispatch.run_labels(soft_labels, labels.value, None)
+                self._labels[index] = dispatch.run_labels(soft_labels, labels, None)
         self._soft_labels = soft_labels
         self._converting_mix = mixes[0] if mixes else None
 
@@ -217,7 +267,7 @@ class Record:
             memory_format: Memory format of the output images.
         """
         if self.has_points and plan.box_crop is not None:
-            boxes = boxes_for_crop(plan.box_crop.op, self.inputs)
+            boxes = self.boxes_for_crop(plan.box_crop.op)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self._source, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
@@ -228,10 +278,10 @@ class Record:
                 source.value = dispatch.run(plan, source.value, table, dtype, memory_format, canvases)
         for target in self.targets:
             target.run(plan, table, canvases)
-        for labels in self._labels:
+        for index in self._labels:
             for pass_ in plan.passes:
                 if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
-                    labels.value = self._mixed_labels(labels.value, pass_.front, pass_.rows_of(table))
+                    self._labels[index] = self._mixed_labels(self._labels[index], pass_.front, pass_.rows_of(table))
 
     def _select_frames(self, plan: Plan) -> None:
         """Select the frames that a plan selects. The kernels select the images; containers select elements of lists."""
@@ -263,8 +313,8 @@ class Record:
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
         images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
-        listed_keys = [source.all_keys for source in self.inputs if isinstance(source, Container)]
-        op.check_keys(self.all_keys, ["targets", *(keys[0] for keys in listed_keys if keys[0] in DATA_KEYS)])
+        listed_keys = [source.key for source in self.inputs if type(source) is Container and source.key in DATA_KEYS]
+        op.check_keys(self.all_keys, ["targets", *listed_keys])
         # Kornia's containers return labels unchanged, or raise an error.
         selected = [
             source for source in self._dense if source.key == "input" or not (images_only or DATA_KEYS[source.key] is VALID)
@@ -291,16 +341,12 @@ class Record:
         Raises:
             ArgumentError: If the images do not have ``size``.
         """
-        shape = tuple(self._first_images.value.shape)
+        shape = tuple(self._dense[self._first].value.shape)
         if shape != (size.images, size.channels, size.height, size.width):
             raise ArgumentError(
                 f"{op.name} must return images of {(size.images, size.channels, size.height, size.width)}, the size that was "
                 f"drawn, got {shape}. Put the module into a separate stage, and the modules after it into another."
             )
-
-    @property
-    def _first_images(self) -> Dense:
-        return next(source for source in self._dense if source.key == "input")
 
     @property
     def _source(self) -> Any:
@@ -315,7 +361,7 @@ class Record:
             views: Number of views, that is, random augmentations of each image. The outputs are those of one view.
         """
         self.keepdim, self.views = keepdim, views
-        height, width = self._first_images.value.shape[2:]
+        height, width = self._dense[self._first].value.shape[2:]
         self.out = int(height), int(width)
         """Height and width of the output images."""
         if self.has_points:
@@ -326,8 +372,128 @@ class Record:
                 if isinstance(target, Points):
                     target.transform(matrix, self._source, self.out, self.conversions)
         values = [source.output() for source in self.inputs]
+        for index, labels in self._labels.items():
+            values.insert(index, labels)
         return values[0] if len(values) == 1 else values
 
 
-_SIMPLE_KEYS = frozenset({"input", "targets", "tv_tensors", *DATA_KEYS})
-"""Data keys whose name is in lower case already."""
+_NAMES = frozenset({"input", "targets", "tv_tensors", *DATA_KEYS})
+"""Data keys that are names already."""
+
+
+class Dense:
+    """Images, masks, boxes, keypoints or ``valid`` in one tensor.
+
+    Args:
+        key: Data key.
+        value: The tensor, or ragged images.
+        record: Record of the call, which has read the images.
+
+    Raises:
+        ArgumentTypeError: If the input does not have the type that its key requires.
+        ArgumentError: If its shape does not fit its key, or the images.
+        DeviceError: If it is not on the device of the images.
+    """
+
+    def __init__(self, key: str, value: Any, record: Record) -> None:
+        self.key, self._record, self._source = key, record, value
+        if value is not record.images:
+            check_input(key, value)
+        self.kind = DATA_KEYS.get(key)
+        box_format = KORNIA_FORMATS.get(key)
+        # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
+        axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
+        if key == "input" and value is not record.images:
+            check_same_size(record.size, record.size_of(value))
+        is_tensor = isinstance(value, Tensor)
+        self._has_frames = bool(record.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
+        value = self._frames_merged(value) if self._has_frames and is_tensor else value
+        self._axis: int | None = None
+        """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
+        if is_tensor and value.ndim == axes - 1:
+            # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
+            if self.kind is MASKS or key == "input":
+                self._axis = 0 if key == "input" or record.is_unbatched else 1
+            elif record.size.batch == 1:
+                self._axis = 0
+        self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
+        self.place: tuple[Any, str] = self, "value"
+        """Object and name of its attribute that holds the values in their current state."""
+        self.types = (
+            [type(value) if type(value) is not Tensor and type_name(value) else Tensor] * record.size.batch
+            if key == "input"
+            else []
+        )
+        """Class per image or clip that a module of torchvision would get."""
+        self.targets: Sequence[Points | Masks] = ()
+        """The targets in one form."""
+        if key != "input":
+            check_fit(key, self.value, value, record.size, record.device)
+        if self.kind is MASKS:
+            self.targets = [Masks(self.value)]
+        elif box_format is not None:
+            self.targets = [Points(self.value, box_format)]
+        if self.targets:
+            self.place = self.targets[0], "values"
+
+    def _frames_merged(self, value: Tensor) -> Tensor:
+        """Merge the frame axis with another axis.
+
+        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
+        """
+        layout = self._record.clip_layout
+        if self.key == "input":
+            plain = value.as_subclass(Tensor)
+            return layout.images(plain[None] if self._record.is_single_clip else plain)
+        if self.kind is MASKS:
+            return layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if layout.draws_per_frame else value.flatten(1, 2)
+
+    def _frames_restored(self, result: Tensor) -> Tensor:
+        """Invert ``_frames_merged``, for the frames of the output."""
+        source, frames = self._source, len(self._record.frame_indices)
+        if self.key == "input" or (self.kind is MASKS and source.ndim == 5):
+            return self._record.clip_layout.clips(result, frames)
+        if self.kind is MASKS:
+            return result.unflatten(0, (-1, frames))
+        return result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
+
+    def select_frames(self, indices: Tensor, frames: int) -> None:
+        """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
+
+        Args:
+            indices: Indices of the selected frames.
+            frames: Number of frames per clip.
+        """
+        if not self._has_frames or self.key == "input":
+            return
+        axis = 0 if self.kind is MASKS else 1
+        values = self.current
+        per_frame = values.unflatten(axis, (frames, -1) if axis else (-1, frames))
+        self.current = torch.index_select(per_frame, 1, indices).flatten(axis, axis + 1)
+
+    @property
+    def current(self) -> Any:
+        """The values in their current state, between the passes."""
+        return getattr(*self.place)
+
+    @current.setter
+    def current(self, value: Any) -> None:
+        setattr(*self.place, value)
+
+    def output(self) -> Any:
+        """Return the result in the form of the input."""
+        record, source, result = self._record, self._source, self.current
+        keepdim, views = record.keepdim, record.views
+        # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
+        keeps = keepdim or self.kind not in (None, MASKS)
+        if self._axis is not None and (views == 1 or self._axis) and keeps:
+            result = result.squeeze(self._axis)
+        if self._has_frames:
+            result = self._frames_restored(result)
+        if self.key == "input" and record.is_single_clip and views == 1 and keepdim:
+            result = result[0]
+        if self.kind is MASKS and record.conversions.masks is not None:
+            result = result.to(record.conversions.masks)
+        is_typed = self.kind in (None, MASKS) and isinstance(source, Tensor) and not record.conversions.is_pure
+        return with_class_of(result, source) if is_typed and type(source) is not Tensor else result
