@@ -269,6 +269,16 @@ class TensorColumn:
         with as_plain_tensors():
             return torch.cat([value.to(dtype or value.dtype).flatten(0, -2) for value in self.tensors])
 
+    def typed(self, parts: Sequence[Tensor], changes: Mapping[str, Any], *, is_pure: bool) -> Sequence[Tensor]:
+        """Return ``parts`` as instances of the classes of the tensors. Arguments as of ``with_class_of``.
+
+        ``is_pure``: whether parts for torchvision's tensors become plain tensors.
+        """
+        return [
+            part if is_pure and type_name(tensor) else with_class_of(part, tensor, **changes)
+            for part, tensor in zip(parts, self.tensors, strict=True)
+        ]
+
     @cached_property
     def elements(self) -> Tensor:
         """All elements of the tensors, in order, (n,), as a plain tensor."""

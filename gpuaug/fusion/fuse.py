@@ -305,23 +305,28 @@ class Fused(nn.Module):
         """Return the outputs of ``forward``, which has the same arguments."""
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
-        inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
             cached_plan = cached_program.cached.get(key)
             if cached_plan is not None:
                 return self._run_cached(cached_program, cached_plan, inputs[0])
+        inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
         keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys
         record = self._record_of(inputs, keys)
-        size, views = record.size, self.options.views
-        is_video = record.is_video
+        size, views, is_video = record.size, self.options.views, record.is_video
         program = self._program(record.dtype, is_video=is_video)
-        program.check_type(has_run=False)
-        program.check_sizes(size)
-        _check_targets(program, record)
+        key = image_key(record.images, masks=record.has_masks)
+        plan = program.cached[key].plan if key in program.cached else None
+        if plan is None:
+            program.check_type(has_run=False)
+            program.check_sizes(size)
+            plan = program.segments.whole_plan(size, masks=record.has_masks, views=views)
+            if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
+                program.cache(key, plan, size)
+        for op in program.mixes:
+            record.check_mix(op)
+        if program.box_crop is not None:
+            record.boxes_for_crop(program.box_crop)
         self._last_call[:] = ((size, record.device, record.dtype),)
-        plan = program.segments.whole_plan(size, masks=record.has_masks, views=views)
-        if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
-            program.cache(key, plan, size)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
         # Whether ``TablePrefetch`` can draw for this call and later ones. It is not used if ``draws`` are passed.
@@ -335,16 +340,18 @@ class Fused(nn.Module):
             all_draws = program.draw(size, seed) if seed is not None else draws
             try:
                 if views_together:
-                    result = self._run(program, record, all_draws)
+                    result = self._run(program, record, plan, all_draws)
                 else:
                     assert all_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [
-                        self._run(program, self._record_of(inputs, keys), draws_of_view) for draws_of_view in all_draws.views
+                        self._run(program, self._record_of(inputs, keys), plan, draws_of_view)
+                        for draws_of_view in all_draws.views
                     ]
                     result = concatenated_views(view_results, record.keys, is_cutmix=has_cut_mix)
-                program.check_type(has_run=True)
+                if plan is None:
+                    program.check_type(has_run=True)
                 return result
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
@@ -422,12 +429,14 @@ class Fused(nn.Module):
         """Name of the backend of the last call; empty before the first call."""
         return dispatch.backend_name(self._last_call[0][1]) if self._last_call else ""
 
-    def _run(self, program: Program, record: Record, draws: Draws | None) -> Any:
-        """Run the pipeline on the inputs of a call, for all views at once or for one view."""
+    def _run(self, program: Program, record: Record, plan: Plan | None, draws: Draws | None) -> Any:
+        """Run the pipeline on the inputs of a call, for all views at once or for one view.
+
+        ``plan``: plan that runs the whole pipeline; ``None`` to run it segment by segment.
+        """
         with torch.no_grad():
             if self._soft_labels is not None:
                 record.convert_labels(self._soft_labels, program.mixes)
-            plan = program.segments.whole_plan(record.size, masks=record.has_masks, views=self.options.views)
             if plan is not None:
                 view_draws = (
                     None if draws is None else [draws_of_plan_ops(program.lowered_ops, view._drawn) for view in draws.views]
@@ -476,15 +485,3 @@ class Fused(nn.Module):
                 table = make_table(plan, size, draws_by_op, record.device, has_points=record.has_points)
                 record.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
                 size = replace(size.to(plan.out.height, plan.out.width), frames=plan.out.frames)
-
-
-def _check_targets(program: Program, record: Record) -> None:
-    """Raise an error for targets that a mix or a crop by boxes does not support.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: If a target is not supported.
-    """
-    for op in program.mixes:
-        record.check_mix(op)
-    if program.box_crop is not None:
-        record.boxes_for_crop(program.box_crop)

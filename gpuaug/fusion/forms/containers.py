@@ -5,7 +5,7 @@ values of all images under one key are one tensor. A container is read *by colum
 as the boxes of all target dicts, become one slot.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +93,9 @@ class Container:
         """Return the container with the transformed targets."""
         return self._results()
 
-    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool, key: str = "") -> Slot:
-        """Create a slot. ``key``: key of a target dict; by default the first key of ``kind``."""
-        slot = Slot(kind, key or next(iter(kind.keys)), path, column, self._record, per_frame=per_frame)
+    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool) -> Slot:
+        """Create a slot for targets that are not in a target dict."""
+        slot = Slot(kind, next(iter(kind.keys)), path, column, self._record, per_frame=per_frame)
         self.slots.append(slot)
         return slot
 
@@ -110,7 +110,7 @@ class Container:
 
     def _target_dicts(self, value: Any) -> _Results:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
-        frames, images = self._record.frames, self._record.size.images
+        frames = self._record.frames
         is_nested = bool(frames) and isinstance(value, list | tuple) and bool(value)
         is_nested = is_nested and all(isinstance(clip, list | tuple) for clip in value)
         if is_nested and any(len(clip) != frames for clip in value):
@@ -120,8 +120,8 @@ class Container:
                 "Pass one dict per clip, or one dict per frame."
             )
         records = [record for clip in value for record in clip] if is_nested else value
-        per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == images)
-        _check_dicts(records, images if per_frame else self._batch)
+        per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == self._record.size.images)
+        _check_dicts(records, self._record.size.images if per_frame else self._batch)
         parts = self._of_records(records, range(len(records)), (), by_key=True, per_frame=per_frame)
 
         def results() -> Any:
@@ -144,7 +144,9 @@ class Container:
         is_list = self.key in ("targets", "tv_tensors")
         if self._record.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
             return False
-        boxes = [own[name] for name in own if (kind := self._kind_of(name, own[name])) is BOXES]
+        by_key = self.key == "targets"
+        kinds = {name: _kind_of(name, column.types, by_key=by_key) for name, column in own.items()}
+        boxes = [own[name] for name, kind in kinds.items() if kind is BOXES]
         flags = own.get(_VALID)
         if len(boxes) > 1:
             return False
@@ -153,27 +155,24 @@ class Container:
             return False
         return all(
             all(len(shape) == 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is None
-            for name, column in own.items()
-            if (kind := self._kind_of(name, column)) is not None
+            for (name, kind), column in zip(kinds.items(), own.values(), strict=True)
+            if kind is not None
         )
-
-    def _kind_of(self, name: Any, column: TensorColumn) -> Any:
-        """Return the kind of the targets in a packed column of target dicts; ``None`` for other values."""
-        (cls,) = column.types
-        return (TARGET_KEYS.get(name) if self.key == "targets" else None) or TARGET_TYPES.get(type_name_of(cls))
 
     def _packed(self, packed: PackedTargets) -> _Results:
         """Read packed target dicts."""
         own = packed.columns()
         slots: dict[Any, Slot] = {}
+        by_key = self.key == "targets"
         for name, column in own.items():
-            kind = self._kind_of(name, column)
+            kind = _kind_of(name, column.types, by_key=by_key)
             if kind is not None:
-                key = name if TARGET_KEYS.get(name) is kind else ""
-                slots[name] = self._slot(kind, (name,), column, per_frame=False, key=key)
+                key = name if name in kind.keys else next(iter(kind.keys))
+                slots[name] = Slot(kind, key, (name,), column, self._record)
+        self.slots += slots.values()
         records, samples = packed.layout.records, range(len(packed.layout.records))
         boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
-        _assign_valid(records, samples, boxes, own.get(_VALID), by_key=self.key == "targets")
+        _assign_valid(records, samples, boxes, own.get(_VALID), by_key=by_key)
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
@@ -183,7 +182,7 @@ class Container:
                     valid = slot.target.valid  # type: ignore[union-attr]
                     counts = changes[name][0].lengths
                     changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
-            if self._record.conversions.is_pure and self.key == "targets":
+            if self._record.conversions.is_pure and by_key:
                 others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
                 changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
             return packed.with_columns(changes)
@@ -199,15 +198,15 @@ class Container:
         """
         if isinstance(value, Tensor):
             return self._tensor_of_batch(value, path)
-        if not batches.is_container(value):
-            return None
-        if self._is_per_frame(value):
-            frames = self._record.frames
+        frames = self._record.frames
+        if frames and self._is_per_frame(value):
             parts = self._of_column(list(chain.from_iterable(value)), range(self._record.size.images), path, per_frame=True)
             assert parts is not None
             return lambda: type(value)(map(type(value[0]), self._frames_of(parts(), frames)))
         if _is_sequence(value):
             return self._sequence_of_batch(value, path)
+        if not batches.is_container(value):
+            return None
         members: dict[Any, _Results] = {}
         names = batches.member_names(value)
         # In a mapping, ``valid`` refers to the first boxes.
@@ -220,7 +219,7 @@ class Container:
             members[name] = results
             if name is first and self.slots[-1].column.tensors:
                 slot = self.slots[-1]
-                members[_VALID] = lambda slot=slot: torch.cat(slot.valid_parts())  # type: ignore[misc]
+                members[_VALID] = lambda slot=slot: torch.cat(tuple(slot.valid_parts))  # type: ignore[misc]
                 if _VALID in value:
                     valid, samples = value[_VALID], slot.column.samples
                     is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
@@ -292,11 +291,11 @@ class Container:
             per_frame: Whether the samples are frames.
         """
         groups: dict[Any, list[int]] = {}
+        kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
         for position, value in enumerate(values):
-            if type(value) not in HOLDS_NOTHING:
-                kind = TARGET_TYPES.get(type_name(value)) if isinstance(value, Tensor) else None
-                if kind is not None or batches.is_container(value):
-                    groups.setdefault(kind, []).append(position)
+            kind = kinds.get(type(value))
+            if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
+                groups.setdefault(kind, []).append(position)
         results: list[tuple[Sequence[int], Callable[[], Sequence[Any]]]] = []
         for kind, positions in groups.items():
             group, owners = [values[position] for position in positions], [samples[position] for position in positions]
@@ -330,13 +329,16 @@ class Container:
         results: dict[Any, tuple[Sequence[int], Callable[[], Sequence[Any]]]] = {}
         boxes: list[tuple[Any, Slot]] = []
         for name, (positions, column) in own.items():
-            kind = TARGET_KEYS.get(name) if by_key else None
-            if kind is None and HOLDS_NOTHING.issuperset(map(type, column)):
+            types = set(map(type, column))
+            kind = _kind_of(name, types, by_key=by_key)
+            if kind is None and types <= HOLDS_NOTHING:
                 continue
             owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
             if kind is not None:
-                slot = self._slot(kind, (*path, name), TensorColumn(owners, column), per_frame=per_frame, key=name)
+                key = name if by_key and name in kind.keys else next(iter(kind.keys))
+                slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._record, per_frame=per_frame)
+                self.slots.append(slot)
                 results[name] = positions, slot.parts
             elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
                 results[name] = positions, parts
@@ -356,7 +358,7 @@ class Container:
                 for position, part in zip(positions, parts(), strict=True):
                     changes[position][name] = part
             for _, slot in boxes:
-                for sample, part in zip(slot.column.samples, slot.valid_parts() if slot.valid_samples else (), strict=False):
+                for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
                     if sample in slot.valid_samples:
                         changes[positions_of[sample]][_VALID] = part
             if by_key and self._record.conversions.is_pure:
@@ -397,11 +399,23 @@ class Container:
     def _is_per_frame(self, value: Any) -> bool:
         """Return whether a value is a list with, for each clip, one list of one element per frame, of one type or ``None``."""
         frames, images = self._record.frames, self._record.size.images
-        if not frames or type(value) not in (list, tuple) or len(value) * frames != images:
+        if type(value) not in (list, tuple) or len(value) * frames != images:
             return False
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
             return False
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+
+
+def _kind_of(name: Any, types: Collection[type], *, by_key: bool) -> Kind | None:
+    """Return the kind of the targets in a column of dicts; ``None`` for other values, and for values of several kinds.
+
+    Args:
+        name: Key of the column.
+        types: Classes of its values.
+        by_key: Whether the dicts are target dicts.
+    """
+    kind = TARGET_KEYS.get(name) if by_key else None
+    return TARGET_TYPES.get(type_name_of(*types)) if kind is None and len(types) == 1 else kind
 
 
 def _assign_valid(
@@ -437,10 +451,10 @@ def _assign_valid(
         if names:
             chosen[names[0]].append(sample)
     for name, slot in boxes:
-        slot.valid_samples = chosen[name]
+        slot.valid_samples = frozenset(chosen[name])
         if flags is not None:
-            values, of_slot = zip(flags.samples, flags.tensors, strict=True), set(chosen[name])
-            slot_flags = {sample: value for sample, value in values if sample in of_slot}
+            values = zip(flags.samples, flags.tensors, strict=True)
+            slot_flags = {sample: value for sample, value in values if sample in slot.valid_samples}
             slot.flags = TensorColumn(list(slot_flags), list(slot_flags.values()))
 
 
@@ -472,9 +486,11 @@ def _kind(value: Any) -> str:
         return inner and f"list of {inner}"
     if value is None:
         return ""
-    return "dict" if batches.is_container(value) else "other values"
+    return "dict" if type(value) is dict or batches.is_container(value) else "other values"
 
 
 def _is_sequence(value: Any) -> bool:
     """Return whether a value is a list, a tuple or a similar sequence, and not a namedtuple or string."""
+    if type(value) in (list, dict):
+        return type(value) is list
     return isinstance(value, Sequence) and not isinstance(value, str | bytes) and not batches.is_namedtuple(value)

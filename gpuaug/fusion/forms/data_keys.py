@@ -21,7 +21,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, sh
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.targets import BOXES, MASKS
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxFormat, check_form
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, check_form
 from gpuaug.fusion.pixels import IMAGE_DTYPES
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
@@ -29,15 +29,6 @@ _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 
 _GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
 """Data keys that Kornia does not have."""
-
-
-TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
-    "xyxy": BoxFormat("corners", edges=True),
-    "xywh": BoxFormat("sides", edges=True),
-    "cxcywh": BoxFormat("centre", edges=True),
-    "cxcywh_share": BoxFormat("centre", edges=True, share=True),
-}
-"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
 
 
 def names_of(data_keys: Sequence[Any]) -> list[str]:
@@ -215,25 +206,6 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
             f"canvas_size of {name} must be the size of the image, {sides}, got {tuple(canvas)}. Resize "
             "boxes with their image: pass both to the transform that resizes in the dataset."
         )
-
-
-def torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | None:
-    """Return the name of the format of a ``tv_tensors.BoundingBoxes`` with these attributes; ``None`` for other tensors."""
-    box_format = attributes.get("format")
-    if box_format is None:
-        return None
-    if attributes.get("clamping_mode", "soft") is None:
-        raise ArgumentError(
-            f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes are always clipped to the "
-            "image: leave clamping_mode out."
-        )
-    name = str(getattr(box_format, "value", box_format)).lower()
-    if name not in TARGET_DICT_FORMATS:
-        raise ArgumentError(
-            f"boxes of sample {sample} must be axis-aligned, got {name.upper()}. Pass the boxes around their corners, "
-            "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
-        )
-    return name
 
 
 def way_to_masks(masks: Any) -> str:

@@ -8,7 +8,7 @@ The owner of a row is the index of its sample, an image or a clip. A *pass* is o
 of the ops. A mask *valid* says which boxes are inside the image and large enough.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +16,25 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, split, type_name, with_class_of
+from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, split
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.data_keys import TARGET_DICT_FORMATS, check_canvas, check_device, torchvision_format, way_to_masks
-from gpuaug.fusion.ops.base import Array, Size
+from gpuaug.fusion.forms.data_keys import check_canvas, check_device, way_to_masks
+from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.program.plan import Canvases, Plan
 
 if TYPE_CHECKING:
     from gpuaug.fusion.forms.record import Record
+
+TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
+    "xyxy": BoxFormat("corners", edges=True),
+    "xywh": BoxFormat("sides", edges=True),
+    "cxcywh": BoxFormat("centre", edges=True),
+    "cxcywh_share": BoxFormat("centre", edges=True, share=True),
+}
+"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
 
 POINTS = BoxFormat("points", edges=True)
 """Format of keypoints in target dicts."""
@@ -115,9 +123,6 @@ class Points:
             self.format = BoxFormat("vertices")
         self.values = points if matrix is None else apply_matrices(points, matrix)
 
-    def run(self, plan: Plan, table: Tensor, canvases: Canvases) -> None:
-        """Do nothing: boxes and keypoints are transformed once, by the matrices of all passes."""
-
 
 def _is_large(boxes: Tensor, box_format: BoxFormat, out: tuple[int, int], conversions: TargetConversions) -> Tensor:
     """Return the mask of the boxes that are large enough to be valid, (n,). ``out``: height and width of the images."""
@@ -195,18 +200,23 @@ def spans_of(samples: Sequence[int], counts: Sequence[int], sides: Sequence[tupl
     return np.array(spans, np.int64).ravel()
 
 
-def sides_of(size: Size) -> list[tuple[int, int]]:
-    """Return (height, width) of each image as Python integers, which are faster to compare than NumPy's."""
-    columns = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
-    return list(zip(*columns, strict=True))
-
-
-def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy flat integer arrays to ``device``, in one asynchronous copy from pinned memory."""
-    lengths = [len(array) for array in arrays]
-    pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=pinned.numpy())
-    return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
+def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | None:
+    """Return the name of the format of a ``tv_tensors.BoundingBoxes`` with these attributes; ``None`` for other tensors."""
+    box_format = attributes.get("format")
+    if box_format is None:
+        return None
+    if attributes.get("clamping_mode", "soft") is None:
+        raise ArgumentError(
+            f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes are always clipped to the "
+            "image: leave clamping_mode out."
+        )
+    name = str(getattr(box_format, "value", box_format)).lower()
+    if name not in TARGET_DICT_FORMATS:
+        raise ArgumentError(
+            f"boxes of sample {sample} must be axis-aligned, got {name.upper()}. Pass the boxes around their corners, "
+            "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
+        )
+    return name
 
 
 class Slot:
@@ -235,8 +245,10 @@ class Slot:
         self._record = record
         self.flags: TensorColumn | None = None
         """Column of the masks of the input boxes that are valid; ``None`` without."""
-        self.valid_samples: Sequence[int] = ()
+        self.valid_samples: Collection[int] = ()
         """Samples whose dict gets a mask of the boxes that are valid."""
+        self.valid_parts: Sequence[Tensor] = ()
+        """Mask of the valid boxes of each input tensor, after ``parts``."""
         self.target: Points | Masks
         """The targets in one form, after ``pack``."""
 
@@ -246,16 +258,19 @@ class Slot:
         if self.kind is MASKS:
             self.target = self._masks()
             return self.target
-        box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
-        self._check_canvases()
-        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self.column.shapes]
+        shapes, attributes = self.column.shapes, self.column.attributes
+        box_format = self._checked_format(shapes, attributes) if self.kind is BOXES else self._checked_points(shapes)
+        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in shapes]
+        self._check_canvases(attributes)
         values = self.column.rows()
         self.target = Points(values, box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
         return self.target
 
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
-        column, values = self.column, self._result()
+        column, target, values, changes = self.column, self.target, self._result(), self._changes()
+        if isinstance(target, Points) and target.valid is not None:
+            self.valid_parts = split(target.valid, self._counts)
         if self.kind is MASKS:
             parts = split(values, self._counts)
             if any(axes == 2 for axes in map(len, column.shapes)):
@@ -267,19 +282,8 @@ class Slot:
             parts = [part.view(shape) for part, shape in zip(split(values, self._counts), column.shapes, strict=True)]
         if len(column.dtypes) > 1 and self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
-        if column.types <= {Tensor}:
-            return parts
-        is_pure = self._record.conversions.is_pure
-        return [
-            part if is_pure and type_name(value) else with_class_of(part, value, **self._changes(vars(value)))
-            for part, value in zip(parts, column.tensors, strict=True)
-        ]
-
-    def valid_parts(self) -> Sequence[Tensor]:
-        """Return the mask of the valid boxes of each input tensor."""
-        assert isinstance(self.target, Points)
-        assert self.target.valid is not None
-        return split(self.target.valid, self._counts)
+        is_plain = column.types <= {Tensor}
+        return parts if is_plain else column.typed(parts, changes, is_pure=self._record.conversions.is_pure)
 
     def packed(self) -> tuple[PackedColumn, Tensor]:
         """Return (description, concatenation) of the results. The inputs must be packed."""
@@ -291,8 +295,9 @@ class Slot:
             values = values.view(self.column.joined.shape)
         if column.tensor_type is Tensor or self._record.conversions.is_pure:
             return column.plain(), values
+        changes = self._changes()
         attributes = [
-            {**own, **{name: value for name, value in self._changes(own).items() if name in own}} for own in column.attributes
+            {name: changes.get(name, value) for name, value in attributes.items()} for attributes in column.attributes
         ]
         return column._replace(attributes=attributes), values
 
@@ -303,11 +308,12 @@ class Slot:
         values, dtype = self.target.values[:, 0], self._record.conversions.masks
         return values if dtype is None else values.to(dtype)
 
-    def _changes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the new attributes of a tensor of torchvision's. ``attributes``: attributes of the input."""
+    def _changes(self) -> dict[str, Any]:
+        """Return the new values of attributes of torchvision's tensors. Other tensors do not have these attributes."""
         changes: dict[str, Any] = {"canvas_size": self._record.out}
-        box_format, name = attributes.get("format"), self._record.conversions.boxes
-        if name is not None and box_format is not None:
+        name = self._record.conversions.boxes
+        box_format = next((attributes.get("format") for attributes in self.column.attributes), None) if name else None
+        if name and box_format is not None:
             changes["format"] = type(box_format)[name.upper()]
         return changes
 
@@ -327,7 +333,7 @@ class Slot:
                 raise ArgumentTypeError(f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
             check_device(f"{key} of sample {sample}", value, device)
 
-    def _checked_format(self) -> BoxFormat:
+    def _checked_format(self, shapes: Sequence[torch.Size], attributes: Sequence[Mapping[str, Any]]) -> BoxFormat:
         """Check boxes, and return the format, which all boxes must share.
 
         torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
@@ -335,8 +341,8 @@ class Slot:
         """
         column, default = self.column, "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._record.boxes
         name, first = "", -1  # format, and index of the first sample with boxes
-        for sample, shape, attributes in zip(column.samples, column.shapes, column.attributes, strict=True):
-            own_name = torchvision_format(attributes, sample) or default
+        for sample, shape, own in zip(column.samples, shapes, attributes, strict=True):
+            own_name = _torchvision_format(own, sample) or default
             if len(shape) != 2 or shape[1] != 4:
                 raise ArgumentError(
                     f"{self.key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
@@ -351,10 +357,10 @@ class Slot:
                 )
         return TARGET_DICT_FORMATS[name or default]
 
-    def _checked_points(self) -> BoxFormat:
+    def _checked_points(self, shapes: Sequence[torch.Size]) -> BoxFormat:
         """Check that keypoints are (…, 2) or (…, 3), with one length of the last axis, and return their format."""
         last_axis: int | None = None
-        for sample, shape in zip(self.column.samples, self.column.shapes, strict=True):
+        for sample, shape in zip(self.column.samples, shapes, strict=True):
             if len(shape) < 2 or shape[-1] not in (2, 3) or last_axis not in (None, shape[-1]):
                 expected = "(n, K, 2) or (n, K, 3)" if last_axis is None else f"(n, K, {last_axis}), as in the samples before"
                 raise ArgumentError(
@@ -364,13 +370,15 @@ class Slot:
             last_axis = shape[-1]
         return POINTS
 
-    def _check_canvases(self) -> None:
+    def _check_canvases(self, attributes: Sequence[Mapping[str, Any]]) -> None:
         """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image."""
-        if self.column.types <= {Tensor}:
+        size = self._record.size
+        canvases = [own.get("canvas_size") for own in attributes]
+        if isinstance(size.height, int) and set(canvases) <= {None, (size.height, size.width)}:
             return
         sides = self._record.sides(per_frame=self.per_frame)
-        for sample, attributes in zip(self.column.samples, self.column.attributes, strict=True):
-            check_canvas(f"{self.key} of sample {sample}", attributes.get("canvas_size"), sides[sample])
+        for sample, canvas in zip(self.column.samples, canvases, strict=True):
+            check_canvas(f"{self.key} of sample {sample}", canvas, sides[sample])
 
     def _joined_valid(self) -> Tensor | None:
         """Return the mask of the input boxes that are valid, (n,) bool; ``None`` if no dict has one."""

@@ -3,14 +3,14 @@
 Targets are masks, boxes, keypoints and labels, which are transformed together with the images. An *input* adapts a form in
 which people have targets to the record, and back (``data_keys.py``, ``containers.py``). A *data key* says what an input holds.
 A *plan* is a list of *passes*, that is, kernels that read and write all images. The *parameter table* holds one row of numbers
-per sample, from which the passes read the parameters of the ops. *Ragged* images differ in size. A *mix* blends images of a
-batch.
+per sample, from which passes read the parameters of ops. *Ragged* images differ in size. A *mix* blends images of a batch.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +30,8 @@ from gpuaug.fusion.forms.data_keys import (
     check_same_size,
     names_of,
 )
-from gpuaug.fusion.forms.kinds import Masks, Points, sides_of, to_device
-from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.forms.kinds import Masks, Points
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box, composed
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp
@@ -103,7 +103,6 @@ class Record:
         maps = [mask for source in self.inputs if type(source) is Container for mask in source.maps]
         self._dense = [source for source in (*self.inputs, *maps) if type(source) is Dense]
         """Inputs in one tensor, and segmentation maps in containers."""
-        self._first = [source.key for source in self._dense].index("input")
         if any(key in VALID.layouts for key in self.keys):
             self._connect_valid()
         self.targets: list[Points | Masks] = [target for source in (*self.inputs, *maps) for target in source.targets]
@@ -113,6 +112,7 @@ class Record:
             device_arrays = iter(to_device(arrays, self.device))
             for target in self.targets:
                 target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
+        self._first = [source.key for source in self._dense].index("input")
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
         self.has_points = any(type(target) is Points for target in self.targets)
@@ -146,19 +146,15 @@ class Record:
         self.dtype, self.device = dtype_of(images), images.device
         self.layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
-
-    def size_of(self, images: Any) -> Size:
-        """Return the size of further images, or clips."""
-        if isinstance(images, Tensor):
-            images = images[None] if self.is_unbatched or self.is_single_clip else images
-            if self.clip_layout.frames_of(images):
-                return self.clip_layout.size(images.shape)
-        return size_of(images)
+        self._source = (self.size.height, self.size.width) if self.layouts is None else self.layouts
 
     def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
         """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
         if per_frame not in self._sides:
-            self._sides[per_frame] = sides_of(self.size.per_frame() if per_frame else self.size)
+            size = self.size.per_frame() if per_frame else self.size
+            # As Python integers, which are faster to compare than NumPy's.
+            sides = [np.broadcast_to(side, size.batch).tolist() for side in (size.height, size.width)]
+            self._sides[per_frame] = list(zip(*sides, strict=True))
         return self._sides[per_frame]
 
     def map_input(self, mask: Tensor) -> "Dense":
@@ -246,8 +242,7 @@ class Record:
             return op.labels(labels, rows)
         # Only the first mix converts labels. Later mixes get class probabilities, which must not be smoothed again.
         is_first = op is self._converting_mix
-        soft_labels = self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0)
-        return dispatch.run_labels(soft_labels, labels, rows)
+        return dispatch.run_labels(self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0), labels, rows)
 
     def run_plan(
         self,
@@ -270,14 +265,16 @@ class Record:
             boxes = self.boxes_for_crop(plan.box_crop.op)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self._source, self._matrix)
         elif self.has_points:
-            self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
+            matrix = table[:, plan.width :].view(-1, 3, 3)
+            self._matrix = matrix if self._matrix is None else composed(self._matrix, matrix)
         if self.frames:
             self._select_frames(plan)
         for source in self._dense:
             if source.key == "input":
                 source.value = dispatch.run(plan, source.value, table, dtype, memory_format, canvases)
         for target in self.targets:
-            target.run(plan, table, canvases)
+            if isinstance(target, Masks):
+                target.run(plan, table, canvases)
         for index in self._labels:
             for pass_ in plan.passes:
                 if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
@@ -348,11 +345,6 @@ class Record:
                 f"drawn, got {shape}. Put the module into a separate stage, and the modules after it into another."
             )
 
-    @property
-    def _source(self) -> Any:
-        """(height, width) of the images, or ``layouts``."""
-        return (self.size.height, self.size.width) if self.layouts is None else self.layouts
-
     def results(self, *, keepdim: bool, views: int = 1) -> Any:
         """Return the outputs of the call: a list in the order of the inputs; the images alone if they were the only input.
 
@@ -381,6 +373,14 @@ _NAMES = frozenset({"input", "targets", "tv_tensors", *DATA_KEYS})
 """Data keys that are names already."""
 
 
+def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
+    """Copy flat integer arrays to ``device``, in one asynchronous copy from pinned memory."""
+    lengths = [len(array) for array in arrays]
+    pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=pinned.numpy())
+    return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
+
+
 class Dense:
     """Images, masks, boxes, keypoints or ``valid`` in one tensor.
 
@@ -404,7 +404,7 @@ class Dense:
         # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
         axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
         if key == "input" and value is not record.images:
-            check_same_size(record.size, record.size_of(value))
+            check_same_size(record.size, Record((value,), (key,), clip_layout=record.clip_layout).size)
         is_tensor = isinstance(value, Tensor)
         self._has_frames = bool(record.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
         value = self._frames_merged(value) if self._has_frames and is_tensor else value

@@ -31,7 +31,7 @@ from gpuaug.core.targets import (
     type_name_of,
     with_class_of,
 )
-from gpuaug.fusion.forms.kinds import to_device
+from gpuaug.fusion.forms.record import to_device
 from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.torchvision.per_box import label_key
 
