@@ -8,7 +8,7 @@ torchvision's tensor classes are recognized by the name of their module, because
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -24,12 +24,17 @@ from gpuaug.core import batch as batches
 class Kind:
     """Kind of targets: the names under which they are recognized in all forms of input."""
 
-    keys: Mapping[str, str]
+    keys: dict[str, str]
     """Key in target dicts → data key of tensors of the same format. A *data key* says what an input of a pipeline holds."""
-    layouts: Mapping[str, str]
+    layouts: dict[str, str]
     """Data key, such as Kornia's ``bbox_xyxy`` → layout of the numbers of a box or point; ``""`` for other kinds."""
     class_name: str = ""
     """torchvision's tensor class; ``""`` if there is none."""
+
+    @property
+    def name(self) -> str:
+        """Usual key in target dicts."""
+        return next(iter(self.keys))
 
 
 BOXES = Kind(
@@ -79,6 +84,18 @@ def type_name(value: Any) -> str:
 def type_name_of(cls: Any) -> str:
     """Return the name of the torchvision tensor class that ``cls`` is or extends; an empty string for other classes."""
     return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
+
+
+def kind_of(name: Any, types: Collection[type], *, by_key: bool) -> Kind | None:
+    """Return the kind of the targets in a column of dicts; ``None`` for other values, and for values of several kinds.
+
+    Args:
+        name: Key of the column.
+        types: Classes of its values.
+        by_key: Whether the dicts are target dicts.
+    """
+    kind = TARGET_KEYS.get(name) if by_key else None
+    return TARGET_TYPES.get(type_name_of(*types)) if kind is None and len(types) == 1 else kind
 
 
 def holds_targets(value: Any) -> bool:

@@ -314,7 +314,7 @@ class Fused(nn.Module):
         record = self._record_of(inputs, keys)
         size, views, is_video = record.size, self.options.views, record.is_video
         program = self._program(record.dtype, is_video=is_video)
-        key = image_key(record.images, masks=record.has_masks)
+        key = record.plan_key
         plan = program.cached[key].plan if key in program.cached else None
         if plan is None:
             program.check_type(has_run=False)

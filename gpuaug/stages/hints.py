@@ -272,7 +272,8 @@ class TargetSearch:
             if (value.height, value.width) in self._sizes:
                 yield _Target("masks", name, value)
         elif isinstance(value, torch.Tensor | np.ndarray):
-            label = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
+            kind = TARGET_TYPES.get(type_name(value))
+            label = kind.name if kind else self._by_name(value, name) or self._by_shape(value, per_image)
             if label:
                 yield _Target(label, name, value)
         elif name in _DATA_KEYS and self._has_numbers(value, name):

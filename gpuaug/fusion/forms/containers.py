@@ -5,7 +5,7 @@ values of all images under one key are one tensor. A container is read *by colum
 as the boxes of all target dicts, become one slot.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,12 @@ from gpuaug.core.targets import (
     TensorColumn,
     columns,
     holds_targets,
+    kind_of,
     type_name,
     type_name_of,
     with_class_of,
 )
-from gpuaug.fusion.forms.kinds import Slot
+from gpuaug.fusion.forms.kinds import Points, Slot
 
 if TYPE_CHECKING:
     from gpuaug.fusion.forms.record import Dense, Record
@@ -95,7 +96,7 @@ class Container:
 
     def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool) -> Slot:
         """Create a slot for targets that are not in a target dict."""
-        slot = Slot(kind, next(iter(kind.keys)), path, column, self._record, per_frame=per_frame)
+        slot = Slot(kind, kind.name, path, column, self._record, per_frame=per_frame)
         self.slots.append(slot)
         return slot
 
@@ -106,7 +107,8 @@ class Container:
                 f"mask must hold masks for each of the {self._batch} images, got {len(value)}. Pass one tensor per image."
             )
         slot = self._slot(MASKS, (), TensorColumn(range(len(value)), value), per_frame=False)
-        return lambda: type(value)(slot.parts())
+        cls: Any = type(value)
+        return lambda: cls(slot.parts())
 
     def _target_dicts(self, value: Any) -> _Results:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
@@ -123,6 +125,7 @@ class Container:
         per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == self._record.size.images)
         _check_dicts(records, self._record.size.images if per_frame else self._batch)
         parts = self._of_records(records, range(len(records)), (), by_key=True, per_frame=per_frame)
+        assert parts is not None
 
         def results() -> Any:
             made = parts()
@@ -145,7 +148,7 @@ class Container:
         if self._record.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
             return False
         by_key = self.key == "targets"
-        kinds = {name: _kind_of(name, column.types, by_key=by_key) for name, column in own.items()}
+        kinds = {name: kind_of(name, column.types, by_key=by_key) for name, column in own.items()}
         boxes = [own[name] for name, kind in kinds.items() if kind is BOXES]
         flags = own.get(_VALID)
         if len(boxes) > 1:
@@ -165,9 +168,9 @@ class Container:
         slots: dict[Any, Slot] = {}
         by_key = self.key == "targets"
         for name, column in own.items():
-            kind = _kind_of(name, column.types, by_key=by_key)
+            kind = kind_of(name, column.types, by_key=by_key)
             if kind is not None:
-                key = name if name in kind.keys else next(iter(kind.keys))
+                key = name if name in kind.keys else kind.name
                 slots[name] = Slot(kind, key, (name,), column, self._record)
         self.slots += slots.values()
         records, samples = packed.layout.records, range(len(packed.layout.records))
@@ -178,8 +181,8 @@ class Container:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
             for name, slot in slots.items():
                 changes[name] = slot.packed()
-                if slot.valid_samples:
-                    valid = slot.target.valid  # type: ignore[union-attr]
+                if isinstance(slot.target, Points) and slot.target.valid is not None and slot.valid_samples:
+                    valid = slot.target.valid
                     counts = changes[name][0].lengths
                     changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
             if self._record.conversions.is_pure and by_key:
@@ -330,13 +333,13 @@ class Container:
         boxes: list[tuple[Any, Slot]] = []
         for name, (positions, column) in own.items():
             types = set(map(type, column))
-            kind = _kind_of(name, types, by_key=by_key)
-            if kind is None and types <= HOLDS_NOTHING:
+            if types <= HOLDS_NOTHING and not (by_key and name in TARGET_KEYS):
                 continue
+            kind = kind_of(name, types, by_key=by_key)
             owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
             if kind is not None:
-                key = name if by_key and name in kind.keys else next(iter(kind.keys))
+                key = name if by_key and name in kind.keys else kind.name
                 slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._record, per_frame=per_frame)
                 self.slots.append(slot)
                 results[name] = positions, slot.parts
@@ -404,18 +407,6 @@ class Container:
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
             return False
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
-
-
-def _kind_of(name: Any, types: Collection[type], *, by_key: bool) -> Kind | None:
-    """Return the kind of the targets in a column of dicts; ``None`` for other values, and for values of several kinds.
-
-    Args:
-        name: Key of the column.
-        types: Classes of its values.
-        by_key: Whether the dicts are target dicts.
-    """
-    kind = TARGET_KEYS.get(name) if by_key else None
-    return TARGET_TYPES.get(type_name_of(*types)) if kind is None and len(types) == 1 else kind
 
 
 def _assign_valid(

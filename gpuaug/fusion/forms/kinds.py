@@ -269,17 +269,16 @@ class Slot:
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
         column, target, values, changes = self.column, self.target, self._result(), self._changes()
+        counts, shapes = self._counts, column.shapes
+        is_uniform = self.kind is not MASKS and column.row_shape is not None
+        lengths = [shape[0] for shape in shapes] if is_uniform else counts
         if isinstance(target, Points) and target.valid is not None:
-            self.valid_parts = split(target.valid, self._counts)
-        if self.kind is MASKS:
-            parts = split(values, self._counts)
-            if any(axes == 2 for axes in map(len, column.shapes)):
-                parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, column.shapes, strict=True)]
-        elif self.column.row_shape is not None:
-            lengths = [shape[0] for shape in column.shapes]
-            parts = split(values.view(sum(lengths), *self.column.row_shape), lengths)
-        else:
-            parts = [part.view(shape) for part, shape in zip(split(values, self._counts), column.shapes, strict=True)]
+            self.valid_parts = split(target.valid, counts)
+        parts = split(values.view(sum(lengths), *(column.row_shape or ())) if is_uniform else values, lengths)
+        if self.kind is MASKS and any(len(shape) == 2 for shape in shapes):
+            parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, shapes, strict=True)]
+        elif self.kind is not MASKS and not is_uniform:
+            parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         if len(column.dtypes) > 1 and self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
         is_plain = column.types <= {Tensor}

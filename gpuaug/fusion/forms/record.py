@@ -115,6 +115,8 @@ class Record:
         self._first = [source.key for source in self._dense].index("input")
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
+        self.plan_key = (images.shape, self.device, self.has_masks) if is_usual and not images.requires_grad else None
+        """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
         self.has_points = any(type(target) is Points for target in self.targets)
         """True if there are boxes or keypoints."""
         self._soft_labels: SoftLabels | None = None
@@ -142,8 +144,9 @@ class Record:
             layout.warn_if_channels_first(images)
         self.frame_indices: Sequence[int] = range(self.frames)
         """Index of the input frame per output frame."""
-        self.size: Size = layout.size(images.shape) if is_tensor and self.frames else size_of(images)
-        self.dtype, self.device = dtype_of(images), images.device
+        shape = images.shape if is_tensor else ()
+        self.size: Size = size_of(images) if not is_tensor else layout.size(shape) if self.frames else Size(*shape)
+        self.dtype, self.device = images.dtype if is_tensor else dtype_of(images), images.device
         self.layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._source = (self.size.height, self.size.width) if self.layouts is None else self.layouts
@@ -159,7 +162,7 @@ class Record:
 
     def map_input(self, mask: Tensor) -> "Dense":
         """Create the input for a segmentation map of all images that is in a container."""
-        return Dense(next(iter(MASKS.layouts)), mask, self)
+        return Dense(MASKS.keys[MASKS.name], mask, self)
 
     def _connect_valid(self) -> None:
         """Connect the input ``valid`` with the boxes.
@@ -168,7 +171,7 @@ class Record:
             ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
         """
         masks = [source for source in self._dense if source.kind is VALID]
-        boxes = [source.targets[0] for source in self._dense if source.kind is BOXES]
+        boxes = [target for source in self._dense if source.kind is BOXES for target in source.targets]
         if len(masks) > 1 or len(boxes) != 1:
             raise ArgumentError(
                 f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {self.all_keys}. "
@@ -180,6 +183,7 @@ class Record:
                 f"valid must be one bool for each box, torch.bool {tuple(target.values.shape[:2])}, got {valid.dtype} "
                 f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
             )
+        assert isinstance(target, Points)
         target.valid, target.clip = valid, True
         masks[0].place = target, "valid"
 
@@ -454,9 +458,12 @@ class Dense:
         source, frames = self._source, len(self._record.frame_indices)
         if self.key == "input" or (self.kind is MASKS and source.ndim == 5):
             return self._record.clip_layout.clips(result, frames)
+        restored: Tensor
         if self.kind is MASKS:
-            return result.unflatten(0, (-1, frames))
-        return result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
+            restored = result.unflatten(0, (-1, frames))
+        else:
+            restored = result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
+        return restored
 
     def select_frames(self, indices: Tensor, frames: int) -> None:
         """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.

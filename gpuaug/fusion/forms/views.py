@@ -71,8 +71,9 @@ def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
         return with_class_of(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
     if not holds_targets(first):
         return first
+    cls: Any = type(first)
     if isinstance(first, Sequence) and not batches.is_namedtuple(first) and len(first) == batch:
-        return type(first)(element for view in views for element in view)
+        return cls(element for view in views for element in view)
     names = batches.member_names(first)
     result = {name: _concatenated_containers([batches.member(view, name) for view in views], batch) for name in names}
     if isinstance(first, Mapping) and _VALID in first and BOXES.class_name in map(type_name, first.values()):

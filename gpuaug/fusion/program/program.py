@@ -30,6 +30,7 @@ from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
 
 ImageKey = tuple[torch.Size, torch.device, bool]
+"""Shape and device of images, and whether there are masks beside them."""
 
 MOST_CACHED = 64
 """Maximum number of cached plans. Most programs need two: for full batches, and for the last batch of an epoch."""
@@ -42,14 +43,11 @@ class CachedPlan(NamedTuple):
     size: Size
 
 
-def image_key(images: Any, *, masks: bool = False) -> ImageKey | None:
-    """Return the key of ``Program.cached``; ``None`` for anything but a plain tensor with a batch of images or clips.
-
-    ``masks``: whether there are masks beside the images.
-    """
+def image_key(images: Any) -> ImageKey | None:
+    """Return the key of ``Program.cached``; ``None`` for anything but a plain tensor with a batch of images or clips."""
     if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
-    return images.shape, images.device, masks
+    return images.shape, images.device, False
 
 
 class Program:
