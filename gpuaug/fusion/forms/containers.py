@@ -102,6 +102,8 @@ class Container:
 
     def _mask_list(self, value: Sequence[Any]) -> _Results:
         """Read a list of masks, one tensor per image."""
+        if not value and not self._batch:
+            return lambda: value
         if len(value) != self._batch:
             raise ArgumentError(
                 f"mask must hold masks for each of the {self._batch} images, got {len(value)}. Pass one tensor per image."
@@ -220,7 +222,7 @@ class Container:
             if results is None:
                 continue
             members[name] = results
-            if name is first and self.slots[-1].column.tensors:
+            if name is first:
                 slot = self.slots[-1]
                 members[_VALID] = lambda slot=slot: torch.cat(tuple(slot.valid_parts))  # type: ignore[misc]
                 if _VALID in value:
@@ -259,6 +261,8 @@ class Container:
         if kind is MASKS:
             self.maps.append(self._record.map_input(tensor))
             return self.maps[-1].output
+        if not batch:
+            return None
         per_frame = kind is KEYPOINTS and bool(frames) and tensor.ndim == 4 and tensor.shape[1] == frames
         expected = self._record.size.images // frames if per_frame else batch
         if not tensor.ndim or len(tensor) != expected:
@@ -273,8 +277,6 @@ class Container:
 
         def results() -> Tensor:
             parts = slot.parts()
-            if not parts:
-                return tensor
             joined = (torch.cat if kind is BOXES else torch.stack)([part.as_subclass(Tensor) for part in parts])
             if per_frame:
                 joined = joined.unflatten(0, (-1, frames))[:, list(self._record.frame_indices)]

@@ -357,8 +357,8 @@ class Record:
             views: Number of views, that is, random augmentations of each image. The outputs are those of one view.
         """
         self.keepdim, self.views = keepdim, views
-        height, width = self._dense[self._first].value.shape[2:]
-        self.out = int(height), int(width)
+        height, width = map(int, self._dense[self._first].value.shape[2:])
+        self.out = height, width
         """Height and width of the output images."""
         if self.has_points:
             matrix = self._matrix
@@ -453,17 +453,14 @@ class Dense:
             return layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
         return value.flatten(0, 1) if layout.draws_per_frame else value.flatten(1, 2)
 
-    def _frames_restored(self, result: Tensor) -> Tensor:
+    def _frames_restored(self, result: Tensor) -> Any:
         """Invert ``_frames_merged``, for the frames of the output."""
         source, frames = self._source, len(self._record.frame_indices)
         if self.key == "input" or (self.kind is MASKS and source.ndim == 5):
             return self._record.clip_layout.clips(result, frames)
-        restored: Tensor
         if self.kind is MASKS:
-            restored = result.unflatten(0, (-1, frames))
-        else:
-            restored = result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
-        return restored
+            return result.unflatten(0, (-1, frames))
+        return result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
 
     def select_frames(self, indices: Tensor, frames: int) -> None:
         """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.

@@ -15,8 +15,8 @@ from support.comparison.replay import left_to_kornia, photographs
 from support.targets.detection import records_of
 
 import gpuaug
-from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.forms.data_keys import check_input, check_same_size
+from gpuaug.fusion.ops.base import Size
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 
