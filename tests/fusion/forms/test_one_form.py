@@ -168,7 +168,7 @@ def test_keys_of_targets_are_listed_once():
     keys = {*TARGET_KEYS, *DATA_KEYS, *PER_BOX}
     lists = []
     for path, tree in sources("gpuaug"):
-        if path.as_posix().endswith("core/targets.py"):
+        if path.as_posix().endswith("core/targets.py") or "backends/triton" in path.as_posix():  # names of arguments
             continue
         for node in nodes(tree):
             elements = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
