@@ -413,7 +413,7 @@ class PackedTargets:
             columns: Key → (description, concatenation) of each new column.
             pending: Removal of rows in the new targets.
         """
-        old = {column.name: (column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
+        old = {name: (column.packed, column.joined) for name, column in self.columns().items()}
         new = list({**old, **columns}.values())
         layout = self.layout
         new_layout = TargetsLayout(layout.container_type, layout.records, [column for column, _ in new], layout.others)
@@ -423,11 +423,10 @@ class PackedTargets:
         """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
-        columns = {}
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            if column.name in self.pending.names:
-                counts = self.pending.counts(column.lengths)
-                columns[column.name] = column._replace(lengths=counts), flat[: sum(counts)]
+        columns, own = {}, self.columns()
+        for name in own.keys() & self.pending.names:
+            counts = self.pending.counts(own[name].packed.lengths)
+            columns[name] = own[name].packed._replace(lengths=counts), own[name].joined[: sum(counts)]
         return self.with_columns(columns)
 
     def unpacked(self) -> Any:
@@ -438,9 +437,8 @@ class PackedTargets:
         """
         assert self.pending is None, "the number of rows is not known yet"
         records = [record.copy() for record in self.layout.records]
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            name = column.name
-            for sample, tensor in zip(column.samples, column.tensors(flat), strict=True):
+        for name, column in self.columns().items():
+            for sample, tensor in zip(column.samples, column.tensors, strict=True):
                 records[sample][name] = tensor
         for (sample, name), value in zip(self.layout.others, self.others, strict=True):
             records[sample][name] = value

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.targets import BOXES
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.forms.kinds import Points, Slot
+from gpuaug.fusion.forms.kinds import Points, Slot, are_large
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.program.plan import BoxCrop, Plan
@@ -84,7 +84,8 @@ def crop_by_boxes(
     start, count = windows[:, :2], windows[:, 2:]
     minimum = crop.op.min_side_and_area
     if any(minimum):
-        is_valid = is_valid & _is_large(boxes, start[owners], (start + count)[owners], minimum)
+        parts = torch.minimum(boxes[:, 2:], (start + count)[owners]) - torch.maximum(boxes[:, :2], start[owners])
+        is_valid = is_valid & are_large(parts.clamp(min=0), *minimum)
     if points is not None:
         points.valid_after_crop = is_valid
     # The scale is computed by a single division, because nearest-neighbour interpolation depends on its last digit.
@@ -97,16 +98,3 @@ def crop_by_boxes(
     crop_matrix[:, :2, 2] = (0.5 - start) * factors - 0.5
     new_table = torch.cat((table[:, :column], warp, table[:, column + 6 :]), 1)
     return new_table, composed(composed(matrix_before, crop_matrix), matrix_after.view(-1, 3, 3))
-
-
-def _is_large(boxes: Tensor, start: Tensor, end: Tensor, minimum: tuple[float, float]) -> Tensor:
-    """Return the mask of the boxes whose part inside the window is large enough, (n,) bool.
-
-    Args:
-        boxes: Boxes in pixels, (n, 4) XYXY.
-        start: Top left corner of the window of each box, in pixels, (n, 2).
-        end: Bottom right corner of the window of each box, in pixels, (n, 2).
-        minimum: (smallest side in pixels, smallest area in pixels).
-    """
-    sides = (torch.minimum(boxes[:, 2:], end) - torch.maximum(boxes[:, :2], start)).clamp(min=0)
-    return (sides >= minimum[0]).all(1) & (sides.prod(1) >= minimum[1])

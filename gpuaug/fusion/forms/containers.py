@@ -175,9 +175,8 @@ class Container:
                 key = name if name in kind.keys else kind.name
                 slots[name] = Slot(kind, key, (name,), column, self._record)
         self.slots += slots.values()
-        records, samples = packed.layout.records, range(len(packed.layout.records))
         boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
-        _assign_valid(records, samples, boxes, own.get(_VALID), by_key=by_key)
+        _assign_valid(boxes, own.get(_VALID), by_key=by_key)
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
@@ -353,8 +352,8 @@ class Container:
         if _VALID in own:
             positions, column = own[_VALID]
             flags = TensorColumn([samples[position] for position in positions], column)
-        is_mapping = [isinstance(value, Mapping) for value in values]
-        _assign_valid(records, samples, [item for item in boxes if all(is_mapping)], flags, by_key=by_key)
+        if all(isinstance(value, Mapping) for value in values):
+            _assign_valid(boxes, flags, by_key=by_key)
         positions_of = {sample: position for position, sample in enumerate(samples)}
 
         def put() -> list[Any]:
@@ -411,19 +410,10 @@ class Container:
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
 
 
-def _assign_valid(
-    records: Sequence[Mapping[Any, Any]],
-    samples: Sequence[int],
-    boxes: Sequence[tuple[Any, Slot]],
-    flags: TensorColumn | None,
-    *,
-    by_key: bool,
-) -> None:
+def _assign_valid(boxes: Sequence[tuple[Any, Slot]], flags: TensorColumn | None, *, by_key: bool) -> None:
     """Decide which boxes of each dict ``valid`` refers to: the boxes of a target dict, otherwise the first boxes.
 
     Args:
-        records: Dicts.
-        samples: Index of the image of each dict.
         boxes: (key in the dicts, slot) for each slot of boxes.
         flags: Column of the masks of valid boxes in the input.
         by_key: Whether the dicts are target dicts.
@@ -431,24 +421,18 @@ def _assign_valid(
     Raises:
         ArgumentError: If a target dict has boxes under two keys.
     """
-    own = {name: set(slot.column.samples) for name, slot in boxes}
-    chosen: dict[Any, list[int]] = {name: [] for name in own}
-    for record, sample in zip(records, samples, strict=True):
-        names = [name for name in own if sample in own[name]]
-        if len(names) > 1:
-            names.sort(key=list(record).index)
-            fixed = [name for name in names if by_key and name in BOXES.keys]
-            if len(fixed) > 1:
-                raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
-            names = fixed or names
-        if names:
-            chosen[names[0]].append(sample)
-    for name, slot in boxes:
-        slot.valid_samples = frozenset(chosen[name])
+    taken: frozenset[int] = frozenset()
+    of_target_dicts = [slot for name, slot in boxes if by_key and name in BOXES.keys]
+    for slot in (*of_target_dicts, *(slot for _, slot in boxes if slot not in of_target_dicts)):
+        both = taken.intersection(slot.column.samples) if slot in of_target_dicts else ()
+        if both:
+            raise ArgumentError(f"targets of sample {min(both)} must hold boxes or bbox, got both. Leave one of them out.")
+        slot.valid_samples = frozenset(slot.column.samples) - taken
+        taken |= slot.valid_samples
         if flags is not None:
-            values = zip(flags.samples, flags.tensors, strict=True)
-            slot_flags = {sample: value for sample, value in values if sample in slot.valid_samples}
-            slot.flags = TensorColumn(list(slot_flags), list(slot_flags.values()))
+            pairs = zip(flags.samples, flags.tensors, strict=True)
+            own = {sample: value for sample, value in pairs if sample in slot.valid_samples}
+            slot.flags = TensorColumn(list(own), list(own.values()))
 
 
 def _check_dicts(records: Any, batch: int) -> None:

@@ -108,7 +108,9 @@ class Points:
             values = values * self.valid_after_crop[:, None]
             valid = valid & self.valid_after_crop
         if valid is not None and has_owners and (conversions.min_size > 1 or conversions.min_area > 1):
-            valid = valid & _is_large(values, target, out, conversions)
+            sides = values[:, 2:] - values[:, :2] if target.layout == "corners" else values[:, 2:]
+            sides = torch.stack((sides[:, 0] * out[1], sides[:, 1] * out[0]), 1) if target.share else sides
+            valid = valid & are_large(sides, conversions.min_size, conversions.min_area)
         self.values, self.valid = values, valid
 
     def apply(self, matrix: Tensor | None) -> None:
@@ -124,12 +126,9 @@ class Points:
         self.values = points if matrix is None else apply_matrices(points, matrix)
 
 
-def _is_large(boxes: Tensor, box_format: BoxFormat, out: tuple[int, int], conversions: TargetConversions) -> Tensor:
-    """Return the mask of the boxes that are large enough to be valid, (n,). ``out``: height and width of the images."""
-    widths, heights = (boxes[:, 2:] - boxes[:, :2] if box_format.layout == "corners" else boxes[:, 2:]).unbind(1)
-    if box_format.share:
-        widths, heights = widths * out[1], heights * out[0]
-    return (torch.minimum(widths, heights) >= conversions.min_size) & (widths * heights >= conversions.min_area)
+def are_large(sides: Tensor, min_side: float, min_area: float) -> Tensor:
+    """Return the mask of the boxes that are large enough to be valid, (n,) bool. ``sides``: width and height, (n, 2)."""
+    return (sides >= min_side).all(1) & (sides.prod(1) >= min_area)
 
 
 class Masks:

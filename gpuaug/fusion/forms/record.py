@@ -83,7 +83,8 @@ class Record:
         """The first images, as the user passed them."""
         images = self.images
         is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
-        if not is_usual or images.requires_grad:
+        is_usual = is_usual and not images.requires_grad
+        if not is_usual:
             check_input("input", images)
         self._sides: dict[bool, list[tuple[int, int]]] = {}
         """Cache of ``sides``."""
@@ -115,7 +116,7 @@ class Record:
         self._first = [source.key for source in self._dense].index("input")
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
-        self.plan_key = (images.shape, self.device, self.has_masks) if is_usual and not images.requires_grad else None
+        self.plan_key = (images.shape, self.device, self.has_masks) if is_usual else None
         """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
         self.has_points = any(type(target) is Points for target in self.targets)
         """True if there are boxes or keypoints."""
@@ -276,9 +277,8 @@ class Record:
         for source in self._dense:
             if source.key == "input":
                 source.value = dispatch.run(plan, source.value, table, dtype, memory_format, canvases)
-        for target in self.targets:
-            if isinstance(target, Masks):
-                target.run(plan, table, canvases)
+        for masks in (target for target in self.targets if isinstance(target, Masks)):
+            masks.run(plan, table, canvases)
         for index in self._labels:
             for pass_ in plan.passes:
                 if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
@@ -321,9 +321,8 @@ class Record:
             source for source in self._dense if source.key == "input" or not (images_only or DATA_KEYS[source.key] is VALID)
         ]
         if not images_only:
-            for target in self.targets:
-                if isinstance(target, Points):
-                    target.apply(self._matrix)
+            for points in (target for target in self.targets if isinstance(target, Points)):
+                points.apply(self._matrix)
             self._matrix = None
         values, keys = [source.current for source in selected], [source.key for source in selected]
         types = {position: source.types for position, source in enumerate(selected) if source.key == "input"}
@@ -364,9 +363,8 @@ class Record:
             matrix = self._matrix
             if matrix is None:
                 matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
-            for target in self.targets:
-                if isinstance(target, Points):
-                    target.transform(matrix, self._source, self.out, self.conversions)
+            for points in (target for target in self.targets if isinstance(target, Points)):
+                points.transform(matrix, self._source, self.out, self.conversions)
         values = [source.output() for source in self.inputs]
         for index, labels in self._labels.items():
             values.insert(index, labels)
@@ -421,8 +419,6 @@ class Dense:
             elif record.size.batch == 1:
                 self._axis = 0
         self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
-        self.place: tuple[Any, str] = self, "value"
-        """Object and name of its attribute that holds the values in their current state."""
         self.types = (
             [type(value) if type(value) is not Tensor and type_name(value) else Tensor] * record.size.batch
             if key == "input"
@@ -437,8 +433,8 @@ class Dense:
             self.targets = [Masks(self.value)]
         elif box_format is not None:
             self.targets = [Points(self.value, box_format)]
-        if self.targets:
-            self.place = self.targets[0], "values"
+        self.place: tuple[Any, str] = (self.targets[0], "values") if self.targets else (self, "value")
+        """Object and name of its attribute that holds the values in their current state."""
 
     def _frames_merged(self, value: Tensor) -> Tensor:
         """Merge the frame axis with another axis.
