@@ -65,8 +65,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     Cost:
         One synchronization per batch: the host waits for all work on the current stream. In a stage of a loader,
         ``TransformStage(sanitize, on=…)``, it waits only for the stages of the batch, when the loader returns the batch. A few
-        launches per key; for masks one launch per tensor, unless the masks of the batch are contiguous in memory, as the masks
-        are that ``fuse`` returns.
+        launches per key, and one copy of its values; for tensors of different dtypes or sizes, a few launches per tensor.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
