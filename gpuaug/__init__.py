@@ -22,8 +22,8 @@ from gpuaug.decode.stage import DecodeStage
 from gpuaug.feed.collate_ragged import collate_ragged
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.explain import Explanation
+from gpuaug.fusion.forms.sanitize import sanitize
 from gpuaug.fusion.fuse import Fused, fuse
-from gpuaug.fusion.targets.sanitize import sanitize
 from gpuaug.loader.stats import Stats
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.profile import profile

@@ -1,36 +1,29 @@
-"""Target dicts, packed into one tensor per key for the transfer from a worker to the device, and for fused stages.
+"""Packing of target dicts into one tensor per key, for the transfer from a worker to the device, and for fused stages.
 
-A *target dict* has the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *column* is the values of one key in
-a list of target dicts. A column is *packed* if its tensors are concatenated along the first axis into one *flat* tensor. Rows
-are *pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
+*Target dict*, *column*, *packed*: see ``targets.py``. Rows are *pending* if a stage has queued their removal on the device, and
+the host does not know yet how many rows remain.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.columns import (
-    Column,
+from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.core.targets import (
+    HOLDS_NOTHING,
+    MASKS,
+    PackedColumn,
+    PackedTargets,
+    TargetsLayout,
     TensorColumn,
-    are_dense,
     as_plain_tensors,
     columns,
     common_row_shape,
-    largest_bytes,
-    shapes,
-    split,
 )
-from gpuaug.core.errors import ArgumentTypeError
-
-TARGET_KEYS = ("boxes", "bbox", "keypoints", "masks")
-"""Keys of target dicts whose plain tensors a fused pipeline transforms along with the images."""
 
 MIN_PACKED_TENSORS = 8
 """Minimum number of tensors in a list of dicts that is packed. A short list may hold one dict per view, not per sample."""
@@ -40,193 +33,6 @@ MAX_PACKED_BYTES = 32 * 1024
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 """Function of (shape, dtype) that returns an uninitialised contiguous tensor, or ``None`` to let torch allocate it."""
-
-
-class PackedColumn(NamedTuple):
-    """Description of a packed column, without its data."""
-
-    name: Any
-    """Key of the column in the dicts."""
-    samples: Sequence[int]
-    """Index of the dict of each tensor."""
-    lengths: list[int]
-    """Number of rows of each tensor. If ``shapes`` is not ``None``, number of elements of each tensor."""
-    shapes: list[torch.Size] | None
-    """Shape of each tensor if shapes differ in more than the first axis; else ``None``."""
-    tensor_type: type[Tensor]
-    """Class of the tensors."""
-    attributes: list[dict[str, Any]]
-    """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
-
-    def tensors(self, flat: Tensor) -> Sequence[Tensor]:
-        """Split the concatenation ``flat`` into the tensors of the column. The tensors share the memory of ``flat``."""
-        parts = split(flat, self.lengths)
-        if self.shapes is not None:
-            parts = [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
-        if self.tensor_type is Tensor:
-            return parts
-        typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
-        attributes_per_part = self.attributes * len(parts) if len(self.attributes) == 1 else self.attributes
-        for part, attributes in zip(typed_parts, attributes_per_part, strict=True):
-            vars(part).update(attributes)
-        return typed_parts
-
-    def plain(self) -> Self:
-        """Return the column with ``torch.Tensor`` as the class of its tensors, without attributes."""
-        return self._replace(tensor_type=Tensor, attributes=[{}])
-
-
-class FlatColumn(TensorColumn):
-    """A packed column with its data, which is split into tensors only when a caller reads ``tensors``.
-
-    Args:
-        packed: Description of a column whose tensors differ in the first axis only.
-        flat: Concatenation of the tensors.
-    """
-
-    def __init__(self, packed: PackedColumn, flat: Tensor) -> None:
-        assert packed.shapes is None, "the tensors must differ in the first axis only"
-        self.packed = packed
-        self.joined = flat
-        entry = flat.shape[1:]
-        self.entry = entry
-        self.rows_per_entry = entry[:-1].numel()
-        """Number of vectors along the last axis per row of a tensor, such as the keypoints of an object."""
-        self.dtypes = {flat.dtype}
-        self.devices = {flat.device}
-        self.types = {packed.tensor_type}
-        self.attributes = packed.attributes
-
-    @cached_property
-    def shapes(self) -> list[torch.Size]:
-        """Shape of each tensor."""
-        return [torch.Size((length, *self.joined.shape[1:])) for length in self.packed.lengths]
-
-    @cached_property
-    def tensors(self) -> Sequence[Tensor]:
-        """The tensors, which share the memory of ``joined``."""
-        return self.packed.tensors(self.joined)
-
-
-class TargetsLayout:
-    """Structure of packed target dicts, on the host.
-
-    Args:
-        container_type: Type of the container of the dicts, list or tuple.
-        records: Dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
-        packed: Packed columns, in the order of ``PackedTargets.flat``.
-        others: (index of the dict, key) of each value in ``PackedTargets.others``.
-    """
-
-    __slots__ = ("container_type", "others", "packed", "records")
-
-    def __init__(
-        self,
-        container_type: type[Any],
-        records: list[dict[Any, Any]],
-        packed: list[PackedColumn],
-        others: list[tuple[int, Any]],
-    ) -> None:
-        self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
-
-
-class PendingRows:
-    """Removal of rows that is queued on the device. The host does not know yet how many rows remain.
-
-    Args:
-        names: Keys of the columns whose rows are removed. The flat tensor of such a column has the remaining rows first, and
-            undefined rows after them.
-        keep_mask: (n,) host tensor, true for each row that remains, in the order before the removal. The device may not have
-            written the mask yet.
-    """
-
-    __slots__ = ("keep_mask", "names")
-
-    def __init__(self, names: frozenset[Any], keep_mask: Tensor) -> None:
-        self.names, self.keep_mask = names, keep_mask
-
-    def counts(self, lengths: Sequence[int]) -> list[int]:
-        """Return the number of remaining rows per dict. ``lengths``: number of rows per dict before the removal."""
-        remaining_before = np.concatenate(([0], np.cumsum(self.keep_mask.numpy())))
-        counts: list[int] = np.diff(remaining_before[np.cumsum([0, *lengths])]).tolist()
-        return counts
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PackedTargets:
-    """A list of target dicts, packed: one tensor per key.
-
-    The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Fused stages read packed targets;
-    other stages and the user get dicts.
-    """
-
-    flat: tuple[Tensor, ...]
-    """Concatenation of the tensors of each packed column."""
-    others: tuple[Any, ...]
-    """Values that are not packed, except numbers and strings."""
-    layout: TargetsLayout
-    """Structure of the dicts."""
-    pending: PendingRows | None = None
-    """Pending removal of rows, which ``settled`` completes; ``None`` if no rows are pending."""
-
-    @property
-    def types(self) -> set[type]:
-        """Classes of the packed tensors."""
-        return {column.tensor_type for column in self.layout.packed}
-
-    def values(self, name: Any) -> Column | None:
-        """Return the column of a key, split into its tensors; ``None`` if the tensors are not packed."""
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            if column.name == name:
-                return Column(column.samples, column.tensors(flat))
-        return None
-
-    def column(self, name: Any) -> FlatColumn | None:
-        """Return the packed column of a key; ``None`` if its tensors are not packed, or differ in more than the first axis."""
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            if column.name == name and column.shapes is None:
-                return FlatColumn(column, flat)
-        return None
-
-    def with_columns(self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None) -> Self:
-        """Return packed targets with columns replaced or added.
-
-        Args:
-            columns: Key → (description, concatenation) of each new column.
-            pending: Removal of rows in the new targets.
-        """
-        old = {column.name: (column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
-        new = list({**old, **columns}.values())
-        layout = self.layout
-        new_layout = TargetsLayout(layout.container_type, layout.records, [column for column, _ in new], layout.others)
-        return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
-
-    def settled(self) -> Self:
-        """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
-        if self.pending is None:
-            return self
-        columns = {}
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            if column.name in self.pending.names:
-                counts = self.pending.counts(column.lengths)
-                columns[column.name] = column._replace(lengths=counts), flat[: sum(counts)]
-        return self.with_columns(columns)
-
-    def unpacked(self) -> Any:
-        """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.
-
-        Cost:
-            Half a microsecond of host time per tensor, or two microseconds for torchvision's classes. No launch.
-        """
-        assert self.pending is None, "the number of rows is not known yet"
-        records = [record.copy() for record in self.layout.records]
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            name = column.name
-            for sample, tensor in zip(column.samples, column.tensors(flat), strict=True):
-                records[sample][name] = tensor
-        for (sample, name), value in zip(self.layout.others, self.others, strict=True):
-            records[sample][name] = value
-        return records if self.layout.container_type is list else self.layout.container_type(records)
 
 
 class _PackPlan:
@@ -245,10 +51,10 @@ class _PackPlan:
         self.others: list[Any] = []
         """Values that are not packed, except numbers and strings."""
         for name, column in columns(dicts).items():
-            are_masks = name == "masks" or type(column.values[0]).__name__ == "Mask"
+            are_masks = name in MASKS.keys or type(column.values[0]).__name__ == MASKS.class_name
             if not are_packable(column.values, any_size=masks and are_masks):
                 for sample, value in zip(*column, strict=True):
-                    if type(value) not in _HOST_VALUES:
+                    if type(value) is Tensor or type(value) not in HOLDS_NOTHING:
                         self._records[sample][name] = None
                         self._positions.append((sample, name))
                         self.others.append(value)
@@ -346,28 +152,32 @@ def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
         values: Values of a column.
         any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
     """
-    classes = set(map(type, values))
-    if len(classes) > 1 or not issubclass(cls := classes.pop(), Tensor):
+    column = TensorColumn(range(len(values)), values)
+    if len(column.types) > 1 or not column.are_on(torch.device("cpu")):
         return False
+    (cls,) = column.types
     if cls is not Tensor and cls.__module__ not in _PACKABLE_MODULES:
         return False
-    return are_dense(values, _HOST) and (any_size or largest_bytes(values) <= MAX_PACKED_BYTES)
+    with as_plain_tensors():
+        return (
+            len(column.dtypes) == 1
+            and set(map(_layout, values)) == {torch.strided}
+            and not any(any(map(loses_information, values)) for loses_information in _LOSSY_COPY_PREDICATES)
+            and all(map(Tensor.is_contiguous, values))
+            and (any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
+        )
 
 
 def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor]) -> PackedColumn:
     """Return the description of a column."""
-    tensor_shapes = shapes(tensors)
+    shapes = TensorColumn(samples, tensors).shapes
     cls = type(tensors[0])
-    attributes = [{}] if cls is Tensor else shared_attributes([vars(tensor) for tensor in tensors])
-    if common_row_shape(tensor_shapes) is not None:
-        return PackedColumn(name, samples, [shape[0] for shape in tensor_shapes], None, cls, attributes)
-    return PackedColumn(name, samples, [shape.numel() for shape in tensor_shapes], tensor_shapes, cls, attributes)
-
-
-def shared_attributes(attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a list of the first dict if all dicts are equal; else ``attributes``."""
-    first = attributes[0]
-    return [first] if all(tensor_attributes == first for tensor_attributes in attributes) else attributes
+    attributes = [vars(tensor) for tensor in tensors] if cls is not Tensor else [{}]
+    if all(tensor_attributes == attributes[0] for tensor_attributes in attributes):
+        attributes = attributes[:1]
+    if common_row_shape(shapes) is not None:
+        return PackedColumn(name, samples, [shape[0] for shape in shapes], None, cls, attributes)
+    return PackedColumn(name, samples, [shape.numel() for shape in shapes], shapes, cls, attributes)
 
 
 def _concatenate(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:
@@ -384,9 +194,15 @@ def _are_dicts(value: Any) -> bool:
     return type(value) in (list, tuple) and set(map(type, value)) == {dict}
 
 
-_HOST = torch.device("cpu")
-_HOST_VALUES = frozenset({int, float, bool, str, bytes, type(None)})
-"""Types of values that are not copied to the device."""
+# Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.
+_descriptors: Any = vars(Tensor.__base__)
+_layout, _nbytes = (_descriptors[name].__get__ for name in ("layout", "nbytes"))
+_LOSSY_COPY_PREDICATES = (
+    *(_descriptors[name].__get__ for name in ("requires_grad", "is_nested", "is_quantized")),
+    Tensor.is_neg,
+    Tensor.is_conj,
+)
+"""Predicates of a tensor. If one is true, a copy of the values alone would lose information."""
 _PACKABLE_MODULES = frozenset(
     {f"torchvision.tv_tensors.{name}" for name in ("_bounding_boxes", "_mask", "_keypoints", "_image")}
 )

@@ -1,7 +1,7 @@
-"""Recognition of torchvision's transforms and tensor classes by the name of their module, without importing torchvision.
+"""Recognition of torchvision's transforms by the name of their module, without importing torchvision.
 
 Torchvision's transforms are designed for one image. Called on a batch, most random transforms draw their parameters once, so
-all images get the same crop. *Targets* are annotations that are transformed along with their image, such as boxes.
+all images get the same crop.
 """
 
 import functools
@@ -10,9 +10,6 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-
-from gpuaug.core import batch as batches
-from gpuaug.core.packed_targets import PackedTargets
 
 _MIXES = ("CutMix", "MixUp")
 """Transforms that are designed for batches, and draw once for all samples, as torchvision documents."""
@@ -37,12 +34,6 @@ _RANGE_ATTRIBUTES = {"GaussianBlur": "sigma", "JPEG": "quality"}
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 """Methods in which transforms draw their parameters: in v2, in older versions of v2, and in v1."""
-
-TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
-"""Torchvision's tensor class for targets → key in a target dict (the annotations of one image)."""
-
-HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
-"""Types of values that neither are nor contain tensors of torchvision's classes."""
 
 NOT_APPLIED = frozenset(
     {
@@ -320,34 +311,3 @@ def _draws(cls: type) -> bool:
     """Return whether a class of torchvision defines a method that draws parameters."""
     # The base class Transform of v2 defines such a method, but draws nothing in it.
     return _is_torchvisions(cls) and cls.__name__ != "Transform" and any(name in vars(cls) for name in _DRAWING_METHODS)
-
-
-def type_name(value: Any) -> str:
-    """Return the name of the torchvision tensor class of ``value``, such as ``"Mask"``; an empty string for other values."""
-    cls: Any = type(value)
-    return "" if cls is Tensor else type_name_of(cls)
-
-
-@functools.cache
-def type_name_of(cls: Any) -> str:
-    """Return the name of the torchvision tensor class that ``cls`` is or extends; an empty string for other classes."""
-    return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
-
-
-def holds_targets(value: Any) -> bool:
-    """Return whether ``value`` is or contains masks, boxes or keypoints of torchvision's tensor classes.
-
-    Torchvision's transforms transform such values along with the images.
-    """
-    cls: Any = type(value)
-    if cls in HOLDS_NOTHING:  # fast path: the function is called for every batch
-        return False
-    if cls in (dict, list, tuple):
-        members = value.values() if cls is dict else value
-        return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
-    if isinstance(value, Tensor):
-        return type_name(value) in TARGET_TYPES
-    if isinstance(value, PackedTargets):
-        return any(type_name_of(cls) in TARGET_TYPES for cls in value.types) or holds_targets(value.others)
-    names = batches.member_names(value) if batches.is_container(value) else ()
-    return any(holds_targets(batches.member(value, name)) for name in names)

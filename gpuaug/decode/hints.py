@@ -15,7 +15,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import ClipHeaders, Headers
 from gpuaug.core.errors import GpuAugWarning, SelectionError
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.targets import type_name
 from gpuaug.decode.layout import Options
 from gpuaug.stages.hints import TargetSearch
 from gpuaug.stages.selection import Selection

@@ -13,8 +13,8 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import ClipHeaders, Encoded
 from gpuaug.core.errors import DecodeError
-from gpuaug.core.packed_targets import PackedTargets
 from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.targets import PackedTargets
 
 T = TypeVar("T")
 

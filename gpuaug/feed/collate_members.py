@@ -20,7 +20,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note, shown
 from gpuaug.core.packed_targets import Allocate
 from gpuaug.core.settings import on_host
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.targets import type_name
 
 _PLAIN = {int, float, str, bytes, Tensor}
 """Types of values that are never targets. ``_is_target`` is not called for them."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpuaug.core.batch import is_pil_image
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.targets import type_name
 from gpuaug.feed.collate_members import position_text
 
 Channels = Literal[1, 3]

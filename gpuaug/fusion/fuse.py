@@ -20,12 +20,14 @@ from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
-from gpuaug.core.torchvision_types import holds_targets, type_name
+from gpuaug.core.targets import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.forms.record import Record
+from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
@@ -38,10 +40,6 @@ from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
-from gpuaug.fusion.targets.box_crop import target_dicts_for_crop
-from gpuaug.fusion.targets.call_inputs import CallInputs
-from gpuaug.fusion.targets.data_keys import checked_keys
-from gpuaug.fusion.targets.views import concatenated_views
 
 
 def fuse(
@@ -307,23 +305,28 @@ class Fused(nn.Module):
         """Return the outputs of ``forward``, which has the same arguments."""
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
-        inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
             cached_plan = cached_program.cached.get(key)
             if cached_plan is not None:
                 return self._run_cached(cached_program, cached_plan, inputs[0])
-        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else checked_keys(data_keys)
-        call_inputs = self._call_inputs(inputs, keys)
-        size, views = call_inputs.image_size, self.options.views
-        is_video = type_name(inputs[keys.index("input")]) == "Video" if "input" in keys else False
-        program = self._program(call_inputs.image_dtype, is_video=is_video)
-        program.check_type(has_run=False)
-        program.check_sizes(size)
-        _check_targets(program, call_inputs)
-        self._last_call[:] = ((size, call_inputs.device, call_inputs.image_dtype),)
-        plan = program.segments.whole_plan(size, masks=call_inputs.has_masks, views=views)
-        if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
-            program.cache(key, plan, size)
+        inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
+        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys
+        record = self._record_of(inputs, keys)
+        size, views, is_video = record.size, self.options.views, record.is_video
+        program = self._program(record.dtype, is_video=is_video)
+        key = record.plan_key
+        plan = program.cached[key].plan if key in program.cached else None
+        if plan is None:
+            program.check_type(has_run=False)
+            program.check_sizes(size)
+            plan = program.segments.whole_plan(size, masks=record.has_masks, views=views)
+            if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
+                program.cache(key, plan, size)
+        for op in program.mixes:
+            record.check_mix(op)
+        if program.box_crop is not None:
+            record.boxes_for_crop(program.box_crop)
+        self._last_call[:] = ((size, record.device, record.dtype),)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
         # Whether ``TablePrefetch`` can draw for this call and later ones. It is not used if ``draws`` are passed.
@@ -337,23 +340,25 @@ class Fused(nn.Module):
             all_draws = program.draw(size, seed) if seed is not None else draws
             try:
                 if views_together:
-                    result = self._run(program, call_inputs, all_draws)
+                    result = self._run(program, record, plan, all_draws)
                 else:
                     assert all_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [
-                        self._run(program, self._call_inputs(inputs, keys), draws_of_view) for draws_of_view in all_draws.views
+                        self._run(program, self._record_of(inputs, keys), plan, draws_of_view)
+                        for draws_of_view in all_draws.views
                     ]
-                    result = concatenated_views(view_results, call_inputs.passed_keys, is_cutmix=has_cut_mix)
-                program.check_type(has_run=True)
+                    result = concatenated_views(view_results, record.keys, is_cutmix=has_cut_mix)
+                if plan is None:
+                    program.check_type(has_run=True)
                 return result
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
-                dtype = call_inputs.image_dtype
+                dtype = record.dtype
                 program = Program(self.pipeline[0], self.options, dtype, returned_types, is_video=is_video)
                 self._programs[(dtype, True) if is_video else dtype] = program
-                call_inputs = self._call_inputs(inputs, keys)
+                record = self._record_of(inputs, keys)
         raise ArgumentTypeError(
             "functions in pipeline must return one dtype per input dtype, got a function whose output dtype changes from "
             "call to call. Convert the images in the function: image.float()."
@@ -375,9 +380,9 @@ class Fused(nn.Module):
         other_inputs = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
-    def _call_inputs(self, inputs: Sequence[Any], keys: Sequence[Any]) -> CallInputs:
-        """Create the ``CallInputs`` of a call: its images and targets, which are replaced pass by pass."""
-        return CallInputs(inputs, keys, self.options.boxes, self._target_conversions, self.clip_layout)
+    def _record_of(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Record:
+        """Create the ``Record`` of a call: its images and targets, which are replaced pass by pass."""
+        return Record(inputs, keys, self.options.boxes, self._target_conversions, self.clip_layout)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
@@ -424,45 +429,45 @@ class Fused(nn.Module):
         """Name of the backend of the last call; empty before the first call."""
         return dispatch.backend_name(self._last_call[0][1]) if self._last_call else ""
 
-    def _run(self, program: Program, call_inputs: CallInputs, draws: Draws | None) -> Any:
-        """Run the pipeline on the inputs of a call, for all views at once or for one view."""
+    def _run(self, program: Program, record: Record, plan: Plan | None, draws: Draws | None) -> Any:
+        """Run the pipeline on the inputs of a call, for all views at once or for one view.
+
+        ``plan``: plan that runs the whole pipeline; ``None`` to run it segment by segment.
+        """
         with torch.no_grad():
             if self._soft_labels is not None:
-                call_inputs.convert_labels(self._soft_labels, program.mixes)
-            plan = program.segments.whole_plan(call_inputs.image_size, masks=call_inputs.has_masks, views=self.options.views)
+                record.convert_labels(self._soft_labels, program.mixes)
             if plan is not None:
                 view_draws = (
                     None if draws is None else [draws_of_plan_ops(program.lowered_ops, view._drawn) for view in draws.views]
                 )
-                table = self._table(program, plan, call_inputs, view_draws)
+                table = self._table(program, plan, record, view_draws)
                 # Sizes of the buffers between passes, which depend on the draws if images differ in size.
-                canvases = () if view_draws is None else plan.canvases(call_inputs.image_size, view_draws)
-                call_inputs.run_plan(plan, table, canvases, program.dtype, self.memory_format)
+                canvases = () if view_draws is None else plan.canvases(record.size, view_draws)
+                record.run_plan(plan, table, canvases, program.dtype, self.memory_format)
             elif draws is not None:
-                self._run_segments(program, call_inputs, draws)
-            return call_inputs.results(keepdim=self._keepdim, views=self.options.views)
+                self._run_segments(program, record, draws)
+            return record.results(keepdim=self._keepdim, views=self.options.views)
 
-    def _table(
-        self, program: Program, plan: Plan, call_inputs: CallInputs, view_draws: Sequence[dict[Op, OpDraws]] | None
-    ) -> Tensor:
+    def _table(self, program: Program, plan: Plan, record: Record, view_draws: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
         """Return the parameter table of a plan that runs the whole pipeline, (V · B, K) float32 for K columns.
 
         ``view_draws``: draws by op, for each view; ``None``: new draws.
         """
-        ops, size, device, has_points = program.lowered_ops, call_inputs.image_size, call_inputs.device, call_inputs.has_points
+        ops, size, device, has_points = program.lowered_ops, record.size, record.device, record.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, call_inputs.image_layouts, has_points=has_points, views=self.options.views
+                plan, ops, size, device, record.layouts, has_points=has_points, views=self.options.views
             )
         tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
-    def _run_segments(self, program: Program, call_inputs: CallInputs, draws: Draws) -> None:
+    def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
         """Run, segment by segment, a pipeline whose ops do not all share one plan."""
-        size = call_inputs.image_size
+        size = record.size
         start = 0
         while start < len(program.ops):
-            segment = program.segments.at(start, size, masks=call_inputs.has_masks)
+            segment = program.segments.at(start, size, masks=record.has_masks)
             segment_draws = draws._drawn[start : segment.stop]
             start = segment.stop
             is_last = start == len(program.ops)
@@ -470,25 +475,13 @@ class Fused(nn.Module):
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
                 self._warnings.when_run(segment.fallback)
-                call_inputs.run_eager(segment.fallback, segment_draws[0], *output_type)
+                record.run_eager(segment.fallback, segment_draws[0], *output_type)
                 size = segment.fallback.out_drawn(segment_draws[0], size)
                 if not is_last:
-                    call_inputs.check_size(segment.fallback, size)
+                    record.check_size(segment.fallback, size)
             elif segment.plan is not None:
                 plan = segment.plan
                 draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
-                table = make_table(plan, size, draws_by_op, call_inputs.device, has_points=call_inputs.has_points)
-                call_inputs.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
+                table = make_table(plan, size, draws_by_op, record.device, has_points=record.has_points)
+                record.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
                 size = replace(size.to(plan.out.height, plan.out.width), frames=plan.out.frames)
-
-
-def _check_targets(program: Program, call_inputs: CallInputs) -> None:
-    """Raise an error for targets that a mix or a crop by boxes does not support.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: If a target is not supported.
-    """
-    for op in program.mixes:
-        call_inputs.check_mix(op)
-    if program.box_crop is not None:
-        target_dicts_for_crop(program.box_crop, call_inputs.values, call_inputs.passed_keys, call_inputs.typed_boxes)

@@ -21,7 +21,8 @@ from gpuaug.core.packed_targets import has_pending_targets, is_packed, unpack_ta
 from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import CallSeeds, Generators, Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.core.torchvision_types import holds_targets, names_drawing_once, unwrapped, unwrapped_with_code
+from gpuaug.core.targets import holds_targets
+from gpuaug.core.torchvision_types import names_drawing_once, unwrapped, unwrapped_with_code
 from gpuaug.stages import hints
 from gpuaug.stages.encoders import module_of
 from gpuaug.stages.first_call import FirstCall

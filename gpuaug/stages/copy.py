@@ -18,8 +18,9 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
-from gpuaug.core.packed_targets import TargetsLayout, pack_targets, unpack_targets
+from gpuaug.core.packed_targets import pack_targets, unpack_targets
 from gpuaug.core.ragged import Shapes
+from gpuaug.core.targets import TargetsLayout
 
 SMALL_BYTES = 32 * 1024
 """Largest size of a packed leaf. For a larger leaf, a separate copy costs less than packing on the host."""

@@ -14,17 +14,15 @@ import torch
 from torch import nn
 
 from gpuaug.core import batch as batches
-from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.targets import TARGET_KEYS, holds_targets, type_name
 from gpuaug.core.torchvision_types import (
     all_parts,
     children_of,
     difference,
-    holds_targets,
     is_unmodified_sequential,
     library_class,
     torchvision_class,
-    type_name,
     unwrapped,
     unwrapped_with_code,
 )

@@ -17,13 +17,16 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
-from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
+from gpuaug.core.targets import MASKS, TARGET_KEYS, TARGET_TYPES, type_name
+from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Selection
 
-_DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
+_MASK_NAMES = {**MASKS.keys, **dict.fromkeys(MASKS.layouts, MASKS.keys[MASKS.name])}
+"""Key of masks in a batch → Kornia's data key."""
+
+_DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_NAMES}
 """Key of targets in a batch → Kornia's data key."""
 
 
@@ -272,7 +275,8 @@ class TargetSearch:
             if (value.height, value.width) in self._sizes:
                 yield _Target("masks", name, value)
         elif isinstance(value, torch.Tensor | np.ndarray):
-            label = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
+            kind = TARGET_TYPES.get(type_name(value))
+            label = kind.name if kind else self._by_name(value, name) or self._by_shape(value, per_image)
             if label:
                 yield _Target(label, name, value)
         elif name in _DATA_KEYS and self._has_numbers(value, name):
@@ -290,10 +294,10 @@ class TargetSearch:
         The numbers of several images may be tensors or arrays: ``default_collate`` makes four tensors (B,) of B boxes in lists.
         """
         if isinstance(value, Mapping):
-            return name in ("masks", "mask") and {"size", "counts"} <= value.keys()
+            return name in _MASK_NAMES and {"size", "counts"} <= value.keys()
         if not isinstance(value, list | tuple) or not value:
             return False
-        if name in ("masks", "mask"):
+        if name in _MASK_NAMES:
             first = value[0]
             if isinstance(first, list | tuple) and first and _are_numbers(first):
                 return not self._sizes or (len(value), len(first)) in self._sizes
@@ -305,7 +309,7 @@ class TargetSearch:
     def _by_name(self, value: Any, name: Any) -> str | None:
         if name not in _DATA_KEYS or value.ndim < 2:
             return None
-        if name in ("masks", "mask"):  # a mask of another size may mark a model's patches, not pixels
+        if name in _MASK_NAMES:  # a mask of another size may mark a model's patches, not pixels
             return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.targets import BOXES
 from gpuaug.viewer.follow import Row
 
 Array = NDArray[Any]
@@ -95,7 +96,7 @@ def overlay(
     valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.targets_with("valid")), None)
     tensors = [value for value in row.targets_with("class") if isinstance(value, Tensor)]
     classes = next((_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
-    for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
+    for key in BOXES.layouts:
         for value in row.targets_with(key):
             corners = _kornia_corners(_entry(value, sample, frame, 3 if key == "bbox" else 2), key)
             has_classes = classes is not None and len(classes) == len(corners)
@@ -131,7 +132,7 @@ def _add_target(
     valid = _array_or_none(target.get("valid"))
     labels = _labels(target.get("labels", target.get("class_labels")))
     names = None if labels is None else [name_of(class_label) for class_label in labels]
-    for key in ("boxes", "bbox"):
+    for key in BOXES.keys:
         if key in target:
             # The key bbox means COCO's format: the top left corner and the sides.
             box_format = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else default_format)

@@ -13,8 +13,8 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
-from gpuaug.core.packed_targets import TARGET_KEYS
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.targets import TARGET_KEYS
 from gpuaug.stages.selection import Selection
 from gpuaug.viewer.trace import StageTrace, Trace
 

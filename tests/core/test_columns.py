@@ -15,9 +15,8 @@ from torchvision import tv_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core import packed_targets
-from gpuaug.core.columns import adjacent_view
-from gpuaug.core.packed_targets import PackedTargets, pack_targets, unpack_targets
-from gpuaug.core.torchvision_types import holds_targets
+from gpuaug.core.packed_targets import pack_targets, unpack_targets
+from gpuaug.core.targets import PackedTargets, holds_targets
 
 
 def in_memory_of_its_own(shape, dtype):
@@ -124,47 +123,3 @@ def test_stages_see_whether_packed_dicts_hold_targets():
     assert not holds_targets(plain)
     inside = [{"labels": torch.arange(n), "of": [tv_tensors.Mask(torch.ones(2, 2))]} for n in range(9)]
     assert holds_targets(packed(inside))
-
-
-def parts(of, counts):
-    return list(of.split(counts))
-
-
-WHOLE = torch.arange(24.0).view(8, 3)
-GAPLESS = {
-    "all": parts(WHOLE, [2, 3, 3]),
-    "within": parts(WHOLE, [2, 3, 3])[1:],
-    "with empty ones": parts(WHOLE, [0, 3, 0, 5, 0]),
-    "an empty one of elsewhere": [*parts(WHOLE, [4, 4]), torch.zeros(0, 3)],
-    "of torchvision's": [tv_tensors.Mask(each) for each in parts(WHOLE, [4, 4])],
-    "single rows": [WHOLE.as_strided((1, 3), (99, 1), 3 * row) for row in (2, 3)],
-}
-OTHERS = {
-    "a gap": [WHOLE[:2], WHOLE[3:]],
-    "another order": [WHOLE[2:], WHOLE[:2]],
-    "one twice": [WHOLE[:2], WHOLE[:2]],
-    "turned ones": [WHOLE[rows].view(2, 2, 3).transpose(1, 2) for rows in (slice(4), slice(4, 8))],
-    "columns": [WHOLE[:, :1], WHOLE[:, 1:2]],
-    "empty ones": [torch.zeros(0, 3)] * 2,
-}
-
-
-@pytest.mark.parametrize("tensors", GAPLESS.values(), ids=GAPLESS)
-def test_tensors_that_lie_together_are_one_without_a_copy(tensors):
-    found = adjacent_view(tensors)
-    filled = next(tensor for tensor in tensors if tensor.numel())
-    assert (type(found), found.data_ptr()) == (torch.Tensor, filled.data_ptr())
-    assert torch.equal(found, torch.cat([tensor.as_subclass(torch.Tensor) for tensor in tensors]))
-
-
-@pytest.mark.parametrize("tensors", OTHERS.values(), ids=OTHERS)
-def test_tensors_that_do_not_lie_together_are_seen(tensors):
-    assert adjacent_view(tensors) is None
-
-
-def test_memory_of_another_tensor_is_not_read():
-    # Two storages of which one begins where the other ends.
-    memory = (torch.arange(6.0).numpy(),)
-    first, second = torch.from_numpy(memory[0][:3]).view(1, 3), torch.from_numpy(memory[0][3:]).view(1, 3)
-    assert first.data_ptr() + first.nbytes == second.data_ptr()
-    assert adjacent_view([first, second]) is None

@@ -9,7 +9,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.packed_targets import PackedTargets, pack_targets
+from gpuaug.core.packed_targets import pack_targets
+from gpuaug.core.targets import PackedTargets
 from gpuaug.profiler import isolated
 from gpuaug.viewer.trace import trace_batch
 
@@ -88,10 +89,8 @@ def test_dicts_are_unpacked_for_stages_that_read_them(monkeypatch, dropping):
 
 def test_host_waits_for_the_device_before_it_reads_the_number_of_boxes(monkeypatch):
     order = []
-    counts = gpuaug.core.packed_targets.PendingRows.counts
-    monkeypatch.setattr(
-        gpuaug.core.packed_targets.PendingRows, "counts", lambda rows, of: order.append("read") or counts(rows, of)
-    )
+    counts = gpuaug.core.targets.PendingRows.counts
+    monkeypatch.setattr(gpuaug.core.targets.PendingRows, "counts", lambda rows, of: order.append("read") or counts(rows, of))
     passed = type(gpuaug.core.streams._PASSED_EVENT)
     monkeypatch.setattr(passed, "synchronize", lambda _: order.append("wait"))
     streamed([augment(True), gpuaug.TransformStage(gpuaug.sanitize, on=1)])

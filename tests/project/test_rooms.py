@@ -44,10 +44,10 @@ FUSION = {
     "program": {"ops", "policies", "options", "lower", "draws"},
     "backends": {"pixels", "ops", "clips", "policies", "program"},
     "table": {"ops", "program", "backends"},
-    "targets": {"pixels", "ops", "clips", "options", "program", "backends"},
+    "forms": {"pixels", "ops", "clips", "options", "program", "backends"},
     "explain": {"ops", "policies", "program", "table"},
     "fuse": {
-        *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "targets"),
+        *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),
         "explain",
     },
     "normalization": set(),

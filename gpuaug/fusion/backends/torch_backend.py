@@ -9,6 +9,7 @@ padding. The *taps* of an output pixel are the source pixels that it is interpol
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from gpuaug.fusion.backends.readers import (
     repeat_per_view,
 )
 from gpuaug.fusion.ops.base import RowOp
+from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import LARGEST, divided_by_largest, unit_range
 from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
@@ -214,14 +216,15 @@ def gather_mask(
     if front.after.ops:
         x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
     source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.per_mask())
-    taps = _Taps(source, front, columns, parameters, fill=mask_fill(front.before, dtype))
+    padding_fill, warp_fill, after_fill = mask_fills(front, dtype)
+    taps = _Taps(source, front, columns, parameters, padding_fill, warp_fill)
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
         half_pixel = front.mask_half_pixel_centers
         values = _interpolate(front, parameters, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=half_pixel)
     if inside is not None:
-        fill = torch.full((), mask_fill(front.after, dtype), dtype=values.dtype, device=values.device)
+        fill = torch.full((), after_fill, dtype=values.dtype, device=values.device)
         values = torch.where(inside[:, None], values, fill)
     return values.view(dtype)
 
@@ -252,22 +255,30 @@ def as_bits(masks: Tensor) -> Tensor:
     return masks.view(_INTEGER_DTYPES.get(masks.dtype.itemsize, masks.dtype))
 
 
-def mask_fill(maps: IndexMaps, dtype: torch.dtype) -> int:
-    """Return the fill of constant padding for masks of ``dtype``, as the integer with the same bits.
+def mask_fills(front: Gather, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the fill of masks of ``dtype`` in padding before a warp, outside a warp, and in padding after it.
+
+    Each fill is the integer with the same bits.
 
     Raises:
-        ArgumentError: If the fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
+        ArgumentError: If a fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
     """
-    padding = maps.padding
-    if padding is None:
+    warp = front.warp if isinstance(front.warp, WarpOp) else None
+    before, outside, after = (_mask_fill(op, dtype) for op in (front.before.padding, warp, front.after.padding))
+    return before, outside, after
+
+
+def _mask_fill(op: Any, dtype: torch.dtype) -> int:
+    """Return the bits of the fill of ``op`` for masks of ``dtype``; 0 if ``op`` is ``None``."""
+    if op is None:
         return 0
-    fill = padding.mask_fill
+    fill = op.mask_fill
     is_floating = dtype.is_floating_point or dtype.is_complex
     if dtype != torch.bool and (math.isfinite(fill) or not is_floating):
         limits = torch.finfo(dtype) if is_floating else torch.iinfo(dtype)
         if not limits.min <= fill <= limits.max:  # also if the fill is NaN
             raise ArgumentError(
-                f"fill of {padding.name} must be in [{limits.min}, {limits.max}] for masks of {dtype}, got {fill}. Convert "
+                f"fill of {op.name} must be in [{limits.min}, {limits.max}] for masks of {dtype}, got {fill}. Convert "
                 "the masks before the call to a type that holds the fill."
             )
         fill = fill if is_floating else int(fill)
@@ -300,8 +311,15 @@ class _Taps:
     """Reader of source pixels, at coordinates after the index maps (flips, crops, padding) that precede the interpolation."""
 
     def __init__(
-        self, source: Reader, front: Gather, columns: Columns, parameters: _TableColumns, fill: int | None = None
+        self,
+        source: Reader,
+        front: Gather,
+        columns: Columns,
+        parameters: _TableColumns,
+        fill: int | None = None,
+        outside: int = 0,
     ) -> None:
+        self._outside = outside
         self._reader = source
         self._maps, self._column, self._parameters = front.before, columns.before, parameters
         # The fill of masks has the dtype of the masks. The fill of images is float32, because it may lie between two values of
@@ -312,7 +330,7 @@ class _Taps:
             self._fill = parameters.channels(columns.before_fill, source.channels) * (255 if source.dtype == torch.uint8 else 1)
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
-        """Return source pixels at integer coordinates; 0 where ``inside`` is false, and the fill in constant padding.
+        """Return source pixels at integer coordinates; ``outside`` where ``inside`` is false, and the fill in constant padding.
 
         ``inside``: mask of the coordinates in the window of a warp or resize; ``None`` if all are.
         """
@@ -328,7 +346,7 @@ class _Taps:
             values = torch.where(not_padding[:, None], values, self._fill)
         if inside is not None:
             # Not a product, because the pixel that was read in place of a pixel outside may be NaN.
-            values = values.masked_fill(~inside[:, None], 0)
+            values = values.masked_fill(~inside[:, None], self._outside)
         return values
 
 

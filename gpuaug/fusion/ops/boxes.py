@@ -11,12 +11,13 @@ others. With ``BoxMapping.clip`` the mask of the valid boxes is False for empty 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.targets import BOXES, KEYPOINTS
 
 BoxLayout = Literal["vertices", "corners", "sides", "centre", "points"]
 
@@ -36,10 +37,7 @@ class BoxFormat:
 
 
 KORNIA_FORMATS: dict[str, BoxFormat] = {
-    "bbox": BoxFormat("vertices"),
-    "bbox_xyxy": BoxFormat("corners"),
-    "bbox_xywh": BoxFormat("sides"),
-    "keypoints": BoxFormat("points"),
+    key: BoxFormat(cast(BoxLayout, layout)) for kind in (BOXES, KEYPOINTS) for key, layout in kind.layouts.items()
 }
 """Format for each of Kornia's data keys, the names that say what an input holds."""
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
-from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, image_class, torchvision_class, type_name
+from gpuaug.core.targets import LABELS, VALID, type_name
+from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, image_class, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.kornia_private import with_frames_second
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
@@ -27,6 +28,10 @@ from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 LARGEST_EXACT_INTEGER = 2**24
 """Largest n such that float32 represents all integers from 0 to n."""
+
+
+_UNMOVED_KEYS = (*LABELS.layouts, *VALID.layouts)
+"""Data keys of inputs whose values belong to images or boxes, and not to pixels."""
 
 
 class OutputDtypeChange(Exception):
@@ -105,7 +110,7 @@ class EagerOp(ABC):
             ArgumentError: If the module may move pixels and the library does not move an input equally, or if the module mixes
                 samples, and there are labels or ``valid``.
         """
-        unmixed_keys = [key for key in keys if key in ("class", "valid")]
+        unmixed_keys = [key for key in keys if key in _UNMOVED_KEYS]
         if unmixed_keys and self.mixes_samples:
             raise ArgumentError(
                 f"{self.name} must be fused, so that {unmixed_keys[0]} can be mixed with the images, got a module that "
@@ -204,7 +209,7 @@ class EagerKornia(EagerOp):
 
     def moves(self, key: str) -> bool:
         """True if Kornia transforms an input with data key ``key`` together with the images, or raises an error."""
-        return key in ("input", "class", "valid", "tv_tensors") or _moves(self.module, key)
+        return key in ("input", "tv_tensors", *_UNMOVED_KEYS) or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed, and Kornia's parameters from generators with this seed."""

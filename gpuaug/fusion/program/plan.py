@@ -15,10 +15,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size, draw_in_order
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
-from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp, WarpOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
 from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, check_sizes
@@ -280,8 +279,6 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         point_ops = tuple(builder.point_ops)
         source = current_size
         if isinstance(front, Gather):
-            if masks:
-                _check_mask_fill(front)
             for op in front.ops:
                 current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
@@ -330,15 +327,6 @@ def _point_program(
         point_program.append((point_op.code, column, point_op.flags_for(channels, frames)))
         column += point_op.row_width(channels)
     return tuple(point_program), column
-
-
-def _check_mask_fill(front: Gather) -> None:
-    """Raise an error for a warp with a nonzero fill for masks."""
-    if front.warp is not None and isinstance(front.warp, WarpOp) and front.warp.mask_fill:
-        raise ArgumentError(
-            f"fill of {front.warp.name} must be 0 for masks, got {front.warp.mask_fill:g}. "
-            "Pass fill={tv_tensors.Image: …, tv_tensors.Mask: 0}."
-        )
 
 
 def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:

@@ -29,7 +29,8 @@ from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
 
-ImageKey = tuple[torch.Size, torch.device]
+ImageKey = tuple[torch.Size, torch.device, bool]
+"""Shape and device of images, and whether there are masks beside them."""
 
 MOST_CACHED = 64
 """Maximum number of cached plans. Most programs need two: for full batches, and for the last batch of an epoch."""
@@ -46,7 +47,7 @@ def image_key(images: Any) -> ImageKey | None:
     """Return the key of ``Program.cached``; ``None`` for anything but a plain tensor with a batch of images or clips."""
     if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
-    return images.shape, images.device
+    return images.shape, images.device, False
 
 
 class Program:
@@ -93,7 +94,7 @@ class Program:
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
         self.cached: dict[ImageKey, CachedPlan] = {}
-        """Plans for calls on images only, by ``image_key``.
+        """Plans of the whole pipeline, by ``image_key``. Calls on images only do nothing but look up their plan and run it.
 
         Without its launches, a call takes 13 µs of host time with a cached plan, and 33 µs otherwise (benchmark loop, one core,
         2026-11-26). In a training loop both times are several times longer, because other code evicts the processor's caches.
@@ -118,7 +119,7 @@ class Program:
         return tuple(module for module, parts in ops if any(map(moves_pixels, parts)))
 
     def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:
-        """Add the plan of a call on images only to ``cached``."""
+        """Add a plan of the whole pipeline to ``cached``."""
         if len(self.cached) >= MOST_CACHED:
             self.cached.clear()
         self.cached[key] = CachedPlan(plan, size)

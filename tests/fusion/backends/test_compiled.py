@@ -27,12 +27,12 @@ import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur, tiles
+from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.policies.one_of import OneOf
-from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMATS
 
 KERNELS = {
     "gather_kernel": backend,

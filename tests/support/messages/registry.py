@@ -40,8 +40,7 @@ UNTRIED = {
     "To resume with different batches, pass strict=False": "followed in tests/loader/test_agreement.py",
     "Finish its loop first, or close() the loader": "followed in tests/viewer/test_inspection.py",
     "close() cannot run": "followed in tests/loader/test_submitted.py",
-    "Pass all keys that hold one entry per box: per_box=": "followed in tests/fusion/targets/test_sanitize.py",
-    "fill of … must be 0 for masks": "followed in tests/fusion/targets/test_tv_tensors.py",
+    "Pass all keys that hold one entry per box: per_box=": "followed in tests/fusion/forms/test_sanitize.py",
     "Give it p=1.0, or resize before it": "followed in tests/fusion/test_views.py",
 }
 """Reasons for messages without an example, by a part of the message."""

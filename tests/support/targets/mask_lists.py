@@ -7,9 +7,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.fusion.forms.kinds import Masks, owners_of, spans_of
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table.rows import fill_table
-from gpuaug.fusion.targets.masks import owners_of, to_device
 
 SIDES = [(21, 37), (30, 18), (40, 52)]
 COUNTS = [2, 0, 3]
@@ -41,6 +41,10 @@ def rows_of(modules):
     return plan, tables
 
 
-def take_numbers(listed):
-    """What a list of masks needs on the device before it is moved."""
-    listed.set_device_arrays(*to_device([owners_of(listed.samples, listed.counts), listed.spans], torch.device("cpu")))
+def listed(given, samples=range(3)):
+    """Masks of these sizes in one form: ``given[i]`` are those of image ``samples[i]``."""
+    counts = [len(mask) if mask.ndim == 3 else 1 for mask in given]
+    owners, spans = owners_of(samples, counts), spans_of(samples, counts, SIDES, len(SIDES))
+    made = Masks(torch.cat([mask.flatten() for mask in given]), owners, spans)
+    made.device_arrays = [torch.from_numpy(owners), torch.from_numpy(spans)]
+    return made, counts

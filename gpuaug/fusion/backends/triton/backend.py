@@ -16,7 +16,7 @@ from triton import next_power_of_2
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeat_per_view
-from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
+from gpuaug.fusion.backends.torch_backend import as_bits, mask_fills
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
@@ -379,8 +379,8 @@ def run_mask(
 class _MaskLaunch:
     """Launch of a gather of masks, and its arguments that are equal for all batches."""
 
-    fills: tuple[int, int]
-    """Bits of the fill of the index maps (before, after) the interpolation."""
+    fills: tuple[int, int, int]
+    """Bits of the fill of (the index map before the warp, the warp, the index map after the warp)."""
     tile: tuple[int, int]
     """(height, width) of a tile."""
     launch: Launch
@@ -389,7 +389,6 @@ class _MaskLaunch:
 def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> _MaskLaunch:
     """Prepare the launch of a gather of masks. ``frames``: number of masks per row of the table, without ``is_ragged``."""
     front = pass_.front
-    fill_before, fill_after = (mask_fill(maps, masks.dtype) for maps in (front.before, front.after))
     tile = TILES[front.interpolation]
     constants = {
         **_gather_constants(pass_),
@@ -402,7 +401,7 @@ def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: i
     }
     for name in ("NEAREST", "WARP_FILL_COLUMN"):
         del constants[name]
-    return _MaskLaunch((fill_before, fill_after), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
+    return _MaskLaunch(mask_fills(front, masks.dtype), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
 def probe(device: torch.device, first_call: tuple[Any, ...] | None = None) -> None:

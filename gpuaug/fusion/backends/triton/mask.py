@@ -9,7 +9,8 @@ from gpuaug.fusion.backends.triton.taps import half_to_even, map_index, source_c
 
 @kernel
 def mask_kernel(
-    source, out, rows, owners, sample_layouts, first_mask, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
+    source, out, rows, owners, sample_layouts, first_mask, before_fill, warp_fill, after_fill, out_height, out_width,
+    tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, FRAMES: tl.constexpr, SOURCE_W: tl.constexpr, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr,
     ZEROS: tl.constexpr, MAP_AFTER: tl.constexpr, WARP_COLUMN: tl.constexpr, MAP_BEFORE: tl.constexpr,
@@ -17,7 +18,8 @@ def mask_kernel(
 ):  # fmt: skip
     """Copy the nearest pixel of masks to each output pixel, bit for bit.
 
-    ``before_fill``, ``after_fill``: bits of the fill of the index maps before and after the interpolation.
+    ``before_fill``, ``after_fill``: bits of the fill of the index maps before and after the interpolation. ``warp_fill``: bits
+    of the fill outside the image.
 
     Constants, in addition to the constants of ``gather_kernel``:
         RAGGED: Whether masks differ in size, and lie in a flat tensor. ``owners`` then has the sample of each mask, and
@@ -71,6 +73,7 @@ def mask_kernel(
     else:
         pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
     value = tl.load(pointer, mask=in_bounds & in_window, other=0)
+    value = tl.where(in_window, value, warp_fill.to(value.dtype))
     if MAP_BEFORE[0] == 2:
         value = tl.where(in_window & (not_padding == 0), before_fill.to(value.dtype), value)
     if MAP_AFTER[0] == 2:

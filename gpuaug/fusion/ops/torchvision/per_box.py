@@ -6,18 +6,6 @@ from typing import Any
 
 from gpuaug.core.errors import GpuAugWarning
 
-PER_BOX = frozenset(
-    {
-        *("boxes", "bbox", "valid", "labels", "class_labels", "classes", "names", "masks", "keypoints", "segmentation"),
-        *("area", "areas", "iscrowd", "is_crowd", "scores", "weights", "visibility", "difficult", "truncated", "occluded"),
-        *("id", "ids", "category_id", "category_ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
-    }
-)
-"""Keys that hold one entry per box.
-
-The keys are listed because lengths are ambiguous: in an image with two boxes, ``size`` (height, width) has one entry per box.
-"""
-
 
 def label_key(names: Iterable[Any]) -> str | None:
     """Return the key of the labels among the keys of target dicts, by the rule of torchvision's ``SanitizeBoundingBoxes``.

@@ -10,20 +10,19 @@ from support.batches.pairwise import pairwise
 from support.comparison.box_windows import TRANSFORMS, difference
 from support.comparison.replay import photographs
 from support.targets.detection import boxes_of, masks
-from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
+from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, listed, rows_of
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton import boxes as box_kernels
 from gpuaug.fusion.backends.triton.box_windows import box_windows
+from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.ops import boxes
-from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
-from gpuaug.fusion.targets.masks import MaskList
-from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMATS
 
 POINTS = boxes.BoxFormat("points", edges=True)
 FRAMES = torch.tensor([[0, 20, 30], [7, 40, 25], [9, 33, 64]])
@@ -91,29 +90,20 @@ def boxes_agree(forms, clip, owned, ragged, dtype, generator):
 
 
 def masks_agree(name, dtype):
-    """Whether masks of several sizes, each read where it lies, come out of the kernel as torch makes them of one buffer."""
+    """Whether masks of several sizes come out of the kernel as torch makes them."""
     plan, tables = rows_of(PIPELINES[name])
-    heights, widths = np.array(SIDES).T
     given = [masks(n, *sides, dtype=dtype, seed=n) for n, sides in zip(COUNTS, SIDES, strict=True)]
-    # One of them is not contiguous, one is a part of another's memory, and the first holds nothing.
-    given = [given[1][:0], torch.cat((given[0], given[0]))[1:3], given[2].transpose(1, 2).contiguous().transpose(1, 2)]
-    samples, table, step = [1, 0, 2], torch.cat(tables), plan.passes[0]
-
-    def listed(executor):
-        with mock.patch.object(dispatch, "backend_name", return_value=executor):
-            made = MaskList(given, samples, Size(3, 3, heights, widths), torch.device("cpu"))
-        take_numbers(made)
-        return made
-
-    together, apart = listed("torch"), listed("triton")
-    expected = dispatch.torch_backend.gather_mask(step, together._values, table, together._layout)
+    given = [given[1][:0], given[0], given[2]]  # the first holds nothing
+    (together, _), table, step = listed(given, [1, 0, 2]), torch.cat(tables), plan.passes[0]
+    owners, spans = together.device_arrays
+    layout = MaskLayout(owners, spans.view(-1, 3))
+    expected = dispatch.torch_backend.gather_mask(step, together.values, table, layout)
     # As if a launch had room for two of the five.
     with mock.patch.object(backend, "MOST_SAMPLES", 2):
-        got = backend.run_mask(step, apart._values, table, apart._layout)
+        got = backend.run_mask(step, together.values, table, layout)
     # A tap half way between two pixels may fall on either.
     return (
-        0 < apart._values.numel() < together._values.numel()
-        and got.shape == expected.shape
+        got.shape == expected.shape
         and (got != expected).float().mean() <= (0.01 if step.front.interpolation else 0)
         and bool(expected.any())
     )

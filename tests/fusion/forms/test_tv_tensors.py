@@ -251,13 +251,26 @@ def test_padding_of_masks_equals_torchvision_or_is_refused_where_torchvision_ref
     assert bool(refused) == (dtype not in (torch.bool, torch.float64))
 
 
-@pytest.mark.parametrize("fill", [127, {tv_tensors.Mask: 127, "others": 0}], ids=["of all", "of masks"])
-def test_warp_that_would_fill_masks_is_refused(fill):
-    augment = gpuaug.fuse([v2.RandomRotation(30, fill=fill), v2.ToDtype(torch.float32, scale=True)])
-    images, masks = photographs(2, 3, 16, 16), torch.ones(2, 1, 16, 16, dtype=torch.uint8)
-    assert augment(images).shape == (2, 3, 16, 16)
-    text = "fill of RandomRotation_0 must be 0 for masks, got 127. Pass fill={tv_tensors.Image: …, tv_tensors.Mask: 0}."
-    with pytest.raises(gpuaug.ArgumentError, match=f"^{re.escape(text)}$"):
-        augment(images, masks, data_keys=["input", "mask"])
-    kept = gpuaug.fuse([v2.RandomRotation(30, fill={tv_tensors.Mask: 0, "others": 127}), v2.ToDtype(torch.float32, scale=True)])
-    assert kept(images, masks, data_keys=["input", "mask"])[1].shape == masks.shape
+WARPS = {
+    "rotation": lambda fill: v2.RandomRotation(30, fill=fill),
+    "affine, then a crop": lambda fill: v2.Compose([v2.RandomAffine(20, (0.2, 0.1), fill=fill), v2.RandomCrop(20)]),
+    "padding, then perspective": lambda fill: v2.Compose([v2.Pad(4, fill=9), v2.RandomPerspective(0.5, 1.0, fill=fill)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("name", WARPS)
+def test_masks_are_filled_by_type_outside_of_a_warp(name, dtype):
+    images, masks = photographs(3, 3, 24, 24), torch.ones(3, 1, 24, 24).to(dtype)
+    fill = 1 if dtype == torch.bool else 255
+    augment = gpuaug.fuse(WARPS[name]({tv_tensors.Image: 114, tv_tensors.Mask: fill, "others": 0}))
+    draws = augment.draw(images.shape, seed=1)
+    _, got = augment(images, masks, data_keys=["input", "mask"], draws=draws)
+    _, records = augment(images, [{"masks": mask} for mask in masks], data_keys=["input", "targets"], draws=draws)
+    assert_values(torch.stack([record["masks"] for record in records]), got)
+    for mask, made, calls in zip(masks, got, draws.as_torchvision(), strict=True):
+        for function, arguments in calls:
+            fills = {"fill": 9 if function == "pad" else fill} if "fill" in arguments else {}
+            mask = getattr(v2.functional, function)(tv_tensors.Mask(mask), **{**arguments, **fills})
+        assert_values(made, mask.as_subclass(torch.Tensor), share=0.01)
+    assert dtype == torch.bool or (got == fill).any()

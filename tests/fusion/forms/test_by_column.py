@@ -1,6 +1,4 @@
-"""Target dicts taken by column: equal to dicts taken one by one, in as many launches whatever their number."""
-
-from contextlib import contextmanager
+"""Target dicts taken by column: packed or not they give the same, in as many launches whatever their number."""
 
 import kornia.augmentation as K
 import pytest
@@ -14,28 +12,15 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core import columns, packed_targets
+from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
-from gpuaug.fusion.targets import masks, sanitize, target_dicts, typed
+from gpuaug.core.targets import PackedTargets
 
 PIPELINES = {
     "Kornia's": K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomCrop((6, 7))),
     "torchvision's": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((6, 7)), v2.SanitizeBoundingBoxes(min_size=2)]),
     "ending in pure tensors": v2.Compose([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("CXCYWH"), v2.ToPureTensor()]),
 }
-
-
-@contextmanager
-def one_by_one():
-    """A block in which no fact is taken of a column: each value is checked, moved and taken by itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target_dicts, "_are_on", lambda *_: False)
-        patch.setattr(columns, "common_row_shape", lambda _: None)
-        patch.setattr(masks, "are_tensors", lambda _: False)
-        patch.setattr(typed, "_flat_columns", lambda *_: None)
-        patch.setattr(sanitize, "MOST_JOINED", -1)
-        patch.setattr(sanitize, "adjacent_view", lambda _: None)
-        yield
 
 
 def tv_tensors_boxes(boxes):
@@ -63,34 +48,12 @@ def outcome(call):
 
 
 def through(augment, given_records, keys):
-    is_packed = type(given_records) is packed_targets.PackedTargets
+    is_packed = type(given_records) is PackedTargets
     count = len(given_records.layout.records if is_packed else given_records)
     images = torch.arange(count * 3 * HEIGHT * WIDTH).view(-1, 3, HEIGHT, WIDTH) % 256
     options = {"data_keys": ["input", keys]}
     _, made = augment(images.to(torch.uint8), given_records, draws=augment.draw(images.shape, seed=3), **options)
     return made
-
-
-@pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
-@pytest.mark.parametrize("name", PIPELINES)
-@settings(max_examples=10)
-@given(given_records=RECORDS)
-def test_dicts_by_column_equal_dicts_one_by_one(name, keys, given_records):
-    augment = gpuaug.fuse(PIPELINES[name])
-    got = outcome(lambda: through(augment, given_records, keys))
-    with one_by_one():
-        want = outcome(lambda: through(augment, given_records, keys))
-    assert_same(got, want)
-
-
-@settings(max_examples=20)
-@given(given_records=RECORDS | records(keys=["boxes", "valid"]))
-def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
-    per_box = ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]
-    got = outcome(lambda: gpuaug.sanitize(given_records, per_box=per_box))
-    with one_by_one():
-        want = outcome(lambda: gpuaug.sanitize(given_records, per_box=per_box))
-    assert_same(got, want)
 
 
 @pytest.mark.usefixtures("_any_number_is_packed")
@@ -115,7 +78,7 @@ def test_packed_dicts_without_boxes_give_what_the_dicts_give(key):
     given_records = [{key: value, "labels": torch.arange(len(value))} for value in values[key]]
     augment = gpuaug.fuse(PIPELINES["Kornia's"])
     made = through(augment, packed(given_records), "targets")
-    assert type(made) is packed_targets.PackedTargets
+    assert type(made) is PackedTargets
     assert_same(unpack_targets(made), through(augment, given_records, "targets"))
 
 
@@ -145,8 +108,8 @@ def test_common_dicts_stay_packed(keys, masks):
     for record in given_records if keys == "tv_tensors" else ():
         del record["keypoints"]  # plain tensors, which do not follow by their type
     made = through(gpuaug.fuse(PIPELINES["torchvision's"]), packed(given_records), keys)
-    assert type(made) is packed_targets.PackedTargets
-    assert type(gpuaug.sanitize(made)) is packed_targets.PackedTargets
+    assert type(made) is PackedTargets
+    assert type(gpuaug.sanitize(made)) is PackedTargets
 
 
 @given(st.permutations(range(4)), st.sampled_from(DTYPES))

@@ -14,16 +14,26 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import Column, TensorColumn, adjacent_view, as_plain_tensors, columns, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.core.packed_targets import PackedColumn, PackedTargets, PendingRows
-from gpuaug.core.torchvision_types import type_name, type_name_of
+from gpuaug.core.targets import (
+    BOXES,
+    PER_BOX,
+    VALID,
+    Column,
+    PackedColumn,
+    PackedTargets,
+    PendingRows,
+    TensorColumn,
+    columns,
+    common_row_shape,
+    split,
+    type_name,
+    type_name_of,
+    with_class_of,
+)
+from gpuaug.fusion.forms.record import to_device
 from gpuaug.fusion.ops.base import Array
-from gpuaug.fusion.ops.torchvision.per_box import PER_BOX, label_key
-from gpuaug.fusion.targets.masks import to_device, with_class_of
-
-MOST_JOINED = 256
-"""Maximum of values per box with which the tensors of a column are concatenated, so that one launch indexes all of them."""
+from gpuaug.fusion.ops.torchvision.per_box import label_key
 
 
 def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[Any]:
@@ -55,8 +65,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     Cost:
         One synchronization per batch: the host waits for all work on the current stream. In a stage of a loader,
         ``TransformStage(sanitize, on=…)``, it waits only for the stages of the batch, when the loader returns the batch. A few
-        launches per key; for masks one launch per tensor, unless the masks of the batch are contiguous in memory, as the masks
-        are that ``fuse`` returns.
+        launches per key, and one copy of its values; for tensors of different dtypes or sizes, a few launches per tensor.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
@@ -89,10 +98,10 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     for sample, record in zip(samples, records, strict=True):
         _check_has_valid(record, f" of sample {sample}")
         _check_flags(record["valid"], 1, f" of sample {sample}")
-    valid_indices = _ValidIndices(TensorColumn([record["valid"] for record in records]))
+    valid_indices = _ValidIndices(TensorColumn(samples, [record["valid"] for record in records]))
     columns_by_key = columns(records)
     shortened = {name: column for name, column in columns_by_key.items() if _has_entry_per_box(column, valid_indices.counts)}
-    keys_to_check = [name for name in ("boxes", "bbox", *(per_box or ())) if name not in shortened]
+    keys_to_check = [name for name in (*BOXES.keys, *(per_box or ())) if name not in shortened]
     _check_lengths(keys_to_check, columns_by_key, valid_indices.counts, samples)
     for name in shortened.keys() - keys:
         if not all(map(_is_typed, shortened[name].values)):
@@ -101,7 +110,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
                 _check_not_per_box(name, {valid_indices.counts[record] for record in column.samples})
     # For a dict: a copy, which is changed. For another mapping: only the changes.
     changes: list[dict[Any, Any]] = [record.copy() if type(record) is dict else {} for record in targets]
-    _store_valid([changes[sample] for sample in samples], shortened, valid_indices)
+    for name, column in shortened.items():
+        for record, value in zip(column.samples, valid_indices.entries(column), strict=True):
+            changes[samples[record]][name] = value
     return [
         change if type(record) is dict else batches.replace(record, change)
         for record, change in zip(targets, changes, strict=True)
@@ -123,10 +134,7 @@ def _has_entry_per_box(column: Column, counts: Sequence[int]) -> bool:
         column: Values of one key in all dicts. At least one value has entries.
         counts: Number of boxes of each dict.
     """
-    with as_plain_tensors():
-        lengths = [
-            (_length(value), counts[record]) for record, value in zip(*column, strict=True) if isinstance(value, _SEQUENCES)
-        ]
+    lengths = [(_length(value), counts[record]) for record, value in zip(*column, strict=True) if isinstance(value, _SEQUENCES)]
     return bool(lengths) and all(length == count for length, count in lengths)
 
 
@@ -160,7 +168,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: Collection[str] | None
     _check_flags(targets["valid"], 2, "")
     batch = len(targets["valid"])
     lengths = {name: _length(value) for name, value in targets.items() if isinstance(value, _SEQUENCES)}
-    for name in ("boxes", "bbox", *(per_box or ())):
+    for name in (*BOXES.keys, *(per_box or ())):
         if lengths.get(name, batch) != batch:
             raise ArgumentError(
                 f"{name} must have one entry for each of the {batch} images, as valid has, got {max(lengths[name], 0)}. Pass "
@@ -192,8 +200,9 @@ def _sanitize_packed(targets: PackedTargets, per_box: Collection[str] | None) ->
         Packed target dicts whose numbers of boxes the host reads later. ``None`` if the dicts must be unpacked, because the
         host needs the numbers at once, or to find an error.
     """
-    valid = targets.column("valid")
-    if valid is None or valid.dtypes != {torch.bool} or valid.entry:
+    own = targets.columns()
+    valid = own.get("valid")
+    if valid is None or valid.dtypes != {torch.bool} or valid.joined.ndim > 1 or valid.packed.shapes is not None:
         return None
     layout = targets.layout
     counts = dict(zip(valid.packed.samples, valid.packed.lengths, strict=True))
@@ -205,12 +214,12 @@ def _sanitize_packed(targets: PackedTargets, per_box: Collection[str] | None) ->
         if isinstance(value, _SEQUENCES) and (name in named or _length(value) == counts.get(sample)):
             return None
     rows: dict[Any, tuple[PackedColumn, Tensor]] = {}
-    for column, flat in zip(layout.packed, targets.flat, strict=True):
+    for column, flat in ((packed.packed, packed.joined) for packed in own.values()):
         lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
         column_counts = dict(zip(column.samples, lengths, strict=True))
         if column.shapes is not None or column_counts != counts:
             matches = all(counts.get(sample, length) == length for sample, length in column_counts.items())
-            if matches or column.name in _BOX_KEYS | named:
+            if matches or column.name in {*_BOX_KEYS, *named}:
                 return None
             continue
         class_name = type_name_of(column.tensor_type)
@@ -237,13 +246,13 @@ def _length(value: Any) -> int:
     return -1 if batches.is_namedtuple(value) or not getattr(value, "ndim", 1) else len(value)
 
 
-_BOX_KEYS = frozenset({"valid", "boxes", "bbox"})
+_BOX_KEYS = BOXES.keys | VALID.keys
 """Keys of boxes and of their mask."""
 
 
 def _has_no_boxes(record: Any) -> bool:
     """Return whether a target dict has none of the keys ``valid``, ``boxes`` and ``bbox``."""
-    return isinstance(record, Mapping) and _BOX_KEYS.isdisjoint(record)
+    return isinstance(record, Mapping) and _BOX_KEYS.keys().isdisjoint(record)
 
 
 def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
@@ -263,7 +272,7 @@ def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
 
 
 class _ValidIndices:
-    """Indices of the valid boxes of each target dict.
+    """Indices of the valid boxes of each target dict, on the host.
 
     Args:
         valid: Column of the masks of the valid boxes, (n,) bool per dict.
@@ -273,81 +282,37 @@ class _ValidIndices:
     """
 
     def __init__(self, valid: TensorColumn) -> None:
-        self._valid = valid
         self.counts = [shape[0] for shape in valid.shapes]
         """Number of boxes of each dict, valid or not."""
-        self._starts = np.cumsum([0, *self.counts])
-        self._indices: Array = np.flatnonzero(valid.joined.cpu().numpy()) if valid.tensors else np.empty(0, np.int64)
-        """Indices of the valid boxes among the boxes of all dicts."""
-        self._bounds = np.searchsorted(self._indices, self._starts)
-        self._device_indices: dict[Any, tuple[Tensor, list[int]]] = {}
-        """Cache of ``of_records``."""
+        flags = valid.joined.cpu().numpy() if valid.tensors else np.empty(0, bool)
+        self._of_dicts = [np.flatnonzero(part) for part in np.split(flags, np.cumsum(self.counts)[:-1])]
+        self._on_device: dict[Any, Tensor] = {}
+        """Cache of the concatenated indices, by (indices of the dicts, device)."""
 
-    def of_record(self, record: int) -> Array:
-        """Return the indices of the valid boxes of one dict, on the host. ``record``: index of the dict."""
-        start, end = self._bounds[record : record + 2]
-        indices: Array = self._indices[start:end] - self._starts[record]
-        return indices
+    def entries(self, column: Column) -> list[Any]:
+        """Return the entries of the valid boxes of each value of a column. One launch if its tensors are alike."""
+        samples, values = column
+        tensors = TensorColumn(samples, values)
+        are_tensors = all(issubclass(cls, Tensor) for cls in tensors.types)
+        if not are_tensors or len(tensors.dtypes) * len(tensors.devices) > 1 or common_row_shape(tensors.shapes) is None:
+            return [self._entries(value, self._of_dicts[sample]) for sample, value in zip(samples, values, strict=True)]
+        indices = [self._of_dicts[sample] for sample in samples]
+        (device,) = tensors.devices
+        key = tuple(samples), device
+        if key not in self._on_device:
+            starts = np.cumsum([0, *(shape[0] for shape in tensors.shapes[:-1])])
+            shifted = [index + start for index, start in zip(indices, starts, strict=True)]
+            (self._on_device[key],) = to_device([np.concatenate(shifted)], device)
+        parts = split(tensors.joined.index_select(0, self._on_device[key]), list(map(len, indices)))
+        return [with_class_of(part, value) for part, value in zip(parts, values, strict=True)]
 
-    def of_records(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
-        """Return (indices of the valid boxes in the concatenated boxes of some dicts, numbers of valid boxes per dict).
-
-        Args:
-            records: Indices of the dicts.
-            device: Device of the indices.
-        """
-        key = (tuple(records), device)
-        if key not in self._device_indices:
-            counts = np.diff(self._bounds)[list(records)].tolist()
-            self._device_indices[key] = self._copy_to_device(records, device), counts
-        return self._device_indices[key]
-
-    def _copy_to_device(self, records: Sequence[int], device: torch.device) -> Tensor:
-        """Return the indices that ``of_records`` caches."""
-        if len(records) == len(self.counts) and self._valid.joined.device == device:
-            # Computed a second time, on the device, which is faster than a copy from the host.
-            return torch.nonzero_static(self._valid.joined, size=len(self._indices)).view(-1)
-        starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
-        indices = [self.of_record(record) + start for record, start in zip(records, starts, strict=True)]
-        return to_device([np.concatenate(indices)], device)[0]
-
-
-def _store_valid(records: Sequence[dict[Any, Any]], columns_by_key: Mapping[Any, Column], valid_indices: _ValidIndices) -> None:
-    """Store the entries of the valid boxes in ``records``, for all columns."""
-    for name, (samples, values) in columns_by_key.items():
-        groups: dict[Any, list[int]] = {}  # positions of the tensors that can be concatenated
-        with as_plain_tensors():
-            for position, value in enumerate(values):
-                if isinstance(value, Tensor):
-                    groups.setdefault((value.dtype, value.device, value.shape[1:]), []).append(position)
-                elif isinstance(value, np.ndarray):
-                    records[samples[position]][name] = value[valid_indices.of_record(samples[position])]
-                elif isinstance(value, list | tuple):
-                    indices = valid_indices.of_record(samples[position])
-                    records[samples[position]][name] = type(value)(value[index] for index in indices)
-        for positions in groups.values():
-            group = Column([samples[position] for position in positions], [values[position] for position in positions])
-            for sample, value, part in zip(*group, _valid_entries(group, valid_indices), strict=True):
-                records[sample][name] = with_class_of(part, value)
-
-
-def _valid_entries(group: Column, valid_indices: _ValidIndices) -> Sequence[Tensor]:
-    """Return the entries of the valid boxes, for tensors of one dtype, device and shape of an entry.
-
-    One launch if the tensors are concatenated.
-    """
-    samples, values = group
-    device = values[0].device
-    joined = None
-    if len(values) > 1:
-        is_small = values[0].shape[1:].numel() <= MOST_JOINED
-        joined = TensorColumn(values).joined if is_small else adjacent_view(values)
-    if joined is not None:
-        index, counts = valid_indices.of_records(samples, device)
-        return split(joined.index_select(0, index), counts)
-    indices = to_device([valid_indices.of_record(sample) for sample in samples], device)
-    with as_plain_tensors():
-        return [value.index_select(0, index) for value, index in zip(values, indices, strict=True)]
+    def _entries(self, value: Any, indices: Array) -> Any:
+        """Return some entries of a value; the value itself if its type cannot hold one entry per box."""
+        if isinstance(value, Tensor):
+            return with_class_of(value.index_select(0, *to_device([indices], value.device)), value)
+        if isinstance(value, np.ndarray):
+            return value[indices]
+        return type(value)(value[index] for index in indices) if isinstance(value, list | tuple) else value
 
 
 def _check_has_valid(record: Any, suffix: str) -> None:

@@ -11,7 +11,7 @@ from support.comparison.values import assert_values
 from support.targets.detection import PIPELINES, annotations
 
 import gpuaug
-from gpuaug.fusion.targets.data_keys import BOXES
+from gpuaug.core.targets import BOXES
 
 
 def as_pixels(boxes, key):
@@ -27,7 +27,7 @@ def drawn_valid(seed=0):
     return torch.rand(5, 4, generator=torch.Generator().manual_seed(seed)) < 0.7
 
 
-@pytest.mark.parametrize(("name", "key"), sweep([*PIPELINES, "another pipeline's module between"], BOXES))
+@pytest.mark.parametrize(("name", "key"), sweep([*PIPELINES, "another pipeline's module between"], BOXES.layouts))
 @pytest.mark.parametrize("p", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @left_to_kornia
 def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
@@ -77,7 +77,7 @@ REAL = [torch.float16, torch.bfloat16, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", INTEGERS + REAL, ids=str)
-@pytest.mark.parametrize("key", BOXES)
+@pytest.mark.parametrize("key", BOXES.layouts)
 @left_to_kornia
 def test_boxes_of_every_type_are_those_of_float32(key, dtype):
     rows = {"bbox_xywh": [[5, 6, 15, 20], [5, 6, 0, 20], [30, 6, 1, 20]]}.get(

@@ -1,26 +1,25 @@
 """Outputs of several *views*, that is, random augmentations of the same images.
 
-Not in ``call_inputs.py``, because the class ``CallInputs`` holds the inputs and outputs of one view.
+Not in ``record.py``, because a ``Record`` holds the inputs and outputs of one view.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.batch import is_namedtuple
+from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.fusion.targets.masks import with_class_of
-from gpuaug.fusion.targets.typed import concatenated_typed_views
+from gpuaug.core.targets import BOXES, TARGET_TYPES, VALID, holds_targets, type_name, with_class_of
 
 
 def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: bool) -> Any:
     """Concatenate the outputs of all views, input by input.
 
     Args:
-        views: Result of ``CallInputs.results`` per view.
+        views: Result of ``Record.results`` per view.
         keys: Data key of each input.
         is_cutmix: Whether labels are those of Kornia's CutMix, (1, B, 3), which are concatenated along axis 1.
 
@@ -43,12 +42,12 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
     results: list[Any] = []
     for key, parts in zip(keys, zip(*views, strict=True), strict=True):
         if key == "tv_tensors":
-            results.append(concatenated_typed_views(parts, len(images[0])))
+            results.append(_concatenated_containers(parts, len(images[0])))
         elif isinstance(parts[0], Tensor) and parts[0].ndim:
             results.append(with_class_of(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
         elif isinstance(parts[0], np.ndarray) and parts[0].ndim:
             results.append(np.concatenate(parts))
-        elif isinstance(parts[0], list | tuple) and not is_namedtuple(parts[0]):
+        elif isinstance(parts[0], list | tuple) and not batches.is_namedtuple(parts[0]):
             results.append(type(parts[0])(element for part in parts for element in part))
         else:
             raise ArgumentTypeError(
@@ -56,3 +55,30 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
                 f"{shown(parts[0])}. Pass such labels, or leave {key!r} out of data_keys."
             )
     return results
+
+
+def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
+    """Concatenate the results of one input over all views, that is, random augmentations of the same images.
+
+    Lists of B elements that hold targets, and targets of all images, are concatenated. All other values are returned once.
+
+    Args:
+        views: Result of the input per view.
+        batch: Number of images per view.
+    """
+    first = views[0]
+    if isinstance(first, Tensor):
+        return with_class_of(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
+    if not holds_targets(first):
+        return first
+    cls: Any = type(first)
+    if isinstance(first, Sequence) and not batches.is_namedtuple(first) and len(first) == batch:
+        return cls(element for view in views for element in view)
+    names = batches.member_names(first)
+    result = {name: _concatenated_containers([batches.member(view, name) for view in views], batch) for name in names}
+    if isinstance(first, Mapping) and _VALID in first and BOXES.class_name in map(type_name, first.values()):
+        result[_VALID] = torch.cat([view[_VALID] for view in views])
+    return batches.replace(first, result)
+
+
+(_VALID,) = VALID.keys

@@ -13,7 +13,6 @@ from support.gpu.launches import Launches
 from support.targets.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
 
 import gpuaug
-from gpuaug.fusion.targets.call_inputs import CallInputs
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 F = pytest.importorskip("torchvision.transforms.v2.functional")
@@ -157,9 +156,11 @@ def test_targets_in_a_loader_are_the_same_at_every_depth():
 
 def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
     counted = []
+    augment = gpuaug.fuse(PIPELINES["flips"](0.5))
     for batch in (2, 8):
-        images, records, matrix = photographs(batch), records_of(batch), torch.eye(3).repeat(batch, 1, 1)
+        images, records = photographs(batch), records_of(batch)
+        draws = augment.draw(images.shape, seed=0)
         with Launches() as launches:
-            CallInputs([images, records], KEYS).values[1].results(matrix, (32, 48))
+            augment(images, records, data_keys=KEYS, draws=draws)
         counted.append(launches.names)
     assert counted[0] == counted[1]

@@ -12,53 +12,52 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.targets import BOXES
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.forms.kinds import Points, Slot, are_large
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.program.plan import BoxCrop, Plan
-from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
-def target_dicts_for_crop(op: BoxCropOp, values: Sequence[Any], keys: Sequence[str], typed_boxes: Sequence[str]) -> TargetDicts:
-    """Return the input whose boxes determine the crop windows.
-
-    If no target dict has boxes, the first input of target dicts is returned.
+def boxes_for_crop(op: BoxCropOp, slots: Sequence[Slot], keys: Sequence[str], all_keys: Sequence[str]) -> Points | None:
+    """Return the boxes that determine the crop windows; ``None`` if there are none in the containers.
 
     Args:
         op: Op of the crop.
-        values: Inputs of a call, then the targets that are recognized by class.
+        slots: Targets in containers.
         keys: Data key of each input of the call.
-        typed_boxes: Names of the boxes that are recognized by class.
+        all_keys: ``keys``, then the data keys of the targets that are recognized in the inputs by class.
 
     Raises:
-        ArgumentError: If no input holds target dicts, or several inputs have boxes.
+        ArgumentError: If no input holds target dicts, or there are several sets of boxes.
     """
-    inputs = [value for value in values if isinstance(value, TargetDicts)]
-    candidates = [value for value in inputs if value.has_boxes] or inputs[:1]
-    if len(candidates) > 1:
-        named = [value for value in values[: len(keys)] if isinstance(value, TargetDicts) and value.has_boxes]
+    boxes = [slot for slot in slots if slot.kind is BOXES]
+    if len(boxes) > 1:
+        names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in boxes)
         raise ArgumentError(
-            f"targets must hold one set of boxes for {op.name}, which crops by boxes, got "
-            f"{' and '.join(('boxes',) * len(named) + tuple(typed_boxes))}. Leave all but one of them out."
+            f"targets must hold one set of boxes for {op.name}, which crops by boxes, got {names}. Leave all but one of them "
+            "out."
         )
-    if not candidates:
+    if "targets" not in all_keys:
         raise ArgumentError(
             f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {list(keys)}. Pass target dicts with "
             "the images: data_keys=['input', 'targets']."
         )
-    return candidates[0]
+    return boxes[0].target if boxes else None  # type: ignore[return-value]
 
 
 def crop_by_boxes(
-    plan: Plan, crop: BoxCrop, table: Tensor, target_dicts: TargetDicts, matrix_to_plan: Tensor | None
+    plan: Plan, crop: BoxCrop, table: Tensor, points: Points | None, source: Any, matrix_to_plan: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Choose the crop window of each image, and set ``target_dicts.valid_after_crop``, the mask of valid boxes.
+    """Choose the crop window of each image, and set ``points.valid_after_crop``, the mask of valid boxes.
 
     Args:
         plan: Plan that contains the crop.
         crop: The crop and its pass.
         table: Parameter table of the plan, (B, columns). Not modified.
-        target_dicts: Input that holds the boxes.
+        points: The boxes; ``None`` if there are none.
+        source: (height, width) of the input images, or ``Ragged.places``.
         matrix_to_plan: Matrices that map pixels of the input images to pixels of the images at the start of the plan,
             (B, 3, 3); ``None`` for the identity.
 
@@ -78,13 +77,17 @@ def crop_by_boxes(
     sides = table[:, column + 2 : column + 6 : 3]
     matrix_before, matrix_after, draws, flip_signs = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)
     matrix_before = composed(matrix_to_plan, matrix_before.view(-1, 3, 3))
-    boxes, owners = target_dicts.boxes_at(matrix_before)  # owners: index of the image of each box
+    # owners: index of the image of each box
+    no_boxes = table.new_empty(0, 4), table.new_empty(0, dtype=torch.int64)
+    boxes, owners = no_boxes if points is None else points.corners(matrix_before, source)
     windows, is_valid = dispatch.box_windows(crop.op, draws, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
     minimum = crop.op.min_side_and_area
     if any(minimum):
-        is_valid = is_valid & _is_large(boxes, start[owners], (start + count)[owners], minimum)
-    target_dicts.valid_after_crop = is_valid
+        parts = torch.minimum(boxes[:, 2:], (start + count)[owners]) - torch.maximum(boxes[:, :2], start[owners])
+        is_valid = is_valid & are_large(parts.clamp(min=0), *minimum)
+    if points is not None:
+        points.valid_after_crop = is_valid
     # The scale is computed by a single division, because nearest-neighbour interpolation depends on its last digit.
     out_sides = (sides / scale).round()
     flipped_start = torch.where(flip_signs < 0, sides - start - count, start)
@@ -95,16 +98,3 @@ def crop_by_boxes(
     crop_matrix[:, :2, 2] = (0.5 - start) * factors - 0.5
     new_table = torch.cat((table[:, :column], warp, table[:, column + 6 :]), 1)
     return new_table, composed(composed(matrix_before, crop_matrix), matrix_after.view(-1, 3, 3))
-
-
-def _is_large(boxes: Tensor, start: Tensor, end: Tensor, minimum: tuple[float, float]) -> Tensor:
-    """Return the mask of the boxes whose part inside the window is large enough, (n,) bool.
-
-    Args:
-        boxes: Boxes in pixels, (n, 4) XYXY.
-        start: Top left corner of the window of each box, in pixels, (n, 2).
-        end: Bottom right corner of the window of each box, in pixels, (n, 2).
-        minimum: (smallest side in pixels, smallest area in pixels).
-    """
-    sides = (torch.minimum(boxes[:, 2:], end) - torch.maximum(boxes[:, :2], start)).clamp(min=0)
-    return (sides >= minimum[0]).all(1) & (sides.prod(1) >= minimum[1])

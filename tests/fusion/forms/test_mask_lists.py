@@ -1,19 +1,16 @@
 """Masks of images of several sizes, in one launch: as if each were on its own."""
 
 import kornia.augmentation as K
-import numpy as np
 import pytest
 import torch
 from support.comparison.values import assert_values
 from support.targets.detection import masks
-from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
+from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, listed, rows_of
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping
-from gpuaug.fusion.targets.masks import MaskList
-from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.float32], ids=str)
@@ -22,26 +19,22 @@ def test_mask_list_of_several_sizes_equals_each_mask_alone(name, dtype):
     plan, tables = rows_of(PIPELINES[name])
     given = [masks(n, *sides, dtype=dtype, seed=n) for n, sides in zip(COUNTS, SIDES, strict=True)]
     given[1] = masks(*SIDES[1], dtype=dtype)
-    heights, widths = np.array(SIDES).T
-    together = MaskList(given, range(3), Size(3, 3, heights, widths), torch.device("cpu"))
-    take_numbers(together)
-    together.run(plan, torch.cat(tables))
-    for mask, table, made in zip(given, tables, together.results(), strict=True):
+    together, counts = listed(given)
+    together.run(plan, torch.cat(tables), ())
+    for mask, table, made in zip(given, tables, together.values[:, 0].split(counts), strict=True):
         alone = mask[None] if mask.ndim == 3 else mask[None, None]
         for step in plan.passes:
             alone = dispatch.run_mask(step, alone, table)
         assert made.dtype is dtype
-        assert_values(made, alone[0] if mask.ndim == 3 else alone[0, 0])
+        assert_values(made, alone[0])
         assert made.bool().any()
 
 
 def test_mask_list_without_masks():
     plan, tables = rows_of(PIPELINES["resized crop"])
-    heights, widths = np.array(SIDES).T
-    empty = MaskList([torch.zeros(0, *sides) for sides in SIDES], range(3), Size(3, 3, heights, widths), torch.device("cpu"))
-    take_numbers(empty)
-    empty.run(plan, torch.cat(tables))
-    assert [tuple(made.shape) for made in empty.results()] == [(0, 20, 24)] * 3
+    empty, counts = listed([torch.zeros(0, *sides) for sides in SIDES])
+    empty.run(plan, torch.cat(tables), ())
+    assert (tuple(empty.values.shape), counts) == ((0, 1, 20, 24), [0, 0, 0])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -61,16 +54,14 @@ def test_images_without_masks_may_have_masks_of_another_type(order, dtype, ragge
 
 
 def test_normalized_boxes_are_scaled_by_their_own_image():
-    heights, widths = np.array(SIDES).T
     places = torch.tensor([[0, *sides] for sides in SIDES])
-    boxes = [torch.tensor([[0.5, 0.5, 0.5, 0.5]] * n).view(-1, 4) for n in COUNTS]
-    records = TargetDicts(
-        [{"boxes": each} for each in boxes], Size(3, 3, heights, widths), places, torch.device("cpu"), "cxcywh_share"
-    )
-    got = records.results(torch.eye(3).expand(3, 3, 3), (200, 100))
+    records = [{"boxes": torch.tensor([[0.5, 0.5, 0.5, 0.5]] * n).view(-1, 4)} for n in COUNTS]
+    batch = gpuaug.collate_ragged([torch.zeros(3, *sides, dtype=torch.uint8) for sides in SIDES])
+    augment = gpuaug.fuse(v2.CenterCrop((200, 100)), ragged=True, boxes="cxcywh_share")
+    _, got = augment(batch, records, data_keys=["input", "targets"])
     for (height, width), made in zip(SIDES, got, strict=True):
-        expected = torch.tensor([width / 200, height / 400, width / 200, height / 400])
-        torch.testing.assert_close(made["boxes"], expected.expand(len(made["boxes"]), 4), atol=1e-6, rtol=0)
+        expected = torch.tensor([0.5, 0.5, width / 200, height / 400])
+        torch.testing.assert_close(made["boxes"][:, 2:], expected[2:].expand(len(made["boxes"]), 2), atol=1e-6, rtol=0)
     padded = torch.tensor([[[0.5, 0.5, 0.5, 0.5]]] * 3)
     form = BoxFormat("centre", edges=True, share=True)
     way = BoxMapping(form, BoxFormat("corners", edges=True), torch.eye(3).expand(3, 3, 3), places, (200, 100))

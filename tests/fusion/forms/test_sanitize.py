@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
-from gpuaug.fusion.ops.torchvision.per_box import PER_BOX
+from gpuaug.core.targets import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -15,8 +15,8 @@ from support.comparison.replay import left_to_kornia, photographs
 from support.targets.detection import records_of
 
 import gpuaug
+from gpuaug.fusion.forms.data_keys import check_input, check_same_size
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.targets.data_keys import check_input, check_same_size
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 
@@ -57,7 +57,7 @@ BAD = [
     ),
     (
         replaced(**BOXES_OF_TWO, valid=torch.ones(2, dtype=torch.bool, device="meta")),
-        "valid of sample 2 must be on cpu, got meta. Move it to that device.",
+        "valid of sample 2 must be on cpu, where the images are, got meta. Move it to that device.",
     ),
     (
         replaced(keypoints=torch.zeros(2, 3, 2)),
@@ -75,7 +75,7 @@ BAD = [
     ),
     (
         replaced(masks=torch.zeros(2, 32, 48, device="meta", dtype=torch.uint8)),
-        "masks of sample 2 must be on cpu, where the images are, got meta. Move the masks to that device.",
+        "masks of sample 2 must be on cpu, where the images are, got meta. Move it to that device.",
     ),
     (
         replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(32, 48))),

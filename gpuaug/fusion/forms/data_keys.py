@@ -1,4 +1,4 @@
-"""Data keys: names that say what each input of a call holds, such as ``"input"`` for images or ``"mask"``.
+"""Names and checks of inputs: *data keys* say what an input of a call holds, such as ``"input"`` for images or ``"mask"``.
 
 They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
 ``"tv_tensors"`` for containers of torchvision's tensors, and ``"valid"`` for the mask of the boxes that are not padding.
@@ -17,9 +17,11 @@ from kornia.geometry.keypoints import Keypoints
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, shown
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.targets import BOXES, MASKS
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, check_form
 from gpuaug.fusion.pixels import IMAGE_DTYPES
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
@@ -28,25 +30,23 @@ _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 _GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
 """Data keys that Kornia does not have."""
 
-BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
-"""Data keys of boxes: (B, N, 4), or (B, N, 4, 2) for ``"bbox"``, padded to N boxes per image."""
 
-
-def checked_keys(data_keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Check the types of the data keys of a call, and return the keys as a tuple.
+def names_of(data_keys: Sequence[Any]) -> list[str]:
+    """Return the names of the data keys of a call.
 
     Raises:
         ArgumentTypeError: If ``data_keys`` is not a sequence of names.
+        ArgumentError: If a name is not a data key.
     """
     is_sequence = isinstance(data_keys, Sequence) and not isinstance(data_keys, str | bytes)
     if is_sequence and all(isinstance(key, str | int | Enum) for key in data_keys):
-        return tuple(data_keys)
+        return list(map(_name_of, data_keys))
     advice = "Name each input in a list: data_keys=['input', 'mask']."
     raise ArgumentTypeError(f"data_keys must be a list of names, got {shown(data_keys)}. {advice}")
 
 
 @functools.cache
-def name_of(key: Any) -> str:
+def _name_of(key: Any) -> str:
     """Return the name of a data key: one string for all names that Kornia has for the key.
 
     Raises:
@@ -85,7 +85,7 @@ def _advice_for_samples(key: str, value: Any) -> str:
             return "Pass one tensor for the whole batch."
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
     padded = "Pad the samples to one length: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
-    dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES else ""
+    dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES.layouts else ""
     return f"{padded}{dicts}."
 
 
@@ -185,17 +185,84 @@ def check_same_size(first: Size, size: Size) -> None:
     )
 
 
-def check_canvas(name: str, value: Tensor, size: Size) -> None:
-    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of the images.
+def check_device(name: str, value: Tensor, device: torch.device) -> None:
+    """Raise an error if the value with a name is not on the device of the images.
 
     Raises:
-        ArgumentError: If ``canvas_size`` of ``value`` is not (height, width) of ``size``.
+        DeviceError: If ``value`` is not on ``device``.
     """
-    canvas = getattr(value, "canvas_size", None)
-    if canvas is not None and tuple(canvas) != (size.height, size.width):
+    if value.device != device:
+        raise DeviceError(f"{name} must be on {device}, where the images are, got {value.device}. Move it to that device.")
+
+
+def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
+    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image.
+
+    Raises:
+        ArgumentError: If ``canvas``, unless it is ``None``, is not ``sides``, (height, width).
+    """
+    if canvas is not None and tuple(canvas) != sides:
         raise ArgumentError(
-            f"canvas_size of {name} must be the size of the image, {(size.height, size.width)}, got {tuple(canvas)}. Resize "
+            f"canvas_size of {name} must be the size of the image, {sides}, got {tuple(canvas)}. Resize "
             "boxes with their image: pass both to the transform that resizes in the dataset."
+        )
+
+
+def way_to_masks(masks: Any) -> str:
+    """Return the advice for masks of one image that are no tensor."""
+    first = masks[0] if isinstance(masks, list | tuple) and masks else masks
+    if isinstance(first, Tensor):
+        return "Stack the masks of one image: torch.stack(masks)."
+    if isinstance(first, np.ndarray):
+        code = "masks" if first is masks else "np.stack(masks)"
+        return f"Convert the masks in the dataset: torch.from_numpy({code})."
+    if isinstance(first, Mapping | list | tuple):  # COCO's run lengths or polygons
+        code = "[masks]" if first is masks else "masks"
+        if not isinstance(first, Mapping) or not isinstance(first.get("counts"), str | bytes):
+            code = f"mask.frPyObjects({code}, height, width)"
+        return (
+            "Decode run lengths and polygons in the dataset, with pycocotools.mask as mask: "
+            f"torch.from_numpy(mask.decode({code})).movedim(2, 0)."
+        )
+    return "Return a tensor (n, H, W) from the dataset."
+
+
+def check_fit(key: str, value: Tensor, source: Tensor, size: Size, device: torch.device) -> None:
+    """Raise an error if masks, boxes, keypoints or ``valid`` do not fit the images.
+
+    Args:
+        key: Data key of the input.
+        value: The input, with a batch axis, and without the frame axis of clips.
+        source: The input as the user passed it.
+        size: Size of the images.
+        device: Device of the images.
+
+    Raises:
+        ArgumentError: If the shape does not fit.
+        DeviceError: If the input is on another device.
+    """
+    if key in KORNIA_FORMATS:
+        check_form(value, key)
+        sample = size.sample(0)
+        check_canvas(key, getattr(source, "canvas_size", None), (sample.height, sample.width))
+    check_device(key, value, device)
+    are_masks = key in MASKS.layouts
+    if len(value) != (size.images if are_masks else size.batch):
+        raise ArgumentError(
+            f"{key} must hold one entry for each of the {size.batch} images, got {tuple(source.shape)}. "
+            "Pass one entry per image."
+        )
+    if not are_masks:
+        return
+    fits = value.ndim == 4 and bool(np.all(size.height == value.shape[2]) and np.all(size.width == value.shape[3]))
+    if size.ragged and not fits:
+        raise ArgumentError(
+            f"mask must be a list of one tensor for each image where images differ in size, got {tuple(value.shape)}. "
+            "Pass the masks as a list: list(masks)."
+        )
+    if not fits:
+        raise ArgumentError(
+            f"mask must have the size of the images, {size.shape}, got {tuple(value.shape)}. Resize the mask to that size."
         )
 
 
@@ -209,26 +276,4 @@ def check_not_segmentation_map(labels: Any, size: Size) -> None:
         raise ArgumentError(
             f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
             "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
-        )
-
-
-def check_valid(keys: Sequence[str], values: Sequence[Any]) -> None:
-    """Check the input ``valid``. ``keys``: data key of each of ``values``.
-
-    Raises:
-        ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
-    """
-    if "valid" not in keys:
-        return
-    if keys.count("valid") > 1 or sum(key in BOXES for key in keys) != 1:
-        raise ArgumentError(
-            f"data_keys must hold one of {', '.join(BOXES)} together with 'valid', got {keys}. "
-            "Name 'valid' once, for one tensor of boxes."
-        )
-    valid = values[keys.index("valid")]
-    boxes = next(value for key, value in zip(keys, values, strict=True) if key in BOXES)
-    if valid.dtype != torch.bool or valid.shape != boxes.shape[:2]:
-        raise ArgumentError(
-            f"valid must be one bool for each box, torch.bool {tuple(boxes.shape[:2])}, got {valid.dtype} "
-            f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
         )

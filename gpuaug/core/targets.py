@@ -1,0 +1,445 @@
+"""Targets: annotations that are transformed along with their images. Their kinds, and the tensors of a batch as *columns*.
+
+A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *column* is the values of one key
+in a list of target dicts. A column is *packed* if its tensors are concatenated along the first axis into one *flat* tensor.
+Functions process a whole column per call, because a batch has hundreds of tensors and a Python call per tensor takes 1 µs.
+
+torchvision's tensor classes are recognized by the name of their module, because torchvision is not imported here.
+"""
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Kind of targets: the names under which they are recognized in all forms of input."""
+
+    keys: dict[str, str]
+    """Key in target dicts → data key of tensors of the same format. A *data key* says what an input of a pipeline holds."""
+    layouts: dict[str, str]
+    """Data key, such as Kornia's ``bbox_xyxy`` → layout of the numbers of a box or point; ``""`` for other kinds."""
+    class_name: str = ""
+    """torchvision's tensor class; ``""`` if there is none."""
+
+    @property
+    def name(self) -> str:
+        """Usual key in target dicts."""
+        return next(iter(self.keys))
+
+
+BOXES = Kind(
+    {"boxes": "bbox_xyxy", "bbox": "bbox_xywh"},
+    {"bbox": "vertices", "bbox_xyxy": "corners", "bbox_xywh": "sides"},
+    "BoundingBoxes",
+)
+KEYPOINTS = Kind({"keypoints": "keypoints"}, {"keypoints": "points"}, "KeyPoints")
+MASKS = Kind({"masks": "mask"}, {"mask": ""}, "Mask")
+LABELS = Kind(dict.fromkeys(("labels", "class_labels", "classes", "category_id", "category_ids"), "class"), {"class": ""})
+VALID = Kind({"valid": "valid"}, {"valid": ""})
+"""Masks of the boxes that are inside the image and large enough. Boxes without it are all valid."""
+
+MOVED = (BOXES, KEYPOINTS, MASKS)
+"""Kinds that follow the pixels of their image."""
+TARGET_KEYS = {key: kind for kind in MOVED for key in kind.keys}
+"""Key of target dicts under which plain tensors are transformed → kind."""
+TARGET_TYPES = {kind.class_name: kind for kind in MOVED}
+"""torchvision's tensor class of targets → kind."""
+DATA_KEYS = {key: kind for kind in (*MOVED, LABELS, VALID) for key in kind.layouts}
+"""Data key of a tensor with the targets of all images → kind."""
+
+PER_BOX = frozenset(
+    {
+        *TARGET_KEYS,
+        *(LABELS.keys | VALID.keys),
+        *("names", "segmentation", "area", "areas", "iscrowd", "is_crowd", "scores", "weights", "visibility", "difficult"),
+        *("truncated", "occluded", "id", "ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
+    }
+)
+"""Keys of target dicts that hold one entry per box.
+
+The keys are listed because lengths are ambiguous: in an image with two boxes, ``size`` (height, width) has one entry per box.
+"""
+
+HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
+"""Types of values that neither are nor contain tensors of torchvision's classes."""
+
+
+def type_name(value: Any) -> str:
+    """Return the name of the torchvision tensor class of ``value``, such as ``"Mask"``; an empty string for other values."""
+    cls: Any = type(value)
+    return "" if cls is Tensor else type_name_of(cls)
+
+
+@functools.cache
+def type_name_of(cls: Any) -> str:
+    """Return the name of the torchvision tensor class that ``cls`` is or extends; an empty string for other classes."""
+    return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
+
+
+def kind_of(name: Any, types: Collection[type], *, by_key: bool) -> Kind | None:
+    """Return the kind of the targets in a column of dicts; ``None`` for other values, and for values of several kinds.
+
+    Args:
+        name: Key of the column.
+        types: Classes of its values.
+        by_key: Whether the dicts are target dicts.
+    """
+    kind = TARGET_KEYS.get(name) if by_key else None
+    return TARGET_TYPES.get(type_name_of(*types)) if kind is None and len(types) == 1 else kind
+
+
+def holds_targets(value: Any) -> bool:
+    """Return whether ``value`` is or contains masks, boxes or keypoints of torchvision's tensor classes.
+
+    Torchvision's transforms transform such values along with the images.
+    """
+    cls: Any = type(value)
+    if cls in HOLDS_NOTHING:  # fast path: the function is called for every batch
+        return False
+    if cls in (dict, list, tuple):
+        members = value.values() if cls is dict else value
+        return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
+    if isinstance(value, Tensor):
+        return type_name(value) in TARGET_TYPES
+    if cls is PackedTargets:
+        types = {column.tensor_type for column in value.layout.packed}
+        return any(type_name_of(cls) in TARGET_TYPES for cls in types) or holds_targets(value.others)
+    names = batches.member_names(value) if batches.is_container(value) else ()
+    return any(holds_targets(batches.member(value, name)) for name in names)
+
+
+def with_class_of(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
+    """Return ``result`` as an instance of the class of ``source``, with the attributes of ``source``.
+
+    ``changes``: other values for attributes. Attributes that ``source`` does not have are ignored.
+    """
+    if type(source) is Tensor:
+        return result
+    typed = result.as_subclass(type(source))
+    attributes = vars(source)
+    vars(typed).update(attributes, **{name: value for name, value in changes.items() if name in attributes})
+    return typed
+
+
+as_plain_tensors = torch._C.DisableTorchFunctionSubclass
+"""Context manager in which functions treat tensors of subclasses, such as torchvision's, as plain tensors."""
+
+# Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.
+_descriptors: Any = vars(Tensor.__base__)
+_shape, _dtype, _device = (_descriptors[name].__get__ for name in ("shape", "dtype", "device"))
+
+
+class Column(NamedTuple):
+    """Values of one key in a list of dicts."""
+
+    samples: Sequence[int]
+    """For each value, the index of its dict, ascending."""
+    values: Sequence[Any]
+
+
+def columns(records: Sequence[Mapping[Any, Any]]) -> dict[Any, Column]:
+    """Return key → column. Keys are in the order of their first occurrence."""
+    names = tuple(records[0]) if records else ()
+    if all(tuple(record) == names for record in records):
+        samples = range(len(records))
+        values = zip(*[record.values() for record in records], strict=True)
+        return {name: Column(samples, column) for name, column in zip(names, values, strict=True)}
+    result: dict[Any, tuple[list[int], list[Any]]] = {}
+    for sample, record in enumerate(records):
+        for name, value in record.items():
+            samples_of_name, values_of_name = result.setdefault(name, ([], []))
+            samples_of_name.append(sample)
+            values_of_name.append(value)
+    return {name: Column(*column) for name, column in result.items()}
+
+
+def common_row_shape(shapes: Sequence[torch.Size]) -> torch.Size | None:
+    """Return ``shape[1:]`` if it is the same for all shapes. Return ``None`` if it differs, or a tensor has no axes."""
+    axes = set(map(len, shapes))
+    if len(axes) != 1 or 0 in axes:
+        return None
+    if any(len({shape[axis] for shape in shapes}) > 1 for axis in range(1, axes.pop())):
+        return None
+    return shapes[0][1:]
+
+
+def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Split ``values`` into tensors of ``counts`` rows, which share the memory of ``values``.
+
+    If ``values`` requires no gradient, each tensor has a separate version counter.
+    """
+    if values.requires_grad:
+        return values.split_with_sizes(counts)
+    with torch.no_grad():  # a third faster than with gradients enabled
+        return torch.unsafe_split_with_sizes(values, counts)
+
+
+class PackedColumn(NamedTuple):
+    """Description of a packed column, without its data."""
+
+    name: Any
+    """Key of the column in the dicts."""
+    samples: Sequence[int]
+    """Index of the dict of each tensor."""
+    lengths: list[int]
+    """Number of rows of each tensor. If ``shapes`` is not ``None``, number of elements of each tensor."""
+    shapes: list[torch.Size] | None
+    """Shape of each tensor if shapes differ in more than the first axis; else ``None``."""
+    tensor_type: type[Tensor]
+    """Class of the tensors."""
+    attributes: list[dict[str, Any]]
+    """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
+
+    def tensors(self, flat: Tensor) -> Sequence[Tensor]:
+        """Split the concatenation ``flat`` into the tensors of the column. The tensors share the memory of ``flat``."""
+        parts = split(flat, self.lengths)
+        if self.shapes is not None:
+            parts = [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
+        if self.tensor_type is Tensor:
+            return parts
+        typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
+        attributes_per_part = self.attributes * len(parts) if len(self.attributes) == 1 else self.attributes
+        for part, attributes in zip(typed_parts, attributes_per_part, strict=True):
+            vars(part).update(attributes)
+        return typed_parts
+
+    def plain(self) -> Self:
+        """Return the column with ``torch.Tensor`` as the class of its tensors, without attributes."""
+        return self._replace(tensor_type=Tensor, attributes=[{}])
+
+
+class TensorColumn:
+    """Column whose values are all tensors, with cached properties of the whole column.
+
+    Args:
+        samples: Index of the dict of each tensor.
+        tensors: The tensors. Unless all values are tensors, only ``samples``, ``tensors`` and ``types`` can be read.
+    """
+
+    packed: PackedColumn | None = None
+    """Description of a column that is packed already."""
+    tensors: Sequence[Any]
+
+    def __init__(self, samples: Sequence[int], tensors: Sequence[Any]) -> None:
+        self.samples, self.tensors = samples, tensors
+
+    @cached_property
+    def types(self) -> set[type]:
+        """Set of the classes of the tensors."""
+        return set(map(type, self.tensors))
+
+    @cached_property
+    def attributes(self) -> list[dict[str, Any]]:
+        """Attributes of each tensor, such as the format of torchvision's boxes."""
+        return list(map(vars, self.tensors))
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """Shape of each tensor."""
+        with as_plain_tensors():
+            return list(map(_shape, self.tensors))
+
+    @cached_property
+    def dtypes(self) -> set[torch.dtype]:
+        """Set of the tensors' dtypes."""
+        with as_plain_tensors():
+            return set(map(_dtype, self.tensors))
+
+    @cached_property
+    def devices(self) -> set[torch.device]:
+        """Set of the tensors' devices."""
+        with as_plain_tensors():
+            return set(map(_device, self.tensors))
+
+    def are_on(self, device: torch.device) -> bool:
+        """Return whether all values are tensors on ``device``."""
+        return all(issubclass(cls, Tensor) for cls in self.types) and self.devices <= {device}
+
+    @cached_property
+    def joined(self) -> Tensor:
+        """Concatenation of the tensors along the first axis, as a plain tensor."""
+        with as_plain_tensors():
+            return torch.cat(tuple(self.tensors))
+
+    @cached_property
+    def row_shape(self) -> torch.Size | None:
+        """Shape of one row, ``shape[1:]``, if it is the same for all tensors; else ``None``."""
+        return common_row_shape(self.shapes)
+
+    def rows(self) -> Tensor:
+        """Return all vectors along the last axis of the tensors, (n, size of the last axis), as a plain tensor of one dtype."""
+        if self.row_shape is not None and len(self.dtypes) == 1:
+            return self.joined.flatten(0, -2)
+        # torch.cat would convert int64 beside float16 to float16, in which large coordinates are rounded.
+        promoted = torch.float64 if torch.float64 in self.dtypes else torch.float32
+        dtype = promoted if len(self.dtypes) > 1 else None
+        with as_plain_tensors():
+            return torch.cat([value.to(dtype or value.dtype).flatten(0, -2) for value in self.tensors])
+
+    def typed(self, parts: Sequence[Tensor], changes: Mapping[str, Any], *, is_pure: bool) -> Sequence[Tensor]:
+        """Return ``parts`` as instances of the classes of the tensors. Arguments as of ``with_class_of``.
+
+        ``is_pure``: whether parts for torchvision's tensors become plain tensors.
+        """
+        return [
+            part if is_pure and type_name(tensor) else with_class_of(part, tensor, **changes)
+            for part, tensor in zip(parts, self.tensors, strict=True)
+        ]
+
+    @cached_property
+    def elements(self) -> Tensor:
+        """All elements of the tensors, in order, (n,), as a plain tensor."""
+        with as_plain_tensors():
+            return torch.cat([tensor.flatten() for tensor in self.tensors])
+
+
+class FlatColumn(TensorColumn):
+    """A packed column with its data, which is split into tensors only when a caller reads ``tensors``.
+
+    Args:
+        packed: Description of the column.
+        flat: Concatenation of the tensors.
+    """
+
+    packed: PackedColumn
+
+    def __init__(self, packed: PackedColumn, flat: Tensor) -> None:
+        self.packed, self.joined, self.samples = packed, flat, packed.samples
+        self.dtypes, self.devices, self.types = {flat.dtype}, {flat.device}, {packed.tensor_type}
+
+    @cached_property
+    def attributes(self) -> list[dict[str, Any]]:
+        """Attributes of each tensor."""
+        attributes = self.packed.attributes
+        return attributes * len(self.packed.lengths) if len(attributes) == 1 else attributes
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """Shape of each tensor."""
+        row_shape = self.joined.shape[1:]
+        return self.packed.shapes or [torch.Size((length, *row_shape)) for length in self.packed.lengths]
+
+    @cached_property
+    def tensors(self) -> Sequence[Tensor]:  # type: ignore[override]
+        """The tensors, which share the memory of ``joined``."""
+        return self.packed.tensors(self.joined)
+
+    @property
+    def elements(self) -> Tensor:  # type: ignore[override]
+        """All elements of the tensors, in order, (n,), as a plain tensor."""
+        return self.joined.flatten()
+
+
+class TargetsLayout:
+    """Structure of packed target dicts, on the host.
+
+    Args:
+        container_type: Type of the container of the dicts, list or tuple.
+        records: Dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
+        packed: Packed columns, in the order of ``PackedTargets.flat``.
+        others: (index of the dict, key) of each value in ``PackedTargets.others``.
+    """
+
+    __slots__ = ("container_type", "others", "packed", "records")
+
+    def __init__(
+        self,
+        container_type: type[Any],
+        records: list[dict[Any, Any]],
+        packed: list[PackedColumn],
+        others: list[tuple[int, Any]],
+    ) -> None:
+        self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
+
+
+class PendingRows:
+    """Removal of rows that is queued on the device. The host does not know yet how many rows remain.
+
+    Args:
+        names: Keys of the columns whose rows are removed. The flat tensor of such a column has the remaining rows first, and
+            undefined rows after them.
+        keep_mask: (n,) host tensor, true for each row that remains, in the order before the removal. The device may not have
+            written the mask yet.
+    """
+
+    __slots__ = ("keep_mask", "names")
+
+    def __init__(self, names: frozenset[Any], keep_mask: Tensor) -> None:
+        self.names, self.keep_mask = names, keep_mask
+
+    def counts(self, lengths: Sequence[int]) -> list[int]:
+        """Return the number of remaining rows per dict. ``lengths``: number of rows per dict before the removal."""
+        remaining_before = np.concatenate(([0], np.cumsum(self.keep_mask.numpy())))
+        counts: list[int] = np.diff(remaining_before[np.cumsum([0, *lengths])]).tolist()
+        return counts
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PackedTargets:
+    """A list of target dicts, packed: one tensor per key.
+
+    The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Fused stages read packed targets;
+    other stages and the user get dicts.
+    """
+
+    flat: tuple[Tensor, ...]
+    """Concatenation of the tensors of each packed column."""
+    others: tuple[Any, ...]
+    """Values that are not packed, except numbers and strings."""
+    layout: TargetsLayout
+    """Structure of the dicts."""
+    pending: PendingRows | None = None
+    """Pending removal of rows, which ``settled`` completes; ``None`` if no rows are pending."""
+
+    def columns(self) -> dict[Any, FlatColumn]:
+        """Return key → packed column."""
+        pairs = zip(self.layout.packed, self.flat, strict=True)
+        return {column.name: FlatColumn(column, flat) for column, flat in pairs}
+
+    def with_columns(self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None) -> Self:
+        """Return packed targets with columns replaced or added.
+
+        Args:
+            columns: Key → (description, concatenation) of each new column.
+            pending: Removal of rows in the new targets.
+        """
+        old = {name: (column.packed, column.joined) for name, column in self.columns().items()}
+        new = list({**old, **columns}.values())
+        layout = self.layout
+        new_layout = TargetsLayout(layout.container_type, layout.records, [column for column, _ in new], layout.others)
+        return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
+
+    def settled(self) -> Self:
+        """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
+        if self.pending is None:
+            return self
+        columns, own = {}, self.columns()
+        for name in own.keys() & self.pending.names:
+            counts = self.pending.counts(own[name].packed.lengths)
+            columns[name] = own[name].packed._replace(lengths=counts), own[name].joined[: sum(counts)]
+        return self.with_columns(columns)
+
+    def unpacked(self) -> Any:
+        """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.
+
+        Cost:
+            Half a microsecond of host time per tensor, or two microseconds for torchvision's classes. No launch.
+        """
+        assert self.pending is None, "the number of rows is not known yet"
+        records = [record.copy() for record in self.layout.records]
+        for name, column in self.columns().items():
+            for sample, tensor in zip(column.samples, column.tensors, strict=True):
+                records[sample][name] = tensor
+        for (sample, name), value in zip(self.layout.others, self.others, strict=True):
+            records[sample][name] = value
+        return records if self.layout.container_type is list else self.layout.container_type(records)

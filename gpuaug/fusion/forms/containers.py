@@ -1,0 +1,473 @@
+"""Targets in containers: target dicts, torchvision's tensors in any container, and lists of masks.
+
+A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. Target dicts are *packed* if the
+values of all images under one key are one tensor. A container is read *by column*: the values at one place of all images, such
+as the boxes of all target dicts, become one slot.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.targets import (
+    BOXES,
+    HOLDS_NOTHING,
+    KEYPOINTS,
+    MASKS,
+    TARGET_KEYS,
+    TARGET_TYPES,
+    VALID,
+    Kind,
+    PackedColumn,
+    PackedTargets,
+    TensorColumn,
+    columns,
+    holds_targets,
+    kind_of,
+    type_name,
+    type_name_of,
+    with_class_of,
+)
+from gpuaug.fusion.forms.kinds import Points, Slot
+
+if TYPE_CHECKING:
+    from gpuaug.fusion.forms.record import Dense, Record
+
+_Path = tuple[Any, ...]
+"""Place in a container: keys, field names and indices. The index of the image is left out."""
+
+_Results = Callable[[], Any]
+"""Function that returns a copy of a part of a container, with the transformed targets."""
+
+(_VALID,) = VALID.keys
+
+
+class Container:
+    """Input whose targets are in a container.
+
+    In a sequence of B elements, element ``i`` belongs to image ``i``. A tensor outside such a sequence holds one entry per
+    image, (B, …). Of clips, a list may hold one list with one element per frame for each clip, and keypoints may be
+    (B, T, n, 2).
+
+    Args:
+        key: Data key: ``targets`` for one dict per image, in which tensors are recognized by their keys, and torchvision's
+            tensors under any key; ``tv_tensors`` for containers of torchvision's tensors; ``mask`` for a list of masks.
+        value: The container.
+        record: Record of the call.
+
+    Raises:
+        ArgumentError: If a sequence or a tensor does not hold one entry per image.
+    """
+
+    def __init__(self, key: str, value: Any, record: "Record") -> None:
+        self.key, self._record = key, record
+        self._batch = record.size.batch
+        self.slots: list[Slot] = []
+        """Boxes, keypoints and instance masks."""
+        self.maps: list[Dense] = []
+        """Segmentation maps of all images, (B, …)."""
+        if isinstance(value, PackedTargets) and not self._can_stay_packed(value):
+            value = value.unpacked()
+        if isinstance(value, PackedTargets):
+            results: _Results | None = self._packed(value)
+        elif key == "targets":
+            results = self._target_dicts(value)
+        elif key == "mask":
+            results = self._mask_list(value)
+        else:
+            results = self._of_batch(value, ())
+        self._results = results or (lambda: value)
+        self.targets = [slot.pack() for slot in self.slots]
+
+    @property
+    def inner_keys(self) -> list[str]:
+        """Data keys of the targets that are recognized by class."""
+        is_list = self.key == "tv_tensors" and self.slots
+        return [*(source.key for source in self.maps), *(("targets",) if is_list else ())]
+
+    def output(self) -> Any:
+        """Return the container with the transformed targets."""
+        return self._results()
+
+    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool) -> Slot:
+        """Create a slot for targets that are not in a target dict."""
+        slot = Slot(kind, kind.name, path, column, self._record, per_frame=per_frame)
+        self.slots.append(slot)
+        return slot
+
+    def _mask_list(self, value: Sequence[Any]) -> _Results:
+        """Read a list of masks, one tensor per image."""
+        if not value and not self._batch:
+            return lambda: value
+        if len(value) != self._batch:
+            raise ArgumentError(
+                f"mask must hold masks for each of the {self._batch} images, got {len(value)}. Pass one tensor per image."
+            )
+        slot = self._slot(MASKS, (), TensorColumn(range(len(value)), value), per_frame=False)
+        cls: Any = type(value)
+        return lambda: cls(slot.parts())
+
+    def _target_dicts(self, value: Any) -> _Results:
+        """Read a list of one dict per image or frame, or of one list of dicts per clip."""
+        frames = self._record.frames
+        is_nested = bool(frames) and isinstance(value, list | tuple) and bool(value)
+        is_nested = is_nested and all(isinstance(clip, list | tuple) for clip in value)
+        if is_nested and any(len(clip) != frames for clip in value):
+            count = next(len(clip) for clip in value if len(clip) != frames)
+            raise ArgumentError(
+                f"targets must hold one dict for each of the {frames} frames of a clip, got {count}. "
+                "Pass one dict per clip, or one dict per frame."
+            )
+        records = [record for clip in value for record in clip] if is_nested else value
+        per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == self._record.size.images)
+        _check_dicts(records, self._record.size.images if per_frame else self._batch)
+        parts = self._of_records(records, range(len(records)), (), by_key=True, per_frame=per_frame)
+        assert parts is not None
+
+        def results() -> Any:
+            made = parts()
+            if not per_frame:
+                return tuple(made) if isinstance(value, tuple) else made
+            clips = self._frames_of(made, frames)
+            return type(value)(map(type(value), clips) if is_nested else chain.from_iterable(clips))
+
+        return results
+
+    def _frames_of(self, elements: Sequence[Any], frames: int) -> list[list[Any]]:
+        """Return the elements of the output frames of each clip."""
+        return [[elements[start + frame] for frame in self._record.frame_indices] for start in range(0, len(elements), frames)]
+
+    def _can_stay_packed(self, packed: PackedTargets) -> bool:
+        """Return whether packed target dicts can be transformed without unpacking them."""
+        own = packed.columns()
+        names = set().union(*packed.layout.records) & {*TARGET_KEYS, _VALID}
+        is_list = self.key in ("targets", "tv_tensors")
+        if self._record.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
+            return False
+        by_key = self.key == "targets"
+        kinds = {name: kind_of(name, column.types, by_key=by_key) for name, column in own.items()}
+        boxes = [own[name] for name, kind in kinds.items() if kind is BOXES]
+        flags = own.get(_VALID)
+        if len(boxes) > 1:
+            return False
+        rows = [(list(column.samples), column.packed.lengths) for column in boxes]
+        if flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]:
+            return False
+        return all(
+            all(len(shape) == 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is None
+            for (name, kind), column in zip(kinds.items(), own.values(), strict=True)
+            if kind is not None
+        )
+
+    def _packed(self, packed: PackedTargets) -> _Results:
+        """Read packed target dicts."""
+        own = packed.columns()
+        slots: dict[Any, Slot] = {}
+        by_key = self.key == "targets"
+        for name, column in own.items():
+            kind = kind_of(name, column.types, by_key=by_key)
+            if kind is not None:
+                key = name if name in kind.keys else kind.name
+                slots[name] = Slot(kind, key, (name,), column, self._record)
+        self.slots += slots.values()
+        boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
+        _assign_valid(boxes, own.get(_VALID), by_key=by_key)
+
+        def results() -> PackedTargets:
+            changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
+            for name, slot in slots.items():
+                changes[name] = slot.packed()
+                if isinstance(slot.target, Points) and slot.target.valid is not None and slot.valid_samples:
+                    valid = slot.target.valid
+                    counts = changes[name][0].lengths
+                    changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
+            if self._record.conversions.is_pure and by_key:
+                others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
+                changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
+            return packed.with_columns(changes)
+
+        return results
+
+    def _of_batch(self, value: Any, path: _Path) -> _Results | None:
+        """Read a value that belongs to all images. Return ``None`` if there are no targets in it.
+
+        Args:
+            value: Container, or a part of it.
+            path: Place of ``value``.
+        """
+        if isinstance(value, Tensor):
+            return self._tensor_of_batch(value, path)
+        frames = self._record.frames
+        if frames and self._is_per_frame(value):
+            parts = self._of_column(list(chain.from_iterable(value)), range(self._record.size.images), path, per_frame=True)
+            assert parts is not None
+            return lambda: type(value)(map(type(value[0]), self._frames_of(parts(), frames)))
+        if _is_sequence(value):
+            return self._sequence_of_batch(value, path)
+        if not batches.is_container(value):
+            return None
+        members: dict[Any, _Results] = {}
+        names = batches.member_names(value)
+        # In a mapping, ``valid`` refers to the first boxes.
+        boxes = (name for name in names if isinstance(value, Mapping) and type_name(value[name]) == BOXES.class_name)
+        first = next(boxes, None)
+        for name in names:
+            results = self._of_batch(batches.member(value, name), (*path, name))
+            if results is None:
+                continue
+            members[name] = results
+            if name is first:
+                slot = self.slots[-1]
+                members[_VALID] = lambda slot=slot: torch.cat(tuple(slot.valid_parts))  # type: ignore[misc]
+                if _VALID in value:
+                    valid, samples = value[_VALID], slot.column.samples
+                    is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
+                    slot.flags = TensorColumn(samples, valid.split(1) if is_one_each else [valid] * len(samples))
+        return (lambda: batches.replace(value, {name: results() for name, results in members.items()})) if members else None
+
+    def _sequence_of_batch(self, value: Sequence[Any], path: _Path) -> _Results | None:
+        """Read a sequence with one element per image."""
+        if len(value) != self._batch:
+            if not holds_targets(value):
+                return None
+            raise ArgumentError(
+                f"A list of masks, boxes or keypoints must hold one element for each of the {self._batch} images, got "
+                f"{len(value)}. Put tensors that hold all images into a dict, not into a list."
+            )
+        self._check_elements(value)
+        parts = self._of_column(value, range(self._batch), path, per_frame=False)
+        if parts is None:
+            return None
+        is_plain = type(value) in (list, tuple)
+        return lambda: type(value)(parts()) if is_plain else batches.replace(value, dict(enumerate(parts())))  # type: ignore[call-arg]
+
+    def _tensor_of_batch(self, tensor: Tensor, path: _Path) -> _Results | None:
+        """Read a tensor outside of a sequence of one element per image: it holds one entry per image."""
+        kind = TARGET_TYPES.get(type_name(tensor))
+        if kind is None:
+            return None
+        batch, frames = self._batch, self._record.frames
+        # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
+        if batch == 1 and tensor.ndim < 4:
+            parts = self._of_column([tensor], range(1), path, per_frame=False)
+            assert parts is not None
+            return lambda: parts()[0]
+        if kind is MASKS:
+            self.maps.append(self._record.map_input(tensor))
+            return self.maps[-1].output
+        if not batch:
+            return None
+        per_frame = kind is KEYPOINTS and bool(frames) and tensor.ndim == 4 and tensor.shape[1] == frames
+        expected = self._record.size.images // frames if per_frame else batch
+        if not tensor.ndim or len(tensor) != expected:
+            raise ArgumentError(
+                f"{kind.class_name} must hold one entry for each of the {batch} images, got {tuple(tensor.shape)}. "
+                "Pass a list of one tensor per image."
+            )
+        plain = tensor.as_subclass(Tensor)
+        rows = plain.split(1) if kind is BOXES else plain.flatten(0, 1).unbind() if per_frame else plain.unbind()
+        column = TensorColumn(range(len(rows)), [with_class_of(row, tensor) for row in rows])
+        slot = self._slot(kind, path, column, per_frame=per_frame)
+
+        def results() -> Tensor:
+            parts = slot.parts()
+            joined = (torch.cat if kind is BOXES else torch.stack)([part.as_subclass(Tensor) for part in parts])
+            if per_frame:
+                joined = joined.unflatten(0, (-1, frames))[:, list(self._record.frame_indices)]
+            return with_class_of(joined, parts[0])
+
+        return results
+
+    def _of_column(
+        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, per_frame: bool
+    ) -> Callable[[], list[Any]] | None:
+        """Read the values at one place of each image or frame. Return ``None`` if there are no targets in them.
+
+        Args:
+            values: The values. A tensor belongs to the image or frame of its value.
+            samples: Index of the image or frame of each value.
+            path: Place of the values.
+            per_frame: Whether the samples are frames.
+        """
+        groups: dict[Any, list[int]] = {}
+        kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
+        for position, value in enumerate(values):
+            kind = kinds.get(type(value))
+            if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
+                groups.setdefault(kind, []).append(position)
+        results: list[tuple[Sequence[int], Callable[[], Sequence[Any]]]] = []
+        for kind, positions in groups.items():
+            group, owners = [values[position] for position in positions], [samples[position] for position in positions]
+            if kind is not None:
+                slot = self._slot(kind, path, TensorColumn(owners, group), per_frame=per_frame)
+                results.append((positions, slot.parts))
+            elif (parts := self._of_records(group, owners, path, per_frame=per_frame)) is not None:
+                results.append((positions, parts))
+
+        def put() -> list[Any]:
+            made = list(values)
+            for positions, parts in results:
+                for position, part in zip(positions, parts(), strict=True):
+                    made[position] = part
+            return made
+
+        return put if results else None
+
+    def _of_records(
+        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, by_key: bool = False, per_frame: bool
+    ) -> Callable[[], list[Any]] | None:
+        """Read containers, one per image or frame, by column. Arguments and result as of ``_of_column``.
+
+        ``by_key``: whether the containers are target dicts. They are then copied even if there are no targets.
+        """
+        records = [
+            value if isinstance(value, Mapping) else {name: batches.member(value, name) for name in batches.member_names(value)}
+            for value in values
+        ]
+        own = columns(records)
+        results: dict[Any, tuple[Sequence[int], Callable[[], Sequence[Any]]]] = {}
+        boxes: list[tuple[Any, Slot]] = []
+        for name, (positions, column) in own.items():
+            types = set(map(type, column))
+            if types <= HOLDS_NOTHING and not (by_key and name in TARGET_KEYS):
+                continue
+            kind = kind_of(name, types, by_key=by_key)
+            owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
+            start = len(self.slots)
+            if kind is not None:
+                key = name if by_key and name in kind.keys else kind.name
+                slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._record, per_frame=per_frame)
+                self.slots.append(slot)
+                results[name] = positions, slot.parts
+            elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
+                results[name] = positions, parts
+            new_slots = self.slots[start:]
+            boxes += [(name, slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
+        flags = None
+        if _VALID in own:
+            positions, column = own[_VALID]
+            flags = TensorColumn([samples[position] for position in positions], column)
+        if all(isinstance(value, Mapping) for value in values):
+            _assign_valid(boxes, flags, by_key=by_key)
+        positions_of = {sample: position for position, sample in enumerate(samples)}
+
+        def put() -> list[Any]:
+            changes: list[dict[Any, Any]] = [{} for _ in values]
+            for name, (positions, parts) in results.items():
+                for position, part in zip(positions, parts(), strict=True):
+                    changes[position][name] = part
+            for _, slot in boxes:
+                for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
+                    if sample in slot.valid_samples:
+                        changes[positions_of[sample]][_VALID] = part
+            if by_key and self._record.conversions.is_pure:
+                for record, change in zip(records, changes, strict=True):
+                    for name, value in {**record, **change}.items():
+                        if type(value) not in HOLDS_NOTHING and type_name(value):
+                            change[name] = value.as_subclass(Tensor)
+            return [
+                value
+                if not change and not by_key
+                else {**value, **change}
+                if type(value) is dict
+                else batches.replace(value, change)
+                for value, change in zip(values, changes, strict=True)
+            ]
+
+        return put if results or by_key else None
+
+    def _check_elements(self, elements: Sequence[Any]) -> None:
+        """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
+        kinds = sorted(set(map(_kind, elements)) - {""})
+        got = " and ".join(kinds)
+        if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._record.frames:
+            shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
+            shape = shapes.pop()
+            # Masks of all images, (B, H, W), or B masks of each image. Collate functions return lists for one mask per image.
+            is_ambiguous = not shapes and len(shape) == 3 and shape[0] == self._batch
+            got = f"{self._batch} masks {shape}"
+        else:
+            is_ambiguous = len(kinds) > 1 and holds_targets(elements)
+        if is_ambiguous:
+            raise ArgumentError(
+                f"A list of {self._batch} elements must hold annotations of one image in each, got {got}, which may hold "
+                "annotations of all images. Put tensors that hold all images into a dict, and tensors of one image into a dict "
+                "for each image."
+            )
+
+    def _is_per_frame(self, value: Any) -> bool:
+        """Return whether a value is a list with, for each clip, one list of one element per frame, of one type or ``None``."""
+        frames, images = self._record.frames, self._record.size.images
+        if type(value) not in (list, tuple) or len(value) * frames != images:
+            return False
+        if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
+            return False
+        return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+
+
+def _assign_valid(boxes: Sequence[tuple[Any, Slot]], flags: TensorColumn | None, *, by_key: bool) -> None:
+    """Decide which boxes of each dict ``valid`` refers to: the boxes of a target dict, otherwise the first boxes.
+
+    Args:
+        boxes: (key in the dicts, slot) for each slot of boxes.
+        flags: Column of the masks of valid boxes in the input.
+        by_key: Whether the dicts are target dicts.
+
+    Raises:
+        ArgumentError: If a target dict has boxes under two keys.
+    """
+    taken: frozenset[int] = frozenset()
+    of_target_dicts = [slot for name, slot in boxes if by_key and name in BOXES.keys]
+    for slot in (*of_target_dicts, *(slot for _, slot in boxes if slot not in of_target_dicts)):
+        both = taken.intersection(slot.column.samples) if slot in of_target_dicts else ()
+        if both:
+            raise ArgumentError(f"targets of sample {min(both)} must hold boxes or bbox, got both. Leave one of them out.")
+        slot.valid_samples = frozenset(slot.column.samples) - taken
+        taken |= slot.valid_samples
+        if flags is not None:
+            pairs = zip(flags.samples, flags.tensors, strict=True)
+            own = {sample: value for sample, value in pairs if sample in slot.valid_samples}
+            slot.flags = TensorColumn(list(own), list(own.values()))
+
+
+def _check_dicts(records: Any, batch: int) -> None:
+    """Raise an error if ``records`` is not a list of ``batch`` dicts."""
+    if isinstance(records, str | Mapping | Tensor) or not isinstance(records, Sequence):
+        raise ArgumentTypeError(
+            f"targets must be a list of one dict for each image, got {type(records).__name__}. If boxes are padded to one "
+            "number per image, pass the padded tensors as inputs with data keys: bbox_xyxy, valid."
+        )
+    if len(records) != batch:
+        raise ArgumentError(
+            f"targets must hold one dict for each of the {batch} images, got {len(records)}. Pass one dict per image."
+        )
+    for sample, record in enumerate(records):
+        if type(record) is not dict and not isinstance(record, Mapping):
+            raise ArgumentTypeError(
+                f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
+                "Put all annotations of an image into one dict: {'boxes': …, 'labels': …}."
+            )
+
+
+def _kind(value: Any) -> str:
+    """Return a name of the type of annotations, which is equal for all images; ``""`` for an empty value."""
+    if isinstance(value, Tensor):
+        return type_name(value) or ("other values" if value.numel() else "")
+    if _is_sequence(value):
+        inner = _kind(value[0]) if value else ""
+        return inner and f"list of {inner}"
+    if value is None:
+        return ""
+    return "dict" if type(value) is dict or batches.is_container(value) else "other values"
+
+
+def _is_sequence(value: Any) -> bool:
+    """Return whether a value is a list, a tuple or a similar sequence, and not a namedtuple or string."""
+    if type(value) in (list, dict):
+        return type(value) is list
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes) and not batches.is_namedtuple(value)

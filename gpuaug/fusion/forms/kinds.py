@@ -1,0 +1,439 @@
+"""Kinds of targets in one form: a flat tensor with the values of all images, and the *owner* of each row.
+
+A *slot* holds the targets at one place of a container, such as the boxes of all target dicts. It checks the tensors, packs them
+into one form, and restores their form in the results.
+
+The owner of a row is the index of its sample, an image or a clip. A *pass* is one kernel that reads and writes all images; a
+*plan* is a list of passes. The *parameter table* holds one row of numbers per sample, from which the passes read the parameters
+of the ops. A mask *valid* says which boxes are inside the image and large enough.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, split
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.readers import MaskLayout
+from gpuaug.fusion.forms.data_keys import check_canvas, check_device, way_to_masks
+from gpuaug.fusion.ops.base import Array
+from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
+from gpuaug.fusion.program.plan import Canvases, Plan
+
+if TYPE_CHECKING:
+    from gpuaug.fusion.forms.record import Record
+
+TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
+    "xyxy": BoxFormat("corners", edges=True),
+    "xywh": BoxFormat("sides", edges=True),
+    "cxcywh": BoxFormat("centre", edges=True),
+    "cxcywh_share": BoxFormat("centre", edges=True, share=True),
+}
+"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
+
+POINTS = BoxFormat("points", edges=True)
+"""Format of keypoints in target dicts."""
+
+
+class Points:
+    """Boxes or keypoints.
+
+    Args:
+        values: (n, …) with ``owners``, or (B, N, …) for N boxes per image.
+        box_format: Format of ``values``.
+        owners: Owner of each row, on the host; ``None`` for (B, N, …).
+        valid: Mask of the boxes that are valid, (n,) or (B, N); ``None`` if all are.
+        clip: Whether boxes are clipped to the output image, and ``valid`` is computed.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        box_format: BoxFormat,
+        owners: Array | None = None,
+        valid: Tensor | None = None,
+        *,
+        clip: bool = False,
+    ) -> None:
+        self.values, self.valid, self.format = values, valid, box_format
+        self.host_arrays = [] if owners is None else [owners]
+        """Arrays that the caller copies to the device, into ``device_arrays``."""
+        self.device_arrays: Sequence[Tensor] = ()
+        self.valid_after_crop: Tensor | None = None
+        """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
+        self._dtype, self._output_format = values.dtype if values.dtype.is_floating_point else torch.float32, box_format
+        self.clip = clip
+        """Whether boxes are clipped to the output image, and ``valid`` is computed."""
+
+    def _mapping(
+        self, target: BoxFormat, matrix: Tensor, source: Any, out: tuple[int, int], *, clip: bool = False
+    ) -> BoxMapping:
+        if self.device_arrays:
+            return BoxMapping(self.format, target, matrix, source, out, self.device_arrays[0], clip)
+        return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
+
+    def corners(self, matrix: Tensor, source: Any) -> tuple[Tensor, Tensor]:
+        """Transform the boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
+
+        Returns:
+            (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
+        """
+        mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, source, (1, 1))
+        corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
+        if self.valid is not None:
+            corners = corners.masked_fill(~self.valid[:, None], torch.nan)
+        return corners, self.device_arrays[0]
+
+    def transform(self, matrix: Tensor, source: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
+        """Transform the values by the matrices of all passes, and compute ``valid``.
+
+        Args:
+            matrix: Matrices that map input to output pixel centres, (B, 3, 3) float32.
+            source: (height, width) of the input images, or ``Ragged.places``.
+            out: (height, width) of the output images.
+            conversions: Output format, and size of the smallest valid box. Used for boxes with owners.
+        """
+        target = self._output_format
+        has_owners = bool(self.device_arrays)
+        if has_owners and self.clip and conversions.boxes is not None:
+            target = TARGET_DICT_FORMATS[conversions.boxes]
+        mapping = self._mapping(target, matrix, source, out, clip=self.clip)
+        values, valid = dispatch.map_boxes(self.values, self.valid, mapping, self._dtype)
+        if valid is not None and self.valid_after_crop is not None:
+            values = values * self.valid_after_crop[:, None]
+            valid = valid & self.valid_after_crop
+        if valid is not None and has_owners and (conversions.min_size > 1 or conversions.min_area > 1):
+            sides = values[:, 2:] - values[:, :2] if target.layout == "corners" else values[:, 2:]
+            sides = torch.stack((sides[:, 0] * out[1], sides[:, 1] * out[0]), 1) if target.share else sides
+            valid = valid & are_large(sides, conversions.min_size, conversions.min_area)
+        self.values, self.valid = values, valid
+
+    def apply(self, matrix: Tensor | None) -> None:
+        """Transform the values by the matrices of the preceding plans, because Kornia transforms them next.
+
+        ``matrix``: (B, 3, 3); ``None`` for the identity.
+        """
+        points = vertices(self.values, self.format)
+        if self.format.layout != "points":
+            if self.valid is not None:
+                self.valid = self.valid & has_positive_area(self.values, self.format)
+            self.format = BoxFormat("vertices")
+        self.values = points if matrix is None else apply_matrices(points, matrix)
+
+
+def are_large(sides: Tensor, min_side: float, min_area: float) -> Tensor:
+    """Return the mask of the boxes that are large enough to be valid, (n,) bool. ``sides``: width and height, (n, 2)."""
+    return (sides >= min_side).all(1) & (sides.prod(1) >= min_area)
+
+
+class Masks:
+    """Masks of all images: one per image or frame, (B · T, C, H, W), or any number per image.
+
+    Args:
+        values: (B · T, C, H, W); with ``owners`` (n, 1, H, W), or, if masks differ in size, all pixels, (number of pixels,).
+        owners: Owner of each mask, on the host; ``None`` if there is one mask per image or frame.
+        spans: (start, height, width) of the masks of each sample in ``values``, in one array (3 · B,), as ``MaskLayout`` takes
+            it; ``None`` if all masks have one size.
+    """
+
+    def __init__(self, values: Tensor, owners: Array | None = None, spans: Array | None = None) -> None:
+        self.values = values
+        self.host_arrays = [array for array in (owners, spans) if array is not None]
+        """Arrays that the caller copies to the device, into ``device_arrays``."""
+        self.device_arrays: Sequence[Tensor] = ()
+        self._differ_in_size = spans is not None
+
+    def run(self, plan: Plan, table: Tensor, canvases: Canvases) -> None:
+        """Run all masks through the passes of a plan.
+
+        Args:
+            plan: Plan for the images.
+            table: Parameter table of the plan, (B, columns).
+            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
+
+        Cost:
+            One launch per pass, some launches for erasing, and, for masks with owners, one that copies the row of the parameter
+            table for each mask. Without the last one if the plan has a single pass and images differ in size.
+        """
+        rows: Tensor | None = None if self.device_arrays else table
+        for index, pass_ in enumerate(plan.passes):
+            canvas = canvases[index] if pass_.out.ragged else None
+            if self._differ_in_size:
+                if canvas is None or pass_.gather_ops:
+                    owners, spans = self.device_arrays
+                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, spans.view(-1, 3)), canvas)
+                    self._differ_in_size = False  # the output of a pass has one size for all masks
+                continue
+            rows = table.index_select(0, self.device_arrays[0]) if rows is None else rows
+            self.values = dispatch.run_mask(pass_, self.values, rows, canvas=canvas)
+
+
+def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
+    """Return the owner of each mask or box. ``counts``: number of masks or boxes of each sample in ``samples``."""
+    return np.repeat(np.asarray(samples, np.int64), counts)
+
+
+def spans_of(samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]], owners: int) -> Array:
+    """Return ``spans``, as ``Masks`` takes it.
+
+    Args:
+        samples: Index of the image of each tensor of masks.
+        counts: Number of masks in each tensor.
+        sides: (height, width) of each image.
+        owners: Number of owners. If it is less than the number of images, consecutive images have the same owner.
+    """
+    spans = [(0, 0, 0)] * owners
+    images_per_owner = len(sides) // max(owners, 1)
+    first = preceding = 0
+    for sample, count in zip(samples, counts, strict=True):
+        height, width = sides[sample]
+        # The kernel adds (index of the mask in the batch) · height · width, also for the masks of earlier images.
+        spans[sample // images_per_owner] = first - preceding * height * width, height, width
+        first += count * height * width
+        preceding += count
+    return np.array(spans, np.int64).ravel()
+
+
+def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | None:
+    """Return the name of the format of a ``tv_tensors.BoundingBoxes`` with these attributes; ``None`` for other tensors."""
+    box_format = attributes.get("format")
+    if box_format is None:
+        return None
+    if attributes.get("clamping_mode", "soft") is None:
+        raise ArgumentError(
+            f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes are always clipped to the "
+            "image: leave clamping_mode out."
+        )
+    name = str(getattr(box_format, "value", box_format)).lower()
+    if name not in TARGET_DICT_FORMATS:
+        raise ArgumentError(
+            f"boxes of sample {sample} must be axis-aligned, got {name.upper()}. Pass the boxes around their corners, "
+            "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
+        )
+    return name
+
+
+class Slot:
+    """Targets of one kind at one place of a container.
+
+    Args:
+        kind: Kind of the targets.
+        key: Key of target dicts that the targets have, or would have, for messages.
+        path: Place of the targets: keys, field names and indices, without the index of the image.
+        column: The targets, with the index of the image or frame of each.
+        record: Record of the call.
+        per_frame: Whether the samples of ``column`` are frames of clips.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        key: str,
+        path: tuple[Any, ...],
+        column: TensorColumn,
+        record: "Record",
+        *,
+        per_frame: bool = False,
+    ) -> None:
+        self.kind, self.key, self.path, self.column, self.per_frame = kind, key, path, column, per_frame
+        self._record = record
+        self.flags: TensorColumn | None = None
+        """Column of the masks of the input boxes that are valid; ``None`` without."""
+        self.valid_samples: Collection[int] = ()
+        """Samples whose dict gets a mask of the boxes that are valid."""
+        self.valid_parts: Sequence[Tensor] = ()
+        """Mask of the valid boxes of each input tensor, after ``parts``."""
+        self.target: Points | Masks
+        """The targets in one form, after ``pack``."""
+
+    def pack(self) -> Points | Masks:
+        """Check the targets, and return them in one form."""
+        self._check_tensors(self.column, self.key)
+        if self.kind is MASKS:
+            self.target = self._masks()
+            return self.target
+        shapes, attributes = self.column.shapes, self.column.attributes
+        box_format = self._checked_format(shapes, attributes) if self.kind is BOXES else self._checked_points(shapes)
+        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in shapes]
+        self._check_canvases(attributes)
+        values = self.column.rows()
+        self.target = Points(values, box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
+        return self.target
+
+    def parts(self) -> Sequence[Tensor]:
+        """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
+        column, target, values, changes = self.column, self.target, self._result(), self._changes()
+        counts, shapes = self._counts, column.shapes
+        is_uniform = self.kind is not MASKS and column.row_shape is not None
+        lengths = [shape[0] for shape in shapes] if is_uniform else counts
+        if isinstance(target, Points) and target.valid is not None:
+            self.valid_parts = split(target.valid, counts)
+        parts = split(values.view(sum(lengths), *(column.row_shape or ())) if is_uniform else values, lengths)
+        if self.kind is MASKS and any(len(shape) == 2 for shape in shapes):
+            parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, shapes, strict=True)]
+        elif self.kind is not MASKS and not is_uniform:
+            parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        if len(column.dtypes) > 1 and self.kind is not MASKS:
+            parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
+        is_plain = column.types <= {Tensor}
+        return parts if is_plain else column.typed(parts, changes, is_pure=self._record.conversions.is_pure)
+
+    def packed(self) -> tuple[PackedColumn, Tensor]:
+        """Return (description, concatenation) of the results. The inputs must be packed."""
+        column, values = self.column.packed, self._result()
+        assert column is not None
+        if self.kind is MASKS:
+            column = column._replace(lengths=self._counts, shapes=None)
+        else:
+            values = values.view(self.column.joined.shape)
+        if column.tensor_type is Tensor or self._record.conversions.is_pure:
+            return column.plain(), values
+        changes = self._changes()
+        attributes = [
+            {name: changes.get(name, value) for name, value in attributes.items()} for attributes in column.attributes
+        ]
+        return column._replace(attributes=attributes), values
+
+    def _result(self) -> Tensor:
+        """Return the rows of all results."""
+        if self.kind is not MASKS:
+            return self.target.values
+        values, dtype = self.target.values[:, 0], self._record.conversions.masks
+        return values if dtype is None else values.to(dtype)
+
+    def _changes(self) -> dict[str, Any]:
+        """Return the new values of attributes of torchvision's tensors. Other tensors do not have these attributes."""
+        changes: dict[str, Any] = {"canvas_size": self._record.out}
+        name = self._record.conversions.boxes
+        box_format = next((attributes.get("format") for attributes in self.column.attributes), None) if name else None
+        if name and box_format is not None:
+            changes["format"] = type(box_format)[name.upper()]
+        return changes
+
+    def _owners(self) -> Any:
+        frames = self._record.size.frames if self.per_frame else 0
+        owners = owners_of(self.column.samples, self._counts)
+        return owners // frames if frames else owners
+
+    def _check_tensors(self, column: TensorColumn, key: str) -> None:
+        """Raise an error if a value is not a tensor on the device of the images."""
+        device = self._record.device
+        if column.are_on(device):
+            return
+        for sample, value in zip(column.samples, column.tensors, strict=True):
+            if not isinstance(value, Tensor):
+                advice = way_to_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
+                raise ArgumentTypeError(f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
+            check_device(f"{key} of sample {sample}", value, device)
+
+    def _checked_format(self, shapes: Sequence[torch.Size], attributes: Sequence[Mapping[str, Any]]) -> BoxFormat:
+        """Check boxes, and return the format, which all boxes must share.
+
+        torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
+        the format of ``fuse(…, boxes=…)``.
+        """
+        column, default = self.column, "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._record.boxes
+        name, first = "", -1  # format, and index of the first sample with boxes
+        for sample, shape, own in zip(column.samples, shapes, attributes, strict=True):
+            own_name = _torchvision_format(own, sample) or default
+            if len(shape) != 2 or shape[1] != 4:
+                raise ArgumentError(
+                    f"{self.key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
+                    "torch.zeros(0, 4)."
+                )
+            if shape[0] and not name:
+                name, first = own_name, sample
+            elif shape[0] and own_name != name:
+                raise ArgumentError(
+                    f"{self.key} of sample {sample} must have the box format of sample {first}, got {own_name}. "
+                    "Convert all boxes to one format in the dataset."
+                )
+        return TARGET_DICT_FORMATS[name or default]
+
+    def _checked_points(self, shapes: Sequence[torch.Size]) -> BoxFormat:
+        """Check that keypoints are (…, 2) or (…, 3), with one length of the last axis, and return their format."""
+        last_axis: int | None = None
+        for sample, shape in zip(self.column.samples, shapes, strict=True):
+            if len(shape) < 2 or shape[-1] not in (2, 3) or last_axis not in (None, shape[-1]):
+                expected = "(n, K, 2) or (n, K, 3)" if last_axis is None else f"(n, K, {last_axis}), as in the samples before"
+                raise ArgumentError(
+                    f"{self.key} of sample {sample} must be {expected}, got {tuple(shape)}. "
+                    "For an image without keypoints, pass torch.zeros(0, K, 3)."
+                )
+            last_axis = shape[-1]
+        return POINTS
+
+    def _check_canvases(self, attributes: Sequence[Mapping[str, Any]]) -> None:
+        """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image."""
+        size = self._record.size
+        canvases = [own.get("canvas_size") for own in attributes]
+        if isinstance(size.height, int) and set(canvases) <= {None, (size.height, size.width)}:
+            return
+        sides = self._record.sides(per_frame=self.per_frame)
+        for sample, canvas in zip(self.column.samples, canvases, strict=True):
+            check_canvas(f"{self.key} of sample {sample}", canvas, sides[sample])
+
+    def _joined_valid(self) -> Tensor | None:
+        """Return the mask of the input boxes that are valid, (n,) bool; ``None`` if no dict has one."""
+        if self.flags is None:
+            return None
+        flags = dict(zip(self.flags.samples, self.flags.tensors, strict=True))
+        if flags.keys().isdisjoint(self.column.samples):
+            return None
+        device, parts = self._record.device, []
+        for sample, count in zip(self.column.samples, self._counts, strict=True):
+            value = flags[sample] if sample in flags else torch.ones(count, dtype=torch.bool, device=device)
+            if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
+                got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ArgumentError(
+                    f"valid of sample {sample} must be one bool for each of its {count} boxes, got {got}. Leave valid out if "
+                    "all boxes are valid."
+                )
+            check_device(f"valid of sample {sample}", value, device)
+            parts.append(value)
+        return TensorColumn(self.column.samples, parts).joined
+
+    def _masks(self) -> Masks:
+        """Check masks, and return them in one form."""
+        column, sides = self.column, self._record.sides(per_frame=self.per_frame)
+        shapes = column.shapes
+        for sample, shape in zip(column.samples, shapes, strict=True):
+            if len(shape) not in (2, 3):
+                raise ArgumentError(
+                    f"{self.key} of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
+                    "For an image without masks, pass torch.zeros(0, H, W)."
+                )
+            if shape[-2:] != sides[sample]:
+                height, width = sides[sample]
+                raise ArgumentError(
+                    f"{self.key} of sample {sample} must have the size of their image, {height}x{width}, got {tuple(shape)}. "
+                    "Resize the masks to that size."
+                )
+        if len(column.dtypes) > 1:
+            column = TensorColumn(column.samples, self._of_one_dtype())
+        self._counts = [shape[0] if len(shape) == 3 else 1 for shape in shapes]
+        owners = self._owners()
+        if self._record.size.ragged:
+            return Masks(column.elements, owners, spans_of(column.samples, self._counts, sides, self._record.size.batch))
+        if all(len(shape) == 3 for shape in shapes) and (column.packed is None or column.packed.shapes is None):
+            return Masks(column.joined[:, None], owners)
+        height, width = sides[0]
+        return Masks(column.elements.view(len(owners), 1, height, width), owners)
+
+    def _of_one_dtype(self) -> Sequence[Tensor]:
+        """Return masks of one dtype. Tensors without masks may have another dtype, and are converted."""
+        tensors = self.column.tensors
+        first = next((index for index, mask in enumerate(tensors) if mask.numel()), 0)
+        dtype = tensors[first].dtype
+        for sample, mask in zip(self.column.samples, tensors, strict=True):
+            if mask.dtype is not dtype and mask.numel():
+                raise ArgumentTypeError(
+                    f"{self.key} of sample {sample} must be {dtype}, as in sample {self.column.samples[first]}, got "
+                    f"{mask.dtype}. Convert all masks of a batch to one dtype."
+                )
+        return [mask.to(dtype) for mask in tensors]

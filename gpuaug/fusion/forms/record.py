@@ -1,0 +1,499 @@
+"""Record of one call: images, and their *targets* in one form, whatever the form of the inputs.
+
+Targets are masks, boxes, keypoints and labels, which are transformed together with the images. An *input* adapts a form in
+which people have targets to the record, and back (``data_keys.py``, ``containers.py``). A *data key* says what an input holds.
+A *plan* is a list of *passes*, that is, kernels that read and write all images. The *parameter table* holds one row of numbers
+per sample, from which passes read the parameters of ops. *Ragged* images differ in size. A *mix* blends images of a batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID, type_name, with_class_of
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.readers import dtype_of, size_of
+from gpuaug.fusion.clips import ClipLayout
+from gpuaug.fusion.forms.box_crop import boxes_for_crop, crop_by_boxes
+from gpuaug.fusion.forms.containers import Container
+from gpuaug.fusion.forms.data_keys import (
+    check_device,
+    check_fit,
+    check_input,
+    check_not_segmentation_map,
+    check_same_size,
+    names_of,
+)
+from gpuaug.fusion.forms.kinds import Masks, Points
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box, composed
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.mix import MixOp, SoftLabels
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
+from gpuaug.fusion.options import BoxFormatName
+from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
+from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
+
+
+class Record:
+    """Images and targets of one call, which are replaced pass by pass.
+
+    Call ``run_plan`` or ``run_eager`` for the parts of the pipeline, in order, then ``results``.
+
+    Args:
+        inputs: Inputs as the user passed them.
+        keys: Data key of each input: Kornia's names, ``targets`` for target dicts, ``valid`` for the (B, N) mask of the boxes
+            that are not padding, ``tv_tensors`` for containers of torchvision's tensors.
+        boxes: Format of boxes in target dicts.
+        conversions: Conversions of the output, and size of the smallest valid box.
+        clip_layout: Layout of clips that the pipeline accepts.
+
+    Raises:
+        ArgumentTypeError: If an input does not have the type that its key requires.
+        DeviceError: If an input is not on the device of the images.
+        ArgumentError: If the shape of an input does not fit its key, or the other inputs.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        keys: Sequence[Any],
+        boxes: BoxFormatName = "xyxy",
+        conversions: TargetConversions = NO_CONVERSIONS,
+        clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
+    ) -> None:
+        self.keys = list(keys) if type(keys) in (list, tuple) and all(map(_NAMES.__contains__, keys)) else names_of(keys)
+        """Data key of each input."""
+        self.boxes, self.conversions, self.clip_layout = boxes, conversions, clip_layout
+        if len(inputs) != len(self.keys):
+            raise ArgumentError(
+                f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
+                "Name all: data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
+            )
+        if "input" not in self.keys:
+            raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
+        self.images: Any = inputs[self.keys.index("input")]
+        """The first images, as the user passed them."""
+        images = self.images
+        is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
+        is_usual = is_usual and not images.requires_grad
+        if not is_usual:
+            check_input("input", images)
+        self._sides: dict[bool, list[tuple[int, int]]] = {}
+        """Cache of ``sides``."""
+        self._read_images()
+        self.inputs: list[Dense | Container] = []
+        """Inputs except labels."""
+        self._labels: dict[int, Any] = {}
+        """Labels of all images, by index of the input. Of any type unless they are mixed or converted."""
+        for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
+            if DATA_KEYS.get(key) is LABELS:
+                check_not_segmentation_map(value, self.size)
+                self._labels[index] = value
+            elif key == "input" or (key in DATA_KEYS and not isinstance(value, list | tuple)):
+                self.inputs.append(Dense(key, value, self))
+            else:
+                self.inputs.append(Container(key, value, self))
+        maps = [mask for source in self.inputs if type(source) is Container for mask in source.maps]
+        self._dense = [source for source in (*self.inputs, *maps) if type(source) is Dense]
+        """Inputs in one tensor, and segmentation maps in containers."""
+        if any(key in VALID.layouts for key in self.keys):
+            self._connect_valid()
+        self.targets: list[Points | Masks] = [target for source in (*self.inputs, *maps) for target in source.targets]
+        """Masks, boxes and keypoints in one form."""
+        arrays = [array for target in self.targets for array in target.host_arrays]
+        if arrays:
+            device_arrays = iter(to_device(arrays, self.device))
+            for target in self.targets:
+                target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
+        self._first = [source.key for source in self._dense].index("input")
+        self.has_masks = any(type(target) is Masks for target in self.targets)
+        """True if there are masks."""
+        self.plan_key = (images.shape, self.device, self.has_masks) if is_usual else None
+        """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
+        self.has_points = any(type(target) is Points for target in self.targets)
+        """True if there are boxes or keypoints."""
+        self._soft_labels: SoftLabels | None = None
+        """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
+        self._converting_mix: MixOp | None = None
+        """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
+        self._matrix: Tensor | None = None
+        """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3); ``None`` for the identity."""
+
+    def _read_images(self) -> None:
+        """Read size, dtype and device of the images."""
+        images, layout = self.images, self.clip_layout
+        is_tensor = isinstance(images, Tensor)
+        self.is_unbatched = is_tensor and images.ndim == 3
+        """True for a single image (C, H, W), without a batch axis."""
+        self.is_video = type(images) is not Tensor and type_name(images) == "Video"
+        """True for images of torchvision's class ``Video``."""
+        self.is_single_clip = self.is_video and images.ndim == 4
+        """True for a single clip (T, C, H, W), without a batch axis."""
+        images = images[None] if self.is_unbatched or self.is_single_clip else images
+        may_be_clips = not is_tensor or images.ndim == 5 or layout.is_required
+        self.frames = layout.frames_of(images) if may_be_clips else 0
+        """Number of frames per input clip; 0 for images."""
+        if self.frames and is_tensor and not self.is_single_clip:
+            layout.warn_if_channels_first(images)
+        self.frame_indices: Sequence[int] = range(self.frames)
+        """Index of the input frame per output frame."""
+        shape = images.shape if is_tensor else ()
+        self.size: Size = size_of(images) if not is_tensor else layout.size(shape) if self.frames else Size(*shape)
+        self.dtype, self.device = images.dtype if is_tensor else dtype_of(images), images.device
+        self.layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
+        self._source = (self.size.height, self.size.width) if self.layouts is None else self.layouts
+
+    def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
+        """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
+        if per_frame not in self._sides:
+            size = self.size.per_frame() if per_frame else self.size
+            # As Python integers, which are faster to compare than NumPy's.
+            sides = [np.broadcast_to(side, size.batch).tolist() for side in (size.height, size.width)]
+            self._sides[per_frame] = list(zip(*sides, strict=True))
+        return self._sides[per_frame]
+
+    def map_input(self, mask: Tensor) -> "Dense":
+        """Create the input for a segmentation map of all images that is in a container."""
+        return Dense(MASKS.keys[MASKS.name], mask, self)
+
+    def _connect_valid(self) -> None:
+        """Connect the input ``valid`` with the boxes.
+
+        Raises:
+            ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
+        """
+        masks = [source for source in self._dense if source.kind is VALID]
+        boxes = [target for source in self._dense if source.kind is BOXES for target in source.targets]
+        if len(masks) > 1 or len(boxes) != 1:
+            raise ArgumentError(
+                f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {self.all_keys}. "
+                "Name 'valid' once, for one tensor of boxes."
+            )
+        valid, target = masks[0].value, boxes[0]
+        if valid.dtype != torch.bool or valid.shape != target.values.shape[:2]:
+            raise ArgumentError(
+                f"valid must be one bool for each box, torch.bool {tuple(target.values.shape[:2])}, got {valid.dtype} "
+                f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
+            )
+        assert isinstance(target, Points)
+        target.valid, target.clip = valid, True
+        masks[0].place = target, "valid"
+
+    @property
+    def all_keys(self) -> list[str]:
+        """Data keys of the inputs, then of the targets in them that are recognized by class."""
+        return [*self.keys, *(key for source in self.inputs if type(source) is Container for key in source.inner_keys)]
+
+    def boxes_for_crop(self, op: BoxCropOp) -> Points | None:
+        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers."""
+        containers = [source for source in self.inputs if type(source) is Container]
+        return boxes_for_crop(op, [slot for source in containers for slot in source.slots], self.keys, self.all_keys)
+
+    def check_mix(self, op: MixOp) -> None:
+        """Raise an error for inputs that cannot be mixed. Call before any pass.
+
+        Raises:
+            ArgumentError: If there are inputs other than images and labels.
+            ArgumentTypeError: If labels are not a tensor.
+            DeviceError: If labels are not on the device of the images.
+        """
+        unsupported_keys = [key for key in self.all_keys if key not in op.supported_keys]
+        if unsupported_keys:
+            raise ArgumentError(
+                f"data_keys must be among {', '.join(op.supported_keys)} where {op.name} mixes images, got "
+                f"{', '.join(unsupported_keys)}. Mixing is not supported beside these: mix in the dataset, or leave the mix "
+                "out."
+            )
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        """Raise an error if labels are not a tensor on the device of the images."""
+        for labels in self._labels.values():
+            if not isinstance(labels, Tensor):
+                raise ArgumentTypeError(f"class must be a tensor, got {type(labels).__name__}. Pass one index for each image.")
+            check_device("class", labels, self.device)
+
+    def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
+        """Convert labels to class probabilities: at once without ``mixes``, otherwise when the first mix runs.
+
+        Raises:
+            ArgumentError: If labels are neither class indices nor class probabilities.
+            ArgumentTypeError: If labels are not a tensor.
+            DeviceError: If labels are not on the device of the images.
+        """
+        self._check_labels()
+        batch = self.size.batch
+        # If every frame counts as an image of the batch, there may still be one label per clip, unless frames are mixed.
+        clips = batch // self.frames if self.clip_layout.draws_per_frame and not mixes else batch
+        for index, labels in self._labels.items():
+            soft_labels.check(labels, batch if labels.shape[:1] == (batch,) else clips)
+            if not mixes:
+                self._labels[index] = dispatch.run_labels(soft_labels, labels, None)
+        self._soft_labels = soft_labels
+        self._converting_mix = mixes[0] if mixes else None
+
+    def _mixed_labels(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
+        """Return the labels after a mix. ``rows``: rows of the mix in the parameter table."""
+        if self._soft_labels is None:
+            return op.labels(labels, rows)
+        # Only the first mix converts labels. Later mixes get class probabilities, which must not be smoothed again.
+        is_first = op is self._converting_mix
+        return dispatch.run_labels(self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0), labels, rows)
+
+    def run_plan(
+        self,
+        plan: Plan,
+        table: Tensor,
+        canvases: Canvases = (),
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        """Run all inputs through the passes of a plan. Boxes and keypoints are transformed later, once for all plans.
+
+        Args:
+            plan: Plan for images of the current size.
+            table: Parameter table of the plan, (B, columns).
+            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
+            dtype: dtype of the output images.
+            memory_format: Memory format of the output images.
+        """
+        if self.has_points and plan.box_crop is not None:
+            boxes = self.boxes_for_crop(plan.box_crop.op)
+            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self._source, self._matrix)
+        elif self.has_points:
+            matrix = table[:, plan.width :].view(-1, 3, 3)
+            self._matrix = matrix if self._matrix is None else composed(self._matrix, matrix)
+        if self.frames:
+            self._select_frames(plan)
+        for source in self._dense:
+            if source.key == "input":
+                source.value = dispatch.run(plan, source.value, table, dtype, memory_format, canvases)
+        for masks in (target for target in self.targets if isinstance(target, Masks)):
+            masks.run(plan, table, canvases)
+        for index in self._labels:
+            for pass_ in plan.passes:
+                if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
+                    self._labels[index] = self._mixed_labels(self._labels[index], pass_.front, pass_.rows_of(table))
+
+    def _select_frames(self, plan: Plan) -> None:
+        """Select the frames that a plan selects. The kernels select the images; containers select elements of lists."""
+        indices = plan.frames
+        if indices is None:
+            return
+        (device_indices,) = to_device([indices], self.device)
+        for source in self._dense:
+            source.select_frames(device_indices, len(self.frame_indices))
+        self.frame_indices = [self.frame_indices[frame] for frame in indices.tolist()]
+
+    def run_eager(
+        self,
+        op: EagerOp,
+        draws: OpDraws,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        """Run all inputs through a module that is not fused, in Kornia or torchvision.
+
+        Args:
+            op: The module.
+            draws: Draws of the module.
+            dtype: dtype of the output images; ``None`` for the dtype that the module returns.
+            memory_format: Memory format of the output images.
+
+        Raises:
+            ArgumentError: If its library cannot move the pixels or boxes of an input equally, or cannot mix the labels.
+            OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
+        """
+        images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
+        listed_keys = [source.key for source in self.inputs if type(source) is Container and source.key in DATA_KEYS]
+        op.check_keys(self.all_keys, ["targets", *listed_keys])
+        # Kornia's containers return labels unchanged, or raise an error.
+        selected = [
+            source for source in self._dense if source.key == "input" or not (images_only or DATA_KEYS[source.key] is VALID)
+        ]
+        if not images_only:
+            for points in (target for target in self.targets if isinstance(target, Points)):
+                points.apply(self._matrix)
+            self._matrix = None
+        values, keys = [source.current for source in selected], [source.key for source in selected]
+        types = {position: source.types for position, source in enumerate(selected) if source.key == "input"}
+        results = op.run(values, keys, draws, self.device, types)
+        for source, value in zip(selected, results, strict=True):
+            if source.key == "input":
+                # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.
+                value = converted(value, dtype or value.dtype).contiguous(memory_format=memory_format)
+            source.current = value
+
+    def check_size(self, op: EagerOp, size: Size) -> None:
+        """Raise an error if ``op``, which has run, returned images of another size than ``size``.
+
+        The draws of the following modules assume this size.
+
+        Raises:
+            ArgumentError: If the images do not have ``size``.
+        """
+        shape = tuple(self._dense[self._first].value.shape)
+        if shape != (size.images, size.channels, size.height, size.width):
+            raise ArgumentError(
+                f"{op.name} must return images of {(size.images, size.channels, size.height, size.width)}, the size that was "
+                f"drawn, got {shape}. Put the module into a separate stage, and the modules after it into another."
+            )
+
+    def results(self, *, keepdim: bool, views: int = 1) -> Any:
+        """Return the outputs of the call: a list in the order of the inputs; the images alone if they were the only input.
+
+        Args:
+            keepdim: Whether a single image without a batch axis is returned without a batch axis.
+            views: Number of views, that is, random augmentations of each image. The outputs are those of one view.
+        """
+        self.keepdim, self.views = keepdim, views
+        height, width = map(int, self._dense[self._first].value.shape[2:])
+        self.out = height, width
+        """Height and width of the output images."""
+        if self.has_points:
+            matrix = self._matrix
+            if matrix is None:
+                matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
+            for points in (target for target in self.targets if isinstance(target, Points)):
+                points.transform(matrix, self._source, self.out, self.conversions)
+        values = [source.output() for source in self.inputs]
+        for index, labels in self._labels.items():
+            values.insert(index, labels)
+        return values[0] if len(values) == 1 else values
+
+
+_NAMES = frozenset({"input", "targets", "tv_tensors", *DATA_KEYS})
+"""Data keys that are names already."""
+
+
+def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
+    """Copy flat integer arrays to ``device``, in one asynchronous copy from pinned memory."""
+    lengths = [len(array) for array in arrays]
+    pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=pinned.numpy())
+    return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
+
+
+class Dense:
+    """Images, masks, boxes, keypoints or ``valid`` in one tensor.
+
+    Args:
+        key: Data key.
+        value: The tensor, or ragged images.
+        record: Record of the call, which has read the images.
+
+    Raises:
+        ArgumentTypeError: If the input does not have the type that its key requires.
+        ArgumentError: If its shape does not fit its key, or the images.
+        DeviceError: If it is not on the device of the images.
+    """
+
+    def __init__(self, key: str, value: Any, record: Record) -> None:
+        self.key, self._record, self._source = key, record, value
+        if value is not record.images:
+            check_input(key, value)
+        self.kind = DATA_KEYS.get(key)
+        box_format = KORNIA_FORMATS.get(key)
+        # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
+        axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
+        if key == "input" and value is not record.images:
+            check_same_size(record.size, Record((value,), (key,), clip_layout=record.clip_layout).size)
+        is_tensor = isinstance(value, Tensor)
+        self._has_frames = bool(record.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
+        value = self._frames_merged(value) if self._has_frames and is_tensor else value
+        self._axis: int | None = None
+        """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
+        if is_tensor and value.ndim == axes - 1:
+            # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
+            if self.kind is MASKS or key == "input":
+                self._axis = 0 if key == "input" or record.is_unbatched else 1
+            elif record.size.batch == 1:
+                self._axis = 0
+        self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
+        self.types = (
+            [type(value) if type(value) is not Tensor and type_name(value) else Tensor] * record.size.batch
+            if key == "input"
+            else []
+        )
+        """Class per image or clip that a module of torchvision would get."""
+        self.targets: Sequence[Points | Masks] = ()
+        """The targets in one form."""
+        if key != "input":
+            check_fit(key, self.value, value, record.size, record.device)
+        if self.kind is MASKS:
+            self.targets = [Masks(self.value)]
+        elif box_format is not None:
+            self.targets = [Points(self.value, box_format)]
+        self.place: tuple[Any, str] = (self.targets[0], "values") if self.targets else (self, "value")
+        """Object and name of its attribute that holds the values in their current state."""
+
+    def _frames_merged(self, value: Tensor) -> Tensor:
+        """Merge the frame axis with another axis.
+
+        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
+        """
+        layout = self._record.clip_layout
+        if self.key == "input":
+            plain = value.as_subclass(Tensor)
+            return layout.images(plain[None] if self._record.is_single_clip else plain)
+        if self.kind is MASKS:
+            return layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if layout.draws_per_frame else value.flatten(1, 2)
+
+    def _frames_restored(self, result: Tensor) -> Any:
+        """Invert ``_frames_merged``, for the frames of the output."""
+        source, frames = self._source, len(self._record.frame_indices)
+        if self.key == "input" or (self.kind is MASKS and source.ndim == 5):
+            return self._record.clip_layout.clips(result, frames)
+        if self.kind is MASKS:
+            return result.unflatten(0, (-1, frames))
+        return result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
+
+    def select_frames(self, indices: Tensor, frames: int) -> None:
+        """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
+
+        Args:
+            indices: Indices of the selected frames.
+            frames: Number of frames per clip.
+        """
+        if not self._has_frames or self.key == "input":
+            return
+        axis = 0 if self.kind is MASKS else 1
+        values = self.current
+        per_frame = values.unflatten(axis, (frames, -1) if axis else (-1, frames))
+        self.current = torch.index_select(per_frame, 1, indices).flatten(axis, axis + 1)
+
+    @property
+    def current(self) -> Any:
+        """The values in their current state, between the passes."""
+        return getattr(*self.place)
+
+    @current.setter
+    def current(self, value: Any) -> None:
+        setattr(*self.place, value)
+
+    def output(self) -> Any:
+        """Return the result in the form of the input."""
+        record, source, result = self._record, self._source, self.current
+        keepdim, views = record.keepdim, record.views
+        # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
+        keeps = keepdim or self.kind not in (None, MASKS)
+        if self._axis is not None and (views == 1 or self._axis) and keeps:
+            result = result.squeeze(self._axis)
+        if self._has_frames:
+            result = self._frames_restored(result)
+        if self.key == "input" and record.is_single_clip and views == 1 and keepdim:
+            result = result[0]
+        if self.kind is MASKS and record.conversions.masks is not None:
+            result = result.to(record.conversions.masks)
+        is_typed = self.kind in (None, MASKS) and isinstance(source, Tensor) and not record.conversions.is_pure
+        return with_class_of(result, source) if is_typed and type(source) is not Tensor else result
