@@ -63,7 +63,7 @@ BUDGETS = {
     "core": 1_526,
     "decode": 4_574,
     "feed": 2_371,
-    "fusion": 12_594,
+    "fusion": 12_602,
     "integrations": 49,
     "loader": 1_362,
     "profiler": 1_197,

@@ -7,7 +7,7 @@ as the boxes of all target dicts, become one slot.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +33,7 @@ from gpuaug.core.targets import (
     type_name_of,
     with_class_of,
 )
-from gpuaug.fusion.forms.kinds import Points, Slot
-
-if TYPE_CHECKING:
-    from gpuaug.fusion.forms.record import Dense, Record
+from gpuaug.fusion.forms.kinds import Call, Points, Slot
 
 _Path = tuple[Any, ...]
 """Place in a container: keys, field names and indices. The index of the image is left out."""
@@ -58,18 +55,18 @@ class Container:
         key: Data key: ``targets`` for one dict per image, in which tensors are recognized by their keys, and torchvision's
             tensors under any key; ``tv_tensors`` for containers of torchvision's tensors; ``mask`` for a list of masks.
         value: The container.
-        record: Record of the call.
+        call: The call.
 
     Raises:
         ArgumentError: If a sequence or a tensor does not hold one entry per image.
     """
 
-    def __init__(self, key: str, value: Any, record: "Record") -> None:
-        self.key, self._record = key, record
-        self._batch = record.size.batch
+    def __init__(self, key: str, value: Any, call: Call) -> None:
+        self.key, self._call = key, call
+        self._batch = call.size.batch
         self.slots: list[Slot] = []
         """Boxes, keypoints and instance masks."""
-        self.maps: list[Dense] = []
+        self.maps: list[Any] = []
         """Segmentation maps of all images, (B, …)."""
         if isinstance(value, PackedTargets) and not self._can_stay_packed(value):
             value = value.unpacked()
@@ -96,7 +93,7 @@ class Container:
 
     def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool) -> Slot:
         """Create a slot for targets that are not in a target dict."""
-        slot = Slot(kind, kind.name, path, column, self._record, per_frame=per_frame)
+        slot = Slot(kind, kind.name, path, column, self._call, per_frame=per_frame)
         self.slots.append(slot)
         return slot
 
@@ -114,7 +111,7 @@ class Container:
 
     def _target_dicts(self, value: Any) -> _Results:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
-        frames = self._record.frames
+        frames = self._call.frames
         is_nested = bool(frames) and isinstance(value, list | tuple) and bool(value)
         is_nested = is_nested and all(isinstance(clip, list | tuple) for clip in value)
         if is_nested and any(len(clip) != frames for clip in value):
@@ -124,8 +121,8 @@ class Container:
                 "Pass one dict per clip, or one dict per frame."
             )
         records = [record for clip in value for record in clip] if is_nested else value
-        per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == self._record.size.images)
-        _check_dicts(records, self._record.size.images if per_frame else self._batch)
+        per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == self._call.size.images)
+        _check_dicts(records, self._call.size.images if per_frame else self._batch)
         parts = self._of_records(records, range(len(records)), (), by_key=True, per_frame=per_frame)
         assert parts is not None
 
@@ -140,14 +137,14 @@ class Container:
 
     def _frames_of(self, elements: Sequence[Any], frames: int) -> list[list[Any]]:
         """Return the elements of the output frames of each clip."""
-        return [[elements[start + frame] for frame in self._record.frame_indices] for start in range(0, len(elements), frames)]
+        return [[elements[start + frame] for frame in self._call.frame_indices] for start in range(0, len(elements), frames)]
 
     def _can_stay_packed(self, packed: PackedTargets) -> bool:
         """Return whether packed target dicts can be transformed without unpacking them."""
         own = packed.columns()
         names = set().union(*packed.layout.records) & {*TARGET_KEYS, _VALID}
         is_list = self.key in ("targets", "tv_tensors")
-        if self._record.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
+        if self._call.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
             return False
         by_key = self.key == "targets"
         kinds = {name: kind_of(name, column.types, by_key=by_key) for name, column in own.items()}
@@ -173,7 +170,7 @@ class Container:
             kind = kind_of(name, column.types, by_key=by_key)
             if kind is not None:
                 key = name if name in kind.keys else kind.name
-                slots[name] = Slot(kind, key, (name,), column, self._record)
+                slots[name] = Slot(kind, key, (name,), column, self._call)
         self.slots += slots.values()
         boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
         _assign_valid(boxes, own.get(_VALID), by_key=by_key)
@@ -186,7 +183,7 @@ class Container:
                     valid = slot.target.valid
                     counts = changes[name][0].lengths
                     changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
-            if self._record.conversions.is_pure and by_key:
+            if self._call.conversions.is_pure and by_key:
                 others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
                 changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
             return packed.with_columns(changes)
@@ -202,9 +199,9 @@ class Container:
         """
         if isinstance(value, Tensor):
             return self._tensor_of_batch(value, path)
-        frames = self._record.frames
+        frames = self._call.frames
         if frames and self._is_per_frame(value):
-            parts = self._of_column(list(chain.from_iterable(value)), range(self._record.size.images), path, per_frame=True)
+            parts = self._of_column(list(chain.from_iterable(value)), range(self._call.size.images), path, per_frame=True)
             assert parts is not None
             return lambda: type(value)(map(type(value[0]), self._frames_of(parts(), frames)))
         if _is_sequence(value):
@@ -251,19 +248,20 @@ class Container:
         kind = TARGET_TYPES.get(type_name(tensor))
         if kind is None:
             return None
-        batch, frames = self._batch, self._record.frames
+        batch, frames = self._batch, self._call.frames
         # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
         if batch == 1 and tensor.ndim < 4:
             parts = self._of_column([tensor], range(1), path, per_frame=False)
             assert parts is not None
             return lambda: parts()[0]
         if kind is MASKS:
-            self.maps.append(self._record.map_input(tensor))
-            return self.maps[-1].output
+            self.maps.append(self._call.map_input(tensor))
+            output: _Results = self.maps[-1].output
+            return output
         if not batch:
             return None
         per_frame = kind is KEYPOINTS and bool(frames) and tensor.ndim == 4 and tensor.shape[1] == frames
-        expected = self._record.size.images // frames if per_frame else batch
+        expected = self._call.size.images // frames if per_frame else batch
         if not tensor.ndim or len(tensor) != expected:
             raise ArgumentError(
                 f"{kind.class_name} must hold one entry for each of the {batch} images, got {tuple(tensor.shape)}. "
@@ -278,7 +276,7 @@ class Container:
             parts = slot.parts()
             joined = (torch.cat if kind is BOXES else torch.stack)([part.as_subclass(Tensor) for part in parts])
             if per_frame:
-                joined = joined.unflatten(0, (-1, frames))[:, list(self._record.frame_indices)]
+                joined = joined.unflatten(0, (-1, frames))[:, list(self._call.frame_indices)]
             return with_class_of(joined, parts[0])
 
         return results
@@ -341,7 +339,7 @@ class Container:
             start = len(self.slots)
             if kind is not None:
                 key = name if by_key and name in kind.keys else kind.name
-                slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._record, per_frame=per_frame)
+                slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._call, per_frame=per_frame)
                 self.slots.append(slot)
                 results[name] = positions, slot.parts
             elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
@@ -365,7 +363,7 @@ class Container:
                 for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
                     if sample in slot.valid_samples:
                         changes[positions_of[sample]][_VALID] = part
-            if by_key and self._record.conversions.is_pure:
+            if by_key and self._call.conversions.is_pure:
                 for record, change in zip(records, changes, strict=True):
                     for name, value in {**record, **change}.items():
                         if type(value) not in HOLDS_NOTHING and type_name(value):
@@ -385,7 +383,7 @@ class Container:
         """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
         kinds = sorted(set(map(_kind, elements)) - {""})
         got = " and ".join(kinds)
-        if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._record.frames:
+        if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._call.frames:
             shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
             shape = shapes.pop()
             # Masks of all images, (B, H, W), or B masks of each image. Collate functions return lists for one mask per image.
@@ -402,7 +400,7 @@ class Container:
 
     def _is_per_frame(self, value: Any) -> bool:
         """Return whether a value is a list with, for each clip, one list of one element per frame, of one type or ``None``."""
-        frames, images = self._record.frames, self._record.size.images
+        frames, images = self._call.frames, self._call.size.images
         if type(value) not in (list, tuple) or len(value) * frames != images:
             return False
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):

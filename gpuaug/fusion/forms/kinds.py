@@ -9,7 +9,7 @@ of the ops. A mask *valid* says which boxes are inside the image and large enoug
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, 
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.data_keys import check_canvas, check_device, way_to_masks
-from gpuaug.fusion.ops.base import Array
+from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
+from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.program.plan import Canvases, Plan
-
-if TYPE_CHECKING:
-    from gpuaug.fusion.forms.record import Record
 
 TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
     "xyxy": BoxFormat("corners", edges=True),
@@ -218,6 +216,31 @@ def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | Non
     return name
 
 
+class Call(Protocol):
+    """Properties of a call on which the forms of its targets depend. ``Record`` has them."""
+
+    size: Size
+    """Size of the input images."""
+    device: torch.device
+    """Device of the images."""
+    frames: int
+    """Number of frames per input clip; 0 for images."""
+    frame_indices: Sequence[int]
+    """Index of the input frame per output frame."""
+    boxes: BoxFormatName
+    """Format of boxes in target dicts."""
+    conversions: TargetConversions
+    """Conversions of the output, and size of the smallest valid box."""
+    out: tuple[int, int]
+    """Height and width of the output images, after all passes."""
+
+    def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
+        """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
+
+    def map_input(self, mask: Tensor) -> Any:
+        """Create the input for a segmentation map of all images that is in a container."""
+
+
 class Slot:
     """Targets of one kind at one place of a container.
 
@@ -226,7 +249,7 @@ class Slot:
         key: Key of target dicts that the targets have, or would have, for messages.
         path: Place of the targets: keys, field names and indices, without the index of the image.
         column: The targets, with the index of the image or frame of each.
-        record: Record of the call.
+        call: The call.
         per_frame: Whether the samples of ``column`` are frames of clips.
     """
 
@@ -236,12 +259,12 @@ class Slot:
         key: str,
         path: tuple[Any, ...],
         column: TensorColumn,
-        record: "Record",
+        call: Call,
         *,
         per_frame: bool = False,
     ) -> None:
         self.kind, self.key, self.path, self.column, self.per_frame = kind, key, path, column, per_frame
-        self._record = record
+        self._call = call
         self.flags: TensorColumn | None = None
         """Column of the masks of the input boxes that are valid; ``None`` without."""
         self.valid_samples: Collection[int] = ()
@@ -281,7 +304,7 @@ class Slot:
         if len(column.dtypes) > 1 and self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
         is_plain = column.types <= {Tensor}
-        return parts if is_plain else column.typed(parts, changes, is_pure=self._record.conversions.is_pure)
+        return parts if is_plain else column.typed(parts, changes, is_pure=self._call.conversions.is_pure)
 
     def packed(self) -> tuple[PackedColumn, Tensor]:
         """Return (description, concatenation) of the results. The inputs must be packed."""
@@ -291,7 +314,7 @@ class Slot:
             column = column._replace(lengths=self._counts, shapes=None)
         else:
             values = values.view(self.column.joined.shape)
-        if column.tensor_type is Tensor or self._record.conversions.is_pure:
+        if column.tensor_type is Tensor or self._call.conversions.is_pure:
             return column.plain(), values
         changes = self._changes()
         attributes = [
@@ -303,26 +326,26 @@ class Slot:
         """Return the rows of all results."""
         if self.kind is not MASKS:
             return self.target.values
-        values, dtype = self.target.values[:, 0], self._record.conversions.masks
+        values, dtype = self.target.values[:, 0], self._call.conversions.masks
         return values if dtype is None else values.to(dtype)
 
     def _changes(self) -> dict[str, Any]:
         """Return the new values of attributes of torchvision's tensors. Other tensors do not have these attributes."""
-        changes: dict[str, Any] = {"canvas_size": self._record.out}
-        name = self._record.conversions.boxes
+        changes: dict[str, Any] = {"canvas_size": self._call.out}
+        name = self._call.conversions.boxes
         box_format = next((attributes.get("format") for attributes in self.column.attributes), None) if name else None
         if name and box_format is not None:
             changes["format"] = type(box_format)[name.upper()]
         return changes
 
     def _owners(self) -> Any:
-        frames = self._record.size.frames if self.per_frame else 0
+        frames = self._call.size.frames if self.per_frame else 0
         owners = owners_of(self.column.samples, self._counts)
         return owners // frames if frames else owners
 
     def _check_tensors(self, column: TensorColumn, key: str) -> None:
         """Raise an error if a value is not a tensor on the device of the images."""
-        device = self._record.device
+        device = self._call.device
         if column.are_on(device):
             return
         for sample, value in zip(column.samples, column.tensors, strict=True):
@@ -337,7 +360,7 @@ class Slot:
         torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
         the format of ``fuse(…, boxes=…)``.
         """
-        column, default = self.column, "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._record.boxes
+        column, default = self.column, "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._call.boxes
         name, first = "", -1  # format, and index of the first sample with boxes
         for sample, shape, own in zip(column.samples, shapes, attributes, strict=True):
             own_name = _torchvision_format(own, sample) or default
@@ -370,11 +393,11 @@ class Slot:
 
     def _check_canvases(self, attributes: Sequence[Mapping[str, Any]]) -> None:
         """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image."""
-        size = self._record.size
+        size = self._call.size
         canvases = [own.get("canvas_size") for own in attributes]
         if isinstance(size.height, int) and set(canvases) <= {None, (size.height, size.width)}:
             return
-        sides = self._record.sides(per_frame=self.per_frame)
+        sides = self._call.sides(per_frame=self.per_frame)
         for sample, canvas in zip(self.column.samples, canvases, strict=True):
             check_canvas(f"{self.key} of sample {sample}", canvas, sides[sample])
 
@@ -385,7 +408,7 @@ class Slot:
         flags = dict(zip(self.flags.samples, self.flags.tensors, strict=True))
         if flags.keys().isdisjoint(self.column.samples):
             return None
-        device, parts = self._record.device, []
+        device, parts = self._call.device, []
         for sample, count in zip(self.column.samples, self._counts, strict=True):
             value = flags[sample] if sample in flags else torch.ones(count, dtype=torch.bool, device=device)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
@@ -400,7 +423,7 @@ class Slot:
 
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
-        column, sides = self.column, self._record.sides(per_frame=self.per_frame)
+        column, sides = self.column, self._call.sides(per_frame=self.per_frame)
         shapes = column.shapes
         for sample, shape in zip(column.samples, shapes, strict=True):
             if len(shape) not in (2, 3):
@@ -418,8 +441,8 @@ class Slot:
             column = TensorColumn(column.samples, self._of_one_dtype())
         self._counts = [shape[0] if len(shape) == 3 else 1 for shape in shapes]
         owners = self._owners()
-        if self._record.size.ragged:
-            return Masks(column.elements, owners, spans_of(column.samples, self._counts, sides, self._record.size.batch))
+        if self._call.size.ragged:
+            return Masks(column.elements, owners, spans_of(column.samples, self._counts, sides, self._call.size.batch))
         if all(len(shape) == 3 for shape in shapes) and (column.packed is None or column.packed.shapes is None):
             return Masks(column.joined[:, None], owners)
         height, width = sides[0]
