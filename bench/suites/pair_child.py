@@ -33,6 +33,8 @@ def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
         "cls": (lambda: pipelines.classification_kornia(side, cropping="slice"), bfloat16),
         "ssl": (lambda: pipelines.contrastive_kornia(side, cropping="slice"), bfloat16),
         "randaugment": (lambda: pipelines.randaugment_kornia(cropping="slice"), bfloat16),
+        "torchvision's cls": (lambda: pipelines.classification_torchvision(side), bfloat16),
+        "torchvision's randaugment": (pipelines.randaugment_torchvision, bfloat16),
     }[case]
     call = gpuaug.fuse(pipeline(), **output_format)
     images = torch.randint(256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=options.device)
@@ -154,6 +156,8 @@ ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str,
     "augment, cls": (augment, "cls", False),
     "augment, ssl": (augment, "ssl", False),
     "augment, randaugment": (augment, "randaugment", False),
+    "augment, torchvision's cls": (augment, "torchvision's cls", False),
+    "augment, torchvision's randaugment": (augment, "torchvision's randaugment", False),
     "ragged": (ragged, "", False),
     "ragged, antialiased": (ragged, "antialiased", False),
     "detection": (detection, "", False),
