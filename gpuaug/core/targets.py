@@ -423,7 +423,8 @@ class PackedTargets:
         """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
-        columns, own = {}, self.columns()
+        columns = {}
+        own = self.columns()
         for name in own.keys() & self.pending.names:
             counts = self.pending.counts(own[name].packed.lengths)
             columns[name] = own[name].packed._replace(lengths=counts), own[name].joined[: sum(counts)]

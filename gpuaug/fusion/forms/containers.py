@@ -222,7 +222,8 @@ class Container:
                 slot = self.slots[-1]
                 members[_VALID] = lambda slot=slot: torch.cat(tuple(slot.valid_parts))  # type: ignore[misc]
                 if _VALID in value:
-                    valid, samples = value[_VALID], slot.column.samples
+                    valid = value[_VALID]
+                    samples = slot.column.samples
                     is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
                     slot.flags = TensorColumn(samples, valid.split(1) if is_one_each else [valid] * len(samples))
         return (lambda: batches.replace(value, {name: results() for name, results in members.items()})) if members else None

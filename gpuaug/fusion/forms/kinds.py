@@ -64,7 +64,8 @@ class Points:
         self.device_arrays: Sequence[Tensor] = ()
         self.valid_after_crop: Tensor | None = None
         """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
-        self._dtype, self._output_format = values.dtype if values.dtype.is_floating_point else torch.float32, box_format
+        self._dtype = values.dtype if values.dtype.is_floating_point else torch.float32
+        self._output_format = box_format
         self.clip = clip
         """Whether boxes are clipped to the output image, and ``valid`` is computed."""
 
@@ -290,7 +291,10 @@ class Slot:
 
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
-        column, target, values, changes = self.column, self.target, self._result(), self._changes()
+        column = self.column
+        target = self.target
+        values = self._result()
+        changes = self._changes()
         counts, shapes = self._counts, column.shapes
         is_uniform = self.kind is not MASKS and column.row_shape is not None
         lengths = [shape[0] for shape in shapes] if is_uniform else counts
@@ -308,7 +312,8 @@ class Slot:
 
     def packed(self) -> tuple[PackedColumn, Tensor]:
         """Return (description, concatenation) of the results. The inputs must be packed."""
-        column, values = self.column.packed, self._result()
+        column = self.column.packed
+        values = self._result()
         assert column is not None
         if self.kind is MASKS:
             column = column._replace(lengths=self._counts, shapes=None)
@@ -326,7 +331,8 @@ class Slot:
         """Return the rows of all results."""
         if self.kind is not MASKS:
             return self.target.values
-        values, dtype = self.target.values[:, 0], self._call.conversions.masks
+        values = self.target.values[:, 0]
+        dtype = self._call.conversions.masks
         return values if dtype is None else values.to(dtype)
 
     def _changes(self) -> dict[str, Any]:
@@ -360,8 +366,11 @@ class Slot:
         torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
         the format of ``fuse(…, boxes=…)``.
         """
-        column, default = self.column, "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._call.boxes
-        name, first = "", -1  # format, and index of the first sample with boxes
+        column = self.column
+        default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._call.boxes
+        # format, and index of the first sample with boxes
+        name = ""
+        first = -1
         for sample, shape, own in zip(column.samples, shapes, attributes, strict=True):
             own_name = _torchvision_format(own, sample) or default
             if len(shape) != 2 or shape[1] != 4:
@@ -408,7 +417,8 @@ class Slot:
         flags = dict(zip(self.flags.samples, self.flags.tensors, strict=True))
         if flags.keys().isdisjoint(self.column.samples):
             return None
-        device, parts = self._call.device, []
+        device = self._call.device
+        parts = []
         for sample, count in zip(self.column.samples, self._counts, strict=True):
             value = flags[sample] if sample in flags else torch.ones(count, dtype=torch.bool, device=device)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
@@ -423,7 +433,8 @@ class Slot:
 
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
-        column, sides = self.column, self._call.sides(per_frame=self.per_frame)
+        column = self.column
+        sides = self._call.sides(per_frame=self.per_frame)
         shapes = column.shapes
         for sample, shape in zip(column.samples, shapes, strict=True):
             if len(shape) not in (2, 3):

@@ -69,7 +69,8 @@ class Record:
         conversions: TargetConversions = NO_CONVERSIONS,
         clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
     ) -> None:
-        self.keys = list(keys) if type(keys) in (list, tuple) and all(map(_NAMES.__contains__, keys)) else names_of(keys)
+        is_named = type(keys) in (list, tuple) and all(type(key) is str and key in _NAMES for key in keys)
+        self.keys = list(keys) if is_named else names_of(keys)
         """Data key of each input."""
         self.boxes, self.conversions, self.clip_layout = boxes, conversions, clip_layout
         if len(inputs) != len(self.keys):
@@ -97,7 +98,7 @@ class Record:
             if DATA_KEYS.get(key) is LABELS:
                 check_not_segmentation_map(value, self.size)
                 self._labels[index] = value
-            elif key == "input" or (key in DATA_KEYS and not isinstance(value, list | tuple)):
+            elif key == "input" or (key in DATA_KEYS and not (key in MASKS.layouts and isinstance(value, list | tuple))):
                 self.inputs.append(Dense(key, value, self))
             else:
                 self.inputs.append(Container(key, value, self))
@@ -147,7 +148,8 @@ class Record:
         """Index of the input frame per output frame."""
         shape = images.shape if is_tensor else ()
         self.size: Size = size_of(images) if not is_tensor else layout.size(shape) if self.frames else Size(*shape)
-        self.dtype, self.device = images.dtype if is_tensor else dtype_of(images), images.device
+        self.dtype = images.dtype if is_tensor else dtype_of(images)
+        self.device = images.device
         self.layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._source = (self.size.height, self.size.width) if self.layouts is None else self.layouts
@@ -178,14 +180,16 @@ class Record:
                 f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {self.all_keys}. "
                 "Name 'valid' once, for one tensor of boxes."
             )
-        valid, target = masks[0].value, boxes[0]
+        valid = masks[0].value
+        target = boxes[0]
         if valid.dtype != torch.bool or valid.shape != target.values.shape[:2]:
             raise ArgumentError(
                 f"valid must be one bool for each box, torch.bool {tuple(target.values.shape[:2])}, got {valid.dtype} "
                 f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
             )
         assert isinstance(target, Points)
-        target.valid, target.clip = valid, True
+        target.valid = valid
+        target.clip = True
         masks[0].place = target, "valid"
 
     @property
@@ -356,8 +360,8 @@ class Record:
             views: Number of views, that is, random augmentations of each image. The outputs are those of one view.
         """
         self.keepdim, self.views = keepdim, views
-        height, width = map(int, self._dense[self._first].value.shape[2:])
-        self.out = height, width
+        height, width = self._dense[self._first].value.shape[-2:]
+        self.out = int(height), int(width)
         """Height and width of the output images."""
         if self.has_points:
             matrix = self._matrix
@@ -399,7 +403,7 @@ class Dense:
 
     def __init__(self, key: str, value: Any, record: Record) -> None:
         self.key, self._record, self._source = key, record, value
-        if value is not record.images:
+        if key != "input" or value is not record.images:
             check_input(key, value)
         self.kind = DATA_KEYS.get(key)
         box_format = KORNIA_FORMATS.get(key)
@@ -419,11 +423,7 @@ class Dense:
             elif record.size.batch == 1:
                 self._axis = 0
         self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
-        self.types = (
-            [type(value) if type(value) is not Tensor and type_name(value) else Tensor] * record.size.batch
-            if key == "input"
-            else []
-        )
+        self.types = [type(self._source) if type_name(self._source) else Tensor] * record.size.batch if key == "input" else []
         """Class per image or clip that a module of torchvision would get."""
         self.targets: Sequence[Points | Masks] = ()
         """The targets in one form."""
@@ -451,7 +451,8 @@ class Dense:
 
     def _frames_restored(self, result: Tensor) -> Any:
         """Invert ``_frames_merged``, for the frames of the output."""
-        source, frames = self._source, len(self._record.frame_indices)
+        source = self._source
+        frames = len(self._record.frame_indices)
         if self.key == "input" or (self.kind is MASKS and source.ndim == 5):
             return self._record.clip_layout.clips(result, frames)
         if self.kind is MASKS:

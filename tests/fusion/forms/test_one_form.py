@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.comparison.values import assert_values
 from support.messages.finder import nodes, sources
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -117,8 +118,8 @@ def test_all_forms_of_the_same_targets_give_the_same_values(name, batch, seed, i
     expected = results["target dicts"]
     for form, values in results.items():
         for one, other in zip(values, expected, strict=True):
-            assert torch.equal(one, other), form
-    assert torch.equal(torch.stack(mask_list), expected[1])
+            assert_values(one, other, about=form)
+    assert_values(torch.stack(mask_list), expected[1])
     out = torch.tensor([expected[1].shape[3], expected[1].shape[2]] * 2)
     torch.testing.assert_close((padded + 0.5).clamp(min=0).minimum(out), expected[0], atol=1e-4, rtol=0)
     torch.testing.assert_close(padded_points + 0.5, expected[2].flatten(1, 2), atol=1e-4, rtol=0)
