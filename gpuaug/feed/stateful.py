@@ -150,18 +150,18 @@ class StatefulSource(IndexedSource):
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
             iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
             self.draws_ahead.items_before_first += start.batches
-            return drop_first(iterator, start.batches), _with_extra(state_reader(loader, iterator), read_order)
+            return drop_first(iterator, start.batches), _with_extra(_reader(loader, iterator), read_order)
         iterator = begin_iterator(loader)
         if extra_state is not None:
             set_states(self.generators, extra_state["generators"])
         extra_at_start = self.state()
-        read = state_reader(loader, iterator)
+        read = _reader(loader, iterator)
 
-        def read_start(ended: bool) -> Any:
+        def read_start(ended: bool | None) -> Any:
             extra_at_start["batches"] = max(dropped, iterator._num_yielded)
             return read(True) if ended else state_at_start
 
-        def read_extra(ended: bool) -> Any:
+        def read_extra(ended: bool | None) -> Any:
             return self.state() if ended else dict(extra_at_start)
 
         # A loaded state with the key "batches" is from an epoch that is read again.
@@ -174,12 +174,18 @@ class StatefulSource(IndexedSource):
         return drop_first(iterator, start.batches), _with_extra(read, read_extra)
 
 
+def _reader(loader: Any, iterator: Any) -> StateReader:
+    """Return the ``StateReader`` of a ``StatefulDataLoader``, which also reads the state before the first batch."""
+    read = state_reader(loader, iterator)
+    return lambda ended: read(bool(ended))
+
+
 def _with_extra(read: StateReader, read_extra: StateReader) -> StateReader:
     """Return a function that reads torchdata's state, with the additional state in it."""
 
-    def read_both(ended: bool) -> Any:
+    def read_both(ended: bool | None) -> Any:
         state = read(ended)
-        return state if isinstance(state, Exception) else {**state, _EXTRA_KEY: read_extra(ended)}
+        return {**state, _EXTRA_KEY: read_extra(ended)} if isinstance(state, Mapping) else state
 
     return read_both
 
@@ -190,10 +196,6 @@ class GraphSource(Source):
     On resumption, torchdata reads the number of indices again that the samplers had yielded. Before this, the generators of
     samplers are restored. Torch's global generator, from which a sampler without a generator draws, is not restored.
     """
-
-    def state_before_first(self, loader: Any) -> Any:
-        """Return ``None``: reading the state would begin an iteration."""
-        return None
 
     def begin(self, loader: Any, start: Start) -> IteratorAndReader:
         """Begin an epoch at the state that was loaded into the loader."""
