@@ -11,13 +11,14 @@ An *additional state* (``extra_state``) is saved with torchdata's state, which i
 """
 
 import copy
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.feed.draws_ahead import DrawsAhead, set_states, states_of
 from gpuaug.feed.resumable import IndexedSource, Source, generators_of, is_by_index, is_index_state
 from gpuaug.feed.wrapped_loader import (
@@ -53,6 +54,8 @@ class StatefulSource(IndexedSource):
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in type(loader.dataset).__mro__)
         self._dataset_has_state = has_state_methods(loader.dataset)
+        if self._dataset_has_state:
+            _check_state_method(loader.dataset)
         self._records_order = (
             not self._is_stream and not has_state_methods(loader.batch_sampler) and not has_state_methods(loader.sampler)
         )
@@ -229,6 +232,31 @@ def keeps_state(loader: Any) -> bool:
     return cls is not None and isinstance(loader, cls) and uses_iteration_of(loader, cls)
 
 
+def _check_state_method(dataset: Any) -> None:
+    """Check that torchdata can call ``dataset.state_dict()``.
+
+    Raises:
+        ArgumentTypeError: If ``state_dict`` has required arguments, which only a loader of the dataset's package passes.
+    """
+    try:
+        inspect.signature(dataset.state_dict).bind()
+    except TypeError as error:
+        packages = dict.fromkeys(cls.__module__.partition(".")[0] for cls in type(dataset).__mro__)
+        names = (
+            f"{package}.{name}"
+            for package in packages
+            for name, value in vars(sys.modules.get(package, object)).items()
+            if isinstance(value, type) and issubclass(value, DataLoader) and value.__module__.partition(".")[0] == package
+        )
+        own_loader = next(names, "its package's own loader")
+        raise ArgumentTypeError(
+            f"The dataset of a StatefulDataLoader must have a state_dict() without required arguments, got "
+            f"{type(dataset).__name__}: {error}. Use {own_loader} instead."
+        ) from None
+    except ValueError:  # a function in C, without a signature
+        return
+
+
 def _nodes(root: Any) -> list[Any]:
     """Return the nodes of a graph, the root first."""
     node_type = sys.modules["torchdata.nodes"].BaseNode
@@ -246,7 +274,13 @@ def _stream_states(state: Any) -> list[Any]:
 
 
 def _has_no_stream_state(state: Any) -> bool:
-    """Return whether a torchdata state holds no state of the stream."""
+    """Return whether a torchdata state holds no state of the stream.
+
+    Raises:
+        Exception: ``state`` if it is the error that reading the state raised.
+    """
+    if isinstance(state, Exception):
+        raise state
     return all(
         part["dataset_state"] is None and part["fetcher_state"]["dataset_iter_state"] is None for part in _stream_states(state)
     )
