@@ -339,12 +339,15 @@ def test_file_that_pil_has_opened(form, in_memory, tmp_path):
     def sought(image):
         image.seek(1)
 
-    changes = {"that is decoded": lambda image: image.load(), "that is closed": lambda image: image.close()}
-    changes |= {"on another page|that is decoded": sought} if pages else {}
-    changes |= {"after draft": lambda image: image.draft("L", (10, 10))} if form in ("JPEG", "MPO") else {}
-    for text, change in changes.items():
+    read = "that is decoded or closed"
+    changes = [(read, lambda image: image.load()), (read, lambda image: image.close())]
+    changes += [(f"on another page|{read}", sought)] if pages else []
+    changes += [("after draft", lambda image: image.draft("L", (10, 10)))] if form in ("JPEG", "MPO") else []
+    for text, change in changes:
         change(image := opened())
-        way_out = r"Return PIL\.Image\.open\(path\) unchanged from the dataset, or for decoded images use gpuaug\.collate_ragged\."
+        way_out = (
+            r"Return PIL\.Image\.open\(path\) unchanged from the dataset, or for decoded images use gpuaug\.collate_ragged\."
+        )
         with pytest.raises(ArgumentTypeError, match=rf"ImageFile ({text}).* in sample 0 at \[0\]\. {way_out}$"):
             collate_encoded([(image, 3)])
 

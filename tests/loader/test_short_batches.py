@@ -27,7 +27,7 @@ def test_short_batches_are_counted_unless_they_end_an_epoch(sizes, expected, hol
 
 def test_packed_images_are_counted():
     loader = StreamedLoader(
-        [gpuaug.collate_ragged([torch.zeros(3, 2, 2)] * size) for size in (4, 3, 4)],
+        [gpuaug.collate_ragged([torch.zeros(3, 2, 2, dtype=torch.uint8)] * size) for size in (4, 3, 4)],
         [gpuaug.TransformStage(lambda images: images)],
         device="cpu",
     )
