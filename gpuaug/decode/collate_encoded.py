@@ -31,7 +31,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
     An image is one of: a path, as ``read_encoded(path)`` or of ``pathlib``, or as a str if it is the whole sample; the bytes of
     a file, as bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); Hugging Face's ``{"bytes": …, "path": …}``; a
-    result of ``PIL.Image.open`` that is open, on its first page, without ``draft()`` and not decoded. A clip is ``read_clip(path, …)``. Only the packets of the video from which frames of the clip are decoded enter the batch.
+    result of ``PIL.Image.open`` that is open, on its first page, without ``draft()`` and not decoded. A
+    clip is ``read_clip(path, …)``. Only the packets of the video from which frames of the clip are decoded enter the batch.
     Samples have the structures that ``collate_ragged`` accepts. Other members are collated as by ``collate_ragged``.
 
     Args:

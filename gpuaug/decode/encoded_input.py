@@ -252,7 +252,7 @@ def _is_pil_file(value: Any) -> bool:
 
 
 def _change_of(image: Any) -> str:
-    """Return how an image differs from a result of ``PIL.Image.open`` that still has its file; an empty string if not at all."""
+    """Return how an image differs from a result of ``PIL.Image.open`` that has its file; an empty string if not at all."""
     attributes = vars(image)
     has_pixels = attributes.get("_im", attributes.get("im")) is not None  # ``_im`` since Pillow 11, ``im`` before
     if has_pixels or image.fp is None or getattr(image.fp, "closed", False):

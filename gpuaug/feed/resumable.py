@@ -118,7 +118,7 @@ class Source:
         return {}
 
     def state_before_first(self, loader: Any) -> Any:
-        """Return the state before the first batch of the first epoch; ``None`` if only the loader's ``state_dict`` would tell."""
+        """Return the state before the first batch of the first epoch; ``None`` if only its ``state_dict`` would tell."""
         return None
 
     def is_before_first(self, state: Any) -> bool:

@@ -226,7 +226,8 @@ def uses_iteration_of(loader: Any, base: Any) -> bool:
 StateReader = Callable[[bool | None], Any]
 """Function that returns the loader's state, called on the thread that iterates.
 
-The argument is ``None`` before the first batch, then whether the iterator has ended. Returns ``None`` for a loader without a state. If reading the state raised an
+The argument is ``None`` before the first batch, then whether the iterator has ended.
+Returns ``None`` for a loader without a state. If reading the state raised an
 exception, the exception is returned, for ``StreamedLoader.state_dict`` to raise.
 """
 
