@@ -181,7 +181,8 @@ class Progress:
         After an epoch that was left earlier, the position stays at its last batch until a batch is handed over.
         """
         self._epoch = self._next_epoch
-        last, continues_last = self._saved, self._next.start.state is not None
+        last = self._saved
+        continues_last = self._next.start.state is not None
         start = SavedState(self._epoch, self._next.batch, False, self._next.chosen, source)
         self._next = _Next()
         if self._prepared is not None:
