@@ -390,7 +390,7 @@ class PipelinedIterator:
                     stacklevel=2,
                 )
         # The member with the most axes has the images. Packed or encoded images have no axes.
-        leaves = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Ragged | Encoded) or getattr(leaf, "ndim", 0)]
+        leaves = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Ragged | Encoded) or getattr(leaf, "ndim", False)]
         size = len(max(leaves, key=lambda leaf: getattr(leaf, "ndim", math.inf))) if leaves else shared.largest_batch
         self._last_is_short = size < shared.largest_batch
         shared.largest_batch = max(size, shared.largest_batch)
