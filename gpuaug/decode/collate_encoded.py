@@ -30,7 +30,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
     """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
     An image is one of: a path, as ``read_encoded(path)`` or of ``pathlib``, or as a str if it is the whole sample; the bytes of
-    a file, as bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); Hugging Face's ``{"bytes": …, "path": …}``. A
+    a file, as bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); Hugging Face's ``{"bytes": …, "path": …}``; a
+    result of ``PIL.Image.open`` that is open, on its first page, without ``draft()`` and not decoded. A
     clip is ``read_clip(path, …)``. Only the packets of the video from which frames of the clip are decoded enter the batch.
     Samples have the structures that ``collate_ragged`` accepts. Other members are collated as by ``collate_ragged``.
 

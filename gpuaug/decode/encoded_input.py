@@ -195,6 +195,12 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
         if content is None and name:
             return name, None
         return name, bytes_view(b"" if content is None else content)
+    if _is_pil_file(value) and not _change_of(value):
+        position_in_file = value.fp.tell()
+        value.fp.seek(0)
+        content = value.fp.read(MAX_FILE_BYTES + 1)
+        value.fp.seek(position_in_file)  # where PIL would go on reading
+        return os.fsdecode(getattr(value, "filename", "")), bytes_view(content)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
         return os.fsdecode(value), None
     refuse(value, position)
@@ -214,19 +220,22 @@ def refuse(value: Any, position: str) -> NoReturn:
         advice = video_advice if begins_like_video(data) else "Return the bytes of an image file."
     elif isinstance(value, str):
         advice = "Return gpuaug.read_encoded(path) from the dataset."
+    elif _is_pil_file(value):
+        type_name = f"{type_name} {_change_of(value)}"
+        advice = "Return PIL.Image.open(path) unchanged from the dataset, or for decoded images use gpuaug.collate_ragged."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):
         advice = "For decoded images use gpuaug.collate_ragged."
     else:
         advice = "An ImageFolder returns such images with loader=gpuaug.read_encoded."
     raise ArgumentTypeError(
-        "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and "
-        f"'path', got {type_name} in {position}. {advice}"
+        "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, PIL.Image.open(path), the bytes of a file or "
+        f"a dict of 'bytes' and 'path', got {type_name} in {position}. {advice}"
     )
 
 
 def _is_encoded(value: Any) -> bool:
-    """Return whether ``value`` is a path, bytes, or an undecoded image of Hugging Face's ``datasets``."""
-    return isinstance(value, os.PathLike) or is_bytes(value) or _is_hugging_face_image(value)
+    """Return whether ``value`` is a path, bytes, a file opened by PIL, or an undecoded image of Hugging Face's ``datasets``."""
+    return isinstance(value, os.PathLike) or _is_pil_file(value) or is_bytes(value) or _is_hugging_face_image(value)
 
 
 def _is_hugging_face_image(value: Any) -> bool:
@@ -234,6 +243,23 @@ def _is_hugging_face_image(value: Any) -> bool:
     if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
         return False
     return (value["bytes"] is None or is_bytes(value["bytes"])) and isinstance(value["path"], str | None)
+
+
+def _is_pil_file(value: Any) -> bool:
+    """Return whether PIL has opened ``value`` from a file."""
+    module: Any = sys.modules.get("PIL.ImageFile")
+    return module is not None and isinstance(value, module.ImageFile)
+
+
+def _change_of(image: Any) -> str:
+    """Return how an image differs from a result of ``PIL.Image.open`` that has its file; an empty string if not at all."""
+    attributes = vars(image)
+    has_pixels = attributes.get("_im", attributes.get("im")) is not None  # ``_im`` since Pillow 11, ``im`` before
+    if has_pixels or image.fp is None or getattr(image.fp, "closed", False):
+        return "that is decoded or closed"
+    if image.tell():
+        return "on another page"
+    return "after draft()" if image.decoderconfig else ""
 
 
 def begins_like_video(data: memoryview) -> bool:

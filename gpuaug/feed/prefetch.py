@@ -84,8 +84,8 @@ class FeedIterator:
         self._pull = _make_pull(iterator, read_state, current_stream, receive or _without_slot)
         self._end_message: str | None = None
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
-        self.state_at_start: Any = read_state(False)
-        """State of the wrapped loader before the first batch, if the loader has a state."""
+        self.state_at_start: Any = read_state(None)
+        """State of the wrapped loader before the first batch; ``None`` if only its own ``state_dict`` would tell."""
         self.draws_ahead = DrawsAhead()
         """Draws of the wrapped loader's sampler, if it is read by its indices; else of no generator."""
 

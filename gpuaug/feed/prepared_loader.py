@@ -137,10 +137,10 @@ class _ReadAheadIterator(OuterIterator):
         self._error: BaseException | None = None
         """Error of reading ahead, to be raised by the next call of ``next``."""
         self._has_begun = self._has_ended = False
-        state = read_inner_state(False)
+        state = read_inner_state(None)
         self._last_state = ReadState(state, False, state)
 
-    def read_state(self, ended: bool) -> ReadState:
+    def read_state(self, ended: bool | None) -> ReadState:
         """Return the state after the batch that ``next`` returned last, or at the end."""
         if not ended:
             return self._last_state

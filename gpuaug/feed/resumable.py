@@ -118,8 +118,8 @@ class Source:
         return {}
 
     def state_before_first(self, loader: Any) -> Any:
-        """Return the state before the first batch of the first epoch; ``None`` if reading it would begin an iteration."""
-        return loader.state_dict() if self.stores_position else None
+        """Return the state before the first batch of the first epoch; ``None`` if only its ``state_dict`` would tell."""
+        return None
 
     def is_before_first(self, state: Any) -> bool:
         """Return whether ``state`` is from before the first batch, and is loaded by ``restart``."""

@@ -11,13 +11,14 @@ An *additional state* (``extra_state``) is saved with torchdata's state, which i
 """
 
 import copy
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.feed.draws_ahead import DrawsAhead, set_states, states_of
 from gpuaug.feed.resumable import IndexedSource, Source, generators_of, is_by_index, is_index_state
 from gpuaug.feed.wrapped_loader import (
@@ -54,6 +55,8 @@ class StatefulSource(IndexedSource):
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in type(loader.dataset).__mro__)
         self._dataset_has_state = has_state_methods(loader.dataset)
+        if self._dataset_has_state:
+            _check_state_method(loader.dataset)
         self._records_order = (
             not self._is_stream and not has_state_methods(loader.batch_sampler) and not has_state_methods(loader.sampler)
         )
@@ -156,22 +159,22 @@ class StatefulSource(IndexedSource):
             worker_seed = 0 if state is not None else worker_seed  # with workers, torchdata loads their seed
             iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
             self.draws_ahead.items_before_first += start.batches
-            return drop_first(iterator, start.batches), _with_extra(state_reader(loader, iterator), read_order)
+            return drop_first(iterator, start.batches), _with_extra(_reader(loader, iterator), read_order)
         iterator = begin_iterator(loader)
         if extra_state is not None:
             set_states(self.generators, extra_state["generators"])
         extra_at_start = self.state()
-        read = state_reader(loader, iterator)
+        read = _reader(loader, iterator)
 
-        def read_start(ended: bool) -> Any:
+        def read_start(ended: bool | None) -> Any:
             extra_at_start["batches"] = max(dropped, iterator._num_yielded)
             return read(True) if ended else state_at_start
 
-        def read_begun(ended: bool) -> Any:
+        def read_begun(ended: bool | None) -> Any:
             # Before the first batch, a stream of Hugging Face returns the state of an earlier epoch.
             return read(ended) if iterator._num_yielded or ended else _without_streams(read(ended))
 
-        def read_extra(ended: bool) -> Any:
+        def read_extra(ended: bool | None) -> Any:
             return self.state() if ended else dict(extra_at_start)
 
         # A loaded state with the key "batches" is from an epoch that is read again.
@@ -186,12 +189,18 @@ class StatefulSource(IndexedSource):
         return drop_first(iterator, start.batches), _with_extra(read_begun if is_begun else read, read_extra)
 
 
+def _reader(loader: Any, iterator: Any) -> StateReader:
+    """Return the ``StateReader`` of a ``StatefulDataLoader``, which also reads the state before the first batch."""
+    read = state_reader(loader, iterator)
+    return lambda ended: read(bool(ended))
+
+
 def _with_extra(read: StateReader, read_extra: StateReader) -> StateReader:
     """Return a function that reads torchdata's state, with the additional state in it."""
 
-    def read_both(ended: bool) -> Any:
+    def read_both(ended: bool | None) -> Any:
         state = read(ended)
-        return state if isinstance(state, Exception) else {**state, _EXTRA_KEY: read_extra(ended)}
+        return {**state, _EXTRA_KEY: read_extra(ended)} if isinstance(state, Mapping) else state
 
     return read_both
 
@@ -202,10 +211,6 @@ class GraphSource(Source):
     On resumption, torchdata reads the number of indices again that the samplers had yielded. Before this, the generators of
     samplers are restored. Torch's global generator, from which a sampler without a generator draws, is not restored.
     """
-
-    def state_before_first(self, loader: Any) -> Any:
-        """Return ``None``: reading the state would begin an iteration."""
-        return None
 
     def begin(self, loader: Any, start: Start) -> IteratorAndReader:
         """Begin an epoch at the state that was loaded into the loader."""
@@ -239,6 +244,31 @@ def keeps_state(loader: Any) -> bool:
     return cls is not None and isinstance(loader, cls) and uses_iteration_of(loader, cls)
 
 
+def _check_state_method(dataset: Any) -> None:
+    """Check that torchdata can call ``dataset.state_dict()``.
+
+    Raises:
+        ArgumentTypeError: If ``state_dict`` has required arguments, which only a loader of the dataset's package passes.
+    """
+    try:
+        inspect.signature(dataset.state_dict).bind()
+    except TypeError as error:
+        packages = dict.fromkeys(cls.__module__.partition(".")[0] for cls in type(dataset).__mro__)
+        names = (
+            f"{package}.{name}"
+            for package in packages
+            for name, value in vars(sys.modules.get(package, object)).items()
+            if isinstance(value, type) and issubclass(value, DataLoader) and value.__module__.partition(".")[0] == package
+        )
+        own_loader = next(names, "its package's own loader")
+        raise ArgumentTypeError(
+            f"The dataset of a StatefulDataLoader must have a state_dict() without required arguments, got "
+            f"{type(dataset).__name__}: {error}. Use {own_loader} instead."
+        ) from None
+    except ValueError:  # a function in C, without a signature
+        return
+
+
 def _nodes(root: Any) -> list[Any]:
     """Return the nodes of a graph, the root first."""
     node_type = sys.modules["torchdata.nodes"].BaseNode
@@ -256,7 +286,13 @@ def _stream_states(state: Any) -> list[Any]:
 
 
 def _has_no_stream_state(state: Any) -> bool:
-    """Return whether a torchdata state holds no state of the stream."""
+    """Return whether a torchdata state holds no state of the stream.
+
+    Raises:
+        Exception: ``state`` if it is the error that reading the state raised.
+    """
+    if isinstance(state, Exception):
+        raise state
     return all(
         part["dataset_state"] is None and part["fetcher_state"]["dataset_iter_state"] is None for part in _stream_states(state)
     )

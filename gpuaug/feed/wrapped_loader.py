@@ -223,22 +223,29 @@ def uses_iteration_of(loader: Any, base: Any) -> bool:
     return type(loader).__iter__ is base.__iter__ and type(loader)._get_iterator is base._get_iterator
 
 
-StateReader = Callable[[bool], Any]
+StateReader = Callable[[bool | None], Any]
 """Function that returns the loader's state, called on the thread that iterates.
 
-The argument is True if the iterator has ended. Returns ``None`` for a loader without a state. If reading the state raised an
+The argument is ``None`` before the first batch, then whether the iterator has ended.
+Returns ``None`` for a loader without a state. If reading the state raised an
 exception, the exception is returned, for ``StreamedLoader.state_dict`` to raise.
 """
 
 
 def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
-    """Return the ``StateReader`` of ``loader``, whose current iterator is ``iterator``."""
+    """Return the ``StateReader`` of ``loader``, whose current iterator is ``iterator``.
+
+    Before the first batch, the function returns ``None`` without asking: ``state_dict`` of a loader may change its position,
+    as LitData's does between the loading of a state and the first batch.
+    """
     if not is_stateful(loader):
         return _no_state
     # From the iterator if possible, because a loader returns the state of its newest iterator.
     source: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
 
-    def read(_ended: bool) -> Any:
+    def read(ended: bool | None) -> Any:
+        if ended is None:
+            return None
         try:
             return copy.deepcopy(source.state_dict())  # a copy: later batches may change the returned object
         except Exception as error:
@@ -343,7 +350,7 @@ def _add_part(parts_by_path: dict[str, Any], loader: Any, path: str) -> bool:
     return True
 
 
-def _no_state(_ended: bool) -> None:
+def _no_state(_ended: bool | None) -> None:
     return None
 
 

@@ -175,13 +175,21 @@ class Progress:
         )
 
     def begin(self, source: Any) -> SavedState:
-        """Begin an iterator with ``source`` as the wrapped loader's state, and return the iterator's first position."""
+        """Begin an iterator with ``source`` as the wrapped loader's state, and return the iterator's first position.
+
+        If ``source`` is ``None``, the state before the first batch is the loaded one, or the one at the end of the last epoch.
+        After an epoch that was left earlier, the position stays at its last batch until a batch is handed over.
+        """
         self._epoch = self._next_epoch
+        last = self._saved
+        continues_last = self._next.start.state is not None
         start = SavedState(self._epoch, self._next.batch, False, self._next.chosen, source)
         self._next = _Next()
         if self._prepared is not None:
             self._prepared.begin()
         self.set_position(start)
+        if last is not None and self._saved is not None and self._saved.source is None:
+            self._saved = self._saved._replace(source=last.source) if last.ended or continues_last else last
         return start
 
     @contextmanager

@@ -15,8 +15,10 @@ and stages are queued on *lanes*, the CUDA streams of the loader), and *handed o
 the stream of the training step. Without CUDA, all work runs *in line*, on the training thread.
 """
 
+import math
 import os
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +30,10 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import IteratorEndedError, add_note
+from gpuaug.core.encoded import Encoded
+from gpuaug.core.errors import GpuAugWarning, IteratorEndedError, add_note
 from gpuaug.core.packed_targets import has_pending_targets, settle_targets, unpack_targets
+from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
@@ -85,6 +89,8 @@ class PipelinedIterator:
         share a module.
         """
         self._is_first_batch = True
+        self._last_is_short = False
+        """Whether the last batch had fewer samples than the largest before it."""
         self.launched_batches: deque[Launched] = deque()
         """Batches that have been launched and not handed over, in order."""
         self.depth = depth
@@ -363,6 +369,32 @@ class PipelinedIterator:
             stats.decode_waits += 1
             stats.decode_wait_ms += waited_s * 1e3
 
+    def _count_short(self, batch: Batch) -> None:
+        """Count the batch before ``batch`` if it was short, and warn once if an encoder captures CUDA graphs.
+
+        Warns:
+            GpuAugWarning: At the first short batch.
+        """
+        shared = self._shared
+        if self._last_is_short:
+            shared.stats.short_batches += 1
+            pairs = shared.device_setup.stage_pairs
+            if shared.stats.short_batches == 1 and any(getattr(stage, "captures", False) for _, stage in pairs):
+                warnings.warn(
+                    f"Batch {self._launch_position.batch - 1} of epoch {self._launch_position.epoch} is shorter than a batch "
+                    "before it, and not the last: a captured encoder sees new shapes, which run without a CUDA graph at first, "
+                    "and each graph takes memory, because the wrapped loader ends a batch early, for example each worker of a "
+                    "streaming dataset at the end of its shards. Pass drop_last=True to the loader, or use the loader of the "
+                    "dataset's package.",
+                    GpuAugWarning,
+                    stacklevel=2,
+                )
+        # The member with the most axes has the images. Packed or encoded images have no axes.
+        leaves = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Ragged | Encoded) or getattr(leaf, "ndim", 0) > 0]
+        size = len(max(leaves, key=lambda leaf: getattr(leaf, "ndim", math.inf))) if leaves else shared.largest_batch
+        self._last_is_short = size < shared.largest_batch
+        shared.largest_batch = max(size, shared.largest_batch)
+
     def _launch(self, submitted: Submitted) -> None:
         """Queue the copy and the stages of a batch, and add it to ``launched_batches``. Store an error for ``pop``."""
         pulled = submitted.pulled
@@ -390,6 +422,7 @@ class PipelinedIterator:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1
+            self._count_short(pulled.batch)
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream.

@@ -299,7 +299,8 @@ def test_files_behind_the_second_gigabyte(paths, monkeypatch):
 
 
 TEXT = (
-    "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and 'path', "
+    "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, PIL.Image.open(path), the bytes of a file or a dict "
+    "of 'bytes' and 'path', "
 )
 REFUSED = {
     "a path behind a number": ([{"y": 1, "x": "a.jpg"}], r"got str in sample 0 at \['x'\]. Return gpuaug.read_encoded"),
@@ -312,6 +313,43 @@ REFUSED = {
     "a dict of others": ([({"bytes": 3, "path": "a"}, 1)], r"got dict in sample 0 at \[0\]. An ImageFolder returns"),
     "on another device": ([torch.ones(4, dtype=torch.uint8, device="meta")], "got Tensor in sample 0. An ImageFolder"),
 }
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF", "MPO"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_file_that_pil_has_opened(form, in_memory, tmp_path):
+    first, second = Image.new("RGB", (40, 30), (250, 9, 90)), Image.new("RGB", (40, 30), (5, 99, 200))
+    pages = {"save_all": True, "append_images": [second]} if form in ("WEBP", "GIF", "TIFF", "AVIF", "MPO") else {}
+    path = tmp_path / "image"
+    first.save(path, form, **pages)
+    content = path.read_bytes()
+
+    def opened():
+        return Image.open(io.BytesIO(content) if in_memory else path)
+
+    image = opened()
+    packed, labels = collate_encoded([(image, 3), (content, 4)])
+    assert [packed.file(index).tobytes() for index in range(2)] == [content] * 2
+    assert packed.headers.names == ["" if in_memory else str(path), ""]
+    assert labels.tolist() == [3, 4]
+    assert np.array_equal(np.asarray(image), np.asarray(opened())), "PIL still decodes the image"
+    got = next(iter(gpuaug.StreamedLoader([packed], [gpuaug.DecodeStage(backend="cpu")], device="cpu")))
+    assert all(torch.equal(pixels, torch.from_numpy(np.array(opened().convert("RGB"))).permute(2, 0, 1)) for pixels in got)
+
+    def sought(image):
+        image.seek(1)
+
+    read = "that is decoded or closed"
+    changes = [(read, lambda image: image.load()), (read, lambda image: image.close())]
+    changes += [(f"on another page|{read}", sought)] if pages else []
+    changes += [("after draft", lambda image: image.draft("L", (10, 10)))] if form in ("JPEG", "MPO") else []
+    for text, change in changes:
+        change(image := opened())
+        way_out = (
+            r"Return PIL\.Image\.open\(path\) unchanged from the dataset, or for decoded images use gpuaug\.collate_ragged\."
+        )
+        with pytest.raises(ArgumentTypeError, match=rf"ImageFile ({text}).* in sample 0 at \[0\]\. {way_out}$"):
+            collate_encoded([(image, 3)])
 
 
 @pytest.mark.parametrize(("samples", "text"), REFUSED.values(), ids=REFUSED.keys())

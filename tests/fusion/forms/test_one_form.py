@@ -120,6 +120,13 @@ def test_all_forms_of_the_same_targets_give_the_same_values(name, batch, seed, i
         for one, other in zip(values, expected, strict=True):
             assert_values(one, other, about=form)
     assert_values(torch.stack(mask_list), expected[1])
+    if isinstance(images, torch.Tensor):
+        frames = masks[:, None].repeat(1, 2, 1, 1, 1) if of_clips else masks
+        _, dense_masks = augment(images, frames, data_keys=["input", "mask"], draws=draws)
+        assert_values(dense_masks[:, 1] if of_clips else dense_masks, expected[1])
+    all_valid = [{"boxes": each} for each in boxes]
+    _, unmarked = augment(images, all_valid, data_keys=["input", "targets"], draws=draws)
+    assert_values(expected[3], torch.stack([record["valid"] for record in unmarked]) & valid)
     out = torch.tensor([expected[1].shape[3], expected[1].shape[2]] * 2)
     torch.testing.assert_close((padded + 0.5).clamp(min=0).minimum(out), expected[0], atol=1e-4, rtol=0)
     torch.testing.assert_close(padded_points + 0.5, expected[2].flatten(1, 2), atol=1e-4, rtol=0)

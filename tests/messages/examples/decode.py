@@ -119,3 +119,17 @@ def engines_without_a_gpu(told):
     with told:
         decoded(gpuaug.collate_encoded(FILES), backend="engines")
     assert len(decoded(gpuaug.collate_encoded(FILES))) == 2
+
+
+@example("Return PIL.Image.open(path) unchanged from the dataset, or for decoded images use gpuaug.collate_ragged")
+def decoded_file_of_pil(told):
+    def opened():
+        return Image.open(io.BytesIO(FILES[0]))
+
+    image = opened()
+    image.load()
+    with told:
+        gpuaug.collate_encoded([(image, 1)])
+    images, _ = gpuaug.collate_encoded([(opened(), 1)])
+    assert images.file(0).tobytes() == FILES[0]
+    assert len(gpuaug.collate_ragged([(image, 1)])[0]) == 1

@@ -113,3 +113,27 @@ def timeline_without_a_path(told):
         timeline.save(3)
     with tempfile.TemporaryDirectory() as folder:
         timeline.save(os.path.join(folder, "timeline.png"))
+
+
+@example("The dataset of a StatefulDataLoader must have a state_dict() without required arguments")
+def state_of_a_dataset_with_arguments(told):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    class Streamed(Tape):
+        def state_dict(self, samples):
+            return {}
+
+    with told:
+        gpuaug.StreamedLoader(StatefulDataLoader(Streamed(), 2), device="cpu")
+    assert list(gpuaug.StreamedLoader(DataLoader(Streamed(), 2), device="cpu"))
+
+
+@example("ends a batch early, for example")
+def short_batch_in_mid_epoch(told):
+    def run(sizes):
+        encoder = gpuaug.FeatureStage(torch.nn.Flatten())
+        return list(gpuaug.StreamedLoader([torch.zeros(size, 3, 2, 2) for size in sizes], [encoder], device="cpu"))
+
+    with told:
+        run([4, 3, 4])
+    assert len(run([4, 4])) == 2, "with drop_last=True"
