@@ -45,8 +45,10 @@ MANY_FORKS = 8
 
 # torch.compile would start a pool of processes, which outlives the test that compiles first.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-# Each process that decodes compiles the loops of Numba, which takes half the time without optimizations.
-os.environ["NUMBA_OPT"] = "0"
+HAS_CARD = Path("/dev/nvidiactl").exists()
+if not HAS_CARD:
+    # Each process that decodes compiles the loops of Numba, which takes half the time without optimizations.
+    os.environ["NUMBA_OPT"] = "0"
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts processes in the background with Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,7 +74,7 @@ providers.is_local_module_file = lambda path: False
 
 def pytest_configure(config):
     """Have pytest-xdist's processes run the tests of a file in one process: each has fixtures, imports and loops of its own."""
-    if config.getoption("dist", "no") == "load":
+    if config.getoption("dist", "no") == "load" and not HAS_CARD:
         config.option.dist = "worksteal"
 
 
@@ -204,7 +206,7 @@ def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or nextitem.path != item.path:  # after the imports of the tests of a file
         _let_loggers_propagate()
         _freeze()
-        if len(forks) >= MANY_FORKS:
+        if len(forks) >= MANY_FORKS and not HAS_CARD:  # the driver of a card holds parts of the memory in place
             _use_huge_pages()
             forks.clear()
 

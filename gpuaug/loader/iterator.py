@@ -18,7 +18,6 @@ the stream of the training step. Without CUDA, all work runs *in line*, on the t
 import math
 import os
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ import torch
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import GpuAugWarning, IteratorEndedError, add_note
+from gpuaug.core.errors import IteratorEndedError, add_note
 from gpuaug.core.packed_targets import has_pending_targets, settle_targets, unpack_targets
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
@@ -370,25 +369,10 @@ class PipelinedIterator:
             stats.decode_wait_ms += waited_s * 1e3
 
     def _count_short(self, batch: Batch) -> None:
-        """Count the batch before ``batch`` if it was short, and warn once if an encoder captures CUDA graphs.
-
-        Warns:
-            GpuAugWarning: At the first short batch.
-        """
+        """Count the batch before ``batch`` if it was short."""
         shared = self._shared
         if self._last_is_short:
             shared.stats.short_batches += 1
-            pairs = shared.device_setup.stage_pairs
-            if shared.stats.short_batches == 1 and any(getattr(stage, "captures", False) for _, stage in pairs):
-                warnings.warn(
-                    f"Batch {self._launch_position.batch - 1} of epoch {self._launch_position.epoch} is shorter than a batch "
-                    "before it, and not the last: a captured encoder sees new shapes, which run without a CUDA graph at first, "
-                    "and each graph takes memory, because the wrapped loader ends a batch early, for example each worker of a "
-                    "streaming dataset at the end of its shards. Pass drop_last=True to the loader, or use the loader of the "
-                    "dataset's package.",
-                    GpuAugWarning,
-                    stacklevel=2,
-                )
         # The member with the most axes has the images. Packed or encoded images have no axes.
         leaves = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Ragged | Encoded) or getattr(leaf, "ndim", 0) > 0]
         size = len(max(leaves, key=lambda leaf: getattr(leaf, "ndim", math.inf))) if leaves else shared.largest_batch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gpuaug
-from gpuaug import FeatureStage, GpuAugWarning, StreamedLoader
+from gpuaug import StreamedLoader
 
 SIZES = {
     "even": ([4, 4, 4], 0),
@@ -33,13 +33,3 @@ def test_packed_images_are_counted():
     )
     list(loader)
     assert loader.stats().short_batches == 1
-
-
-def test_encoder_that_is_captured_warns_once():
-    images = [torch.zeros(size, 3, 2, 2) for size in (4, 3, 4, 3, 4)]
-    loader = StreamedLoader(images, [FeatureStage(torch.nn.Flatten())], device="cpu")
-    with pytest.warns(GpuAugWarning, match="Batch 1 of epoch 0 is shorter than a batch before it") as caught:
-        assert [len(list(loader)) for _ in range(2)] == [5, 5]
-    assert len(caught) == 1
-    assert loader.stats().short_batches == 4
-    list(StreamedLoader(images, [FeatureStage(torch.nn.Flatten(), capture="never")], device="cpu"))

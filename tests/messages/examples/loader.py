@@ -126,14 +126,3 @@ def state_of_a_dataset_with_arguments(told):
     with told:
         gpuaug.StreamedLoader(StatefulDataLoader(Streamed(), 2), device="cpu")
     assert list(gpuaug.StreamedLoader(DataLoader(Streamed(), 2), device="cpu"))
-
-
-@example("ends a batch early, for example")
-def short_batch_in_mid_epoch(told):
-    def run(sizes):
-        encoder = gpuaug.FeatureStage(torch.nn.Flatten())
-        return list(gpuaug.StreamedLoader([torch.zeros(size, 3, 2, 2) for size in sizes], [encoder], device="cpu"))
-
-    with told:
-        run([4, 3, 4])
-    assert len(run([4, 4])) == 2, "with drop_last=True"
