@@ -15,7 +15,6 @@ and stages are queued on *lanes*, the CUDA streams of the loader), and *handed o
 the stream of the training step. Without CUDA, all work runs *in line*, on the training thread.
 """
 
-import math
 import os
 import time
 import weakref
@@ -29,10 +28,8 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import IteratorEndedError, add_note
 from gpuaug.core.packed_targets import has_pending_targets, settle_targets, unpack_targets
-from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
@@ -88,8 +85,6 @@ class PipelinedIterator:
         share a module.
         """
         self._is_first_batch = True
-        self._last_is_short = False
-        """Whether the last batch had fewer samples than the largest before it."""
         self.launched_batches: deque[Launched] = deque()
         """Batches that have been launched and not handed over, in order."""
         self.depth = depth
@@ -368,17 +363,6 @@ class PipelinedIterator:
             stats.decode_waits += 1
             stats.decode_wait_ms += waited_s * 1e3
 
-    def _count_short(self, batch: Batch) -> None:
-        """Count the batch before ``batch`` if it was short."""
-        shared = self._shared
-        if self._last_is_short:
-            shared.stats.short_batches += 1
-        # The member with the most axes has the images. Packed or encoded images have no axes.
-        leaves = [leaf for leaf in batches.leaves(batch) if isinstance(leaf, Ragged | Encoded) or getattr(leaf, "ndim", 0) > 0]
-        size = len(max(leaves, key=lambda leaf: getattr(leaf, "ndim", math.inf))) if leaves else shared.largest_batch
-        self._last_is_short = size < shared.largest_batch
-        shared.largest_batch = max(size, shared.largest_batch)
-
     def _launch(self, submitted: Submitted) -> None:
         """Queue the copy and the stages of a batch, and add it to ``launched_batches``. Store an error for ``pop``."""
         pulled = submitted.pulled
@@ -406,7 +390,6 @@ class PipelinedIterator:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1
-            self._count_short(pulled.batch)
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream.

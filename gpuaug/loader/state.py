@@ -101,8 +101,6 @@ class LoaderState:
     run_ahead_limit: RunAheadLimit = field(default_factory=RunAheadLimit)
     hooks: Hooks = field(default_factory=Hooks)
     launch_lock: LaunchLock = field(default_factory=LaunchLock)
-    largest_batch: int = 0
-    """Number of samples of the largest batch so far."""
 
     @property
     def lanes(self) -> Lanes:

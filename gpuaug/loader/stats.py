@@ -23,8 +23,6 @@ class Stats:
     """Number of batches that came through a slot: page-locked memory for one batch."""
     other_batches: int = 0
     """Number of batches that came without a slot."""
-    short_batches: int = 0
-    """Number of batches with fewer samples than the largest batch before them, except for last batches of an epoch."""
     held_back: int = 0
     """Number of waits of the training thread for the device, because ``depth + 2`` batches were queued."""
     held_back_ms: float = 0.0

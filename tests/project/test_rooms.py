@@ -65,7 +65,7 @@ BUDGETS = {
     "feed": 2_397,
     "fusion": 12_614,
     "integrations": 49,
-    "loader": 1_381,
+    "loader": 1_366,
     "profiler": 1_197,
     "stages": 1_789,
     "viewer": 862,
