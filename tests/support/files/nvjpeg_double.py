@@ -2,6 +2,7 @@
 
 import ctypes
 import io
+import itertools
 from types import SimpleNamespace
 from unittest import mock
 
@@ -25,15 +26,17 @@ class BatchDecoder:
 
     def __init__(self, device):
         self._samplings = {}
-        self.windows = []
+        self._numbers = itertools.count(1)
+        self.windows = {}
 
     def sizes(self, files):
         sizes = [_size(file["address"], file["length"]) for file in files]
         return np.array(sizes, np.int32).reshape(-1, 2)
 
     def set_windows(self, files):
-        files["parameters"] = np.arange(len(self.windows), len(self.windows) + len(files)) + 1
-        self.windows += [_window(file) for file in files]
+        for file in files:  # threads of two batches may be here at the same time
+            file["parameters"] = number = next(self._numbers)
+            self.windows[number] = _window(file)
 
     def put_back(self, files):
         assert len(set(files["parameters"].tolist())) == len(files)
@@ -47,7 +50,7 @@ class BatchDecoder:
             return BAD_JPEG
         for image, file in zip(images, files, strict=True):
             parameters = int(file["parameters"])
-            _write(_cut(image, self.windows[parameters - 1]) if parameters else image, file)
+            _write(_cut(image, self.windows[parameters]) if parameters else image, file)
         return 0
 
     def _check(self, group, images):
