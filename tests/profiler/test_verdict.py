@@ -1,4 +1,4 @@
-"""What a verdict says: for each thing that can bound a loop, the sentences about it, in ``verdicts.txt``.
+"""Sentences of a verdict, listed in ``verdicts.txt`` for each cause that can bound a loop.
 
 To approve new or changed sentences, run ``PYTHONPATH=tests:. python tests/profiler/test_verdict.py`` and read the difference.
 """
@@ -111,7 +111,7 @@ SITUATIONS = {
     "an encoder behind a slow loader": said(load(30), copy(), encoder(), step(), streamed=30, in_line=37),
     "CPU, nothing of graphs": said(load(), copy(device=None), encoder(), step(device=None), streamed=7, in_line=7, device=CPU),
 }
-"""Sentences about reports of which each figure is known."""
+"""Sentences of reports without a missing figure."""
 
 
 def listed():

@@ -1,4 +1,4 @@
-"""What a user may rely on. A change of ``api.txt`` is a change of the interface: it belongs into the changelog."""
+"""The public interface, listed in ``api.txt``. A change of this file is a change of the interface and belongs in CHANGELOG."""
 
 import ast
 import dataclasses
@@ -31,7 +31,7 @@ def signature(function):
 
 
 def inventory():
-    """What a user may rely on: {name: signature, bases of an error, or ``property``}."""
+    """The public interface: {name: signature, base classes of an error, or ``property``}."""
     found = integrations()
     for name in gpuaug.__all__:
         value = getattr(gpuaug, name)

@@ -357,7 +357,7 @@ class Record:
 
         Args:
             keepdim: Whether a single image without a batch axis is returned without a batch axis.
-            views: Number of views, that is, random augmentations of each image. The outputs are those of one view.
+            views: Number of views, that is, random augmentations of each image. The record has the outputs of one view.
         """
         self.keepdim, self.views = keepdim, views
         height, width = self._dense[self._first].value.shape[-2:]

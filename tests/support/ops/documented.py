@@ -25,7 +25,7 @@ OF_OTHERS = """\
 
 
 def operation(op):
-    """What the docstring of a class, or of the nearest base class with such a paragraph, says for the table."""
+    """The paragraph "Table:" in the docstring of a class, or of its nearest base class with such a paragraph."""
     docstrings = (inspect.cleandoc(kind.__doc__ or "") for kind in op.__mro__)
     return next(found[1] for text in docstrings if (found := re.search(r"^Table: (.*)\.$", text, re.MULTILINE)))
 

@@ -1,4 +1,4 @@
-"""What a test needs to know of one lowered class of Kornia's. The cases of a family of ops are in a file of ``cases/``."""
+"""Test cases of the classes of Kornia that are lowered: one ``Case`` per class, in one file of ``cases/`` per family of ops."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ Settings = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What the tests need to know of one class."""
+    """Arguments and tolerances with which the tests run one class."""
 
     kind: type
     parameters: str
@@ -52,7 +52,7 @@ class Case:
     """Whether 0.1 % of the pixels may be off, at a threshold. Leave it out unless a test fails without it."""
 
     atol: float = ROUNDING
-    """What pixels may differ from Kornia's by, for values in [0, 1]."""
+    """Largest difference from Kornia's pixels, for values in [0, 1]."""
 
     alone: bool = True
     """Whether the kernels are compared with torch on the op alone. False if a pipeline of ``pipelines.py`` has it."""

@@ -42,7 +42,7 @@ def rows_of(modules):
 
 
 def listed(given, samples=range(3)):
-    """Masks of these sizes in one form: ``given[i]`` are those of image ``samples[i]``."""
+    """Return a list of masks as ``Masks``: the tensor ``given[i]`` holds the masks of image ``samples[i]``."""
     counts = [len(mask) if mask.ndim == 3 else 1 for mask in given]
     owners, spans = owners_of(samples, counts), spans_of(samples, counts, SIDES, len(SIDES))
     made = Masks(torch.cat([mask.flatten() for mask in given]), owners, spans)
