@@ -134,7 +134,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
         """Whether the transform pads, according to its settings."""
         self._mode = mode or transform.padding_mode
         # torchvision's ``pad`` truncates the fill of integer images.
-        self.fill = self.unit_fill(transform, truncates=True) if self._mode == "constant" else 0.0
+        self.fill = self.unit_fill(transform, int) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -308,7 +308,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.fill = self.unit_fill(transform, truncates=True)
+        self.fill = self.unit_fill(transform, int)
         self._min_scale, self._max_scale = transform.side_range
 
     @property

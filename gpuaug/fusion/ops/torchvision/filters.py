@@ -14,12 +14,14 @@ from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, pair
+from gpuaug.fusion.pixels import ROUNDED, TRUNCATED
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
     """``v2.GaussianBlur``, with one standard deviation per sample for both axes."""
 
     lowers = (v2.GaussianBlur,)
+    byte_rule = ROUNDED
     border = "reflect"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -38,6 +40,7 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
     lowers = (v2.RandomAdjustSharpness,)
+    byte_rule = TRUNCATED
     channel_counts = (1, 3)
     unfused_dtypes = (torch.int16,)
 
@@ -91,17 +94,13 @@ class Equalize(TorchvisionOp, filters.Equalize):
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
-    """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
+    """``v2.RandomAutocontrast``. A constant channel is unchanged."""
 
     lowers = (v2.RandomAutocontrast,)
+    byte_rule = TRUNCATED
     channel_counts = (1, 3)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
-
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
-        self.rounds_to_levels = units == torch.uint8
-        self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``autocontrast`` without arguments."""
