@@ -61,7 +61,7 @@ BUDGETS = {
     "benchkit": 745,
     "cli": 245,
     "core": 1_527,
-    "decode": 4_594,
+    "decode": 4_595,
     "feed": 2_397,
     "fusion": 12_614,
     "integrations": 49,
