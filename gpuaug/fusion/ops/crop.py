@@ -61,8 +61,7 @@ class Crop(IndexOp):
 
     lowers = (K.RandomCrop,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
         self.fill = _fill_values(self.settings["fill"])
 
@@ -161,8 +160,7 @@ class CenterCrop(IndexOp):
 
     lowers = (K.CenterCrop,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
 
     @classmethod
@@ -211,8 +209,7 @@ class PadTo(IndexOp):
 
     lowers = (K.PadTo,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self.edge = self.settings["pad_mode"]
         self.fill = _fill_values(self.settings["pad_value"])
 

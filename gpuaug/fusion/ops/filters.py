@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.pixels import divided_by_largest
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
@@ -50,12 +49,11 @@ class BlurOp(FrontOp):
 
     kernel, width = "blur", 3
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         size: Any = self.settings["kernel_size"]
         self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         self.border: Border = self.settings["border_type"].name.lower()
-        self._bounds = bounds(generator_of(module).sigma_sampler)
+        self.bounds = {"sigma": bounds(generator_of(module).sigma_sampler)}
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -80,10 +78,6 @@ class BlurOp(FrontOp):
     def launches(self) -> int:
         """Number of kernel launches: 2, one per axis, if a side of the blur kernel exceeds ``ONE_LAUNCH_SIDE``, else 1."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH_SIDE else 2
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the standard deviation of the Gaussian per sample in pixels, (B,)."""
-        return {"sigma": sampler.within(*self._bounds)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the standard deviations of the Gaussian along y and x, in pixels."""
@@ -114,24 +108,13 @@ class SharpnessOp(FrontOp):
     """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
 
     lowers = (K.RandomSharpness,)
-    kernel, width = "sharpness", 2
+    kernel = "sharpness"
+    names = ("sharpness",)
     description = "sharpen"
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = sampler_bounds(module, "sharpness")
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if images are smaller than 3x3 pixels, for which Kornia raises an error; else ``None``."""
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a sharpness factor per sample, (B,)."""
-        return {"sharpness": sampler.within(*self._bounds)}
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the sharpness factor."""
-        out[:, 1] = draws["sharpness"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
@@ -155,7 +138,7 @@ class LevelsOp(FrontOp):
     Cost: two launches, one that computes the tables from the images, and one that applies the tables.
     """
 
-    kernel, width = "levels", 1
+    kernel = "levels"
     launches = 2  # type: ignore[assignment]
 
     entries: int
@@ -170,9 +153,6 @@ class LevelsOp(FrontOp):
     def expect_rounding(self) -> None:
         """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
         self.to_levels = (self.to_levels[0], LEVEL_TOLERANCE)
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Do nothing: the row holds the apply mask only."""
 
 
 class Equalize(LevelsOp):
@@ -214,13 +194,12 @@ class Clahe(LevelsOp):
     """
 
     lowers = (K.RandomClahe,)
-    width = 2
+    names = ("clip_limit_factor",)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         self.grid: tuple[int, int] = self.settings["grid_size"]
         self.entries = self.grid[0] * self.grid[1] * LEVELS
-        self._bounds = sampler_bounds(module, "clip_limit_factor")
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -236,10 +215,6 @@ class Clahe(LevelsOp):
         """Reason if images are too small for the number of tiles; else ``None``. Kornia raises an error."""
         is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the clip limit per sample, (B,): maximum of pixels per level, in multiples of the mean."""
-        return {"clip_limit_factor": sampler.within(*self._bounds)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the clip limit in pixels per level; the number of pixels of a tile if the drawn limit is not positive."""

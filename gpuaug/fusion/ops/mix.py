@@ -57,7 +57,7 @@ class MixOp(FrontOp):
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the weights of the partners, or the rectangles whose areas give the weights."""
-        return {}
+        return super().draw_parameters(sampler, size)
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
@@ -121,13 +121,8 @@ class MixUp(MixOp):
     lowers = (K.RandomMixUpV2,)
     description = "mixup"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = _bounds(generator_of(module).lambda_val)
-
-    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"lambda"``, the partner's weight, (B,)."""
-        return {"lambda": sampler.within(*self._bounds)}
+    def _read(self, module: Any) -> None:
+        self.bounds = {"lambda": _bounds(generator_of(module).lambda_val)}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners and their weights."""
@@ -145,8 +140,7 @@ class CutMix(MixOp):
     stores_coordinates = True
     description = "cutmix"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         generator = generator_of(module)
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)

@@ -37,8 +37,7 @@ class ResizedCrop(ResampleOp):
     centred: ClassVar[bool] = False
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
@@ -199,8 +198,7 @@ class Resize(ResampleOp):
 
     lowers = (K.Resize,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
 

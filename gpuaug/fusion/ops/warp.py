@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor, select_samples
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class MatrixWarp(WarpOp):
     """Base class of ops that compute their warp from forward matrices."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.edge: Literal["zeros", "border", "fill"] = (
             "border" if self.settings.get("padding_mode") == SamplePadding.BORDER else "zeros"
@@ -73,15 +73,8 @@ class Rotation(MatrixWarp):
     """``RandomRotation``."""
 
     lowers = (K.RandomRotation,)
+    names = ("degrees",)
     description = "rotate"
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = sampler_bounds(module, "degrees")
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw an angle per sample in degrees, (B,)."""
-        return {"degrees": sampler.within(*self._bounds)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["degrees"].astype(np.float64))
@@ -93,15 +86,8 @@ class Rotation90(MatrixWarp):
     """``RandomRotation90``: rotates by multiples of 90 degrees. The size of the image does not change."""
 
     lowers = (K.RandomRotation90,)
+    names = ("times",)
     description = "rotate by quarters"
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = sampler_bounds(module, "times")
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the number of quarter turns per sample, (B,), before rounding."""
-        return {"times": sampler.within(*self._bounds)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         quarters = np.rint(draws["times"]).astype(np.int64) % 4
@@ -116,8 +102,8 @@ class Affine(MatrixWarp):
     lowers = (K.RandomAffine,)
     description = "affine"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
         samplers = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
         optional = {name: getattr(generator, f"{name}_sampler") for name in samplers}
@@ -183,14 +169,10 @@ class Shear(MatrixWarp):
     lowers = (K.RandomShear,)
     description = "shear"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
-        self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw two shear angles per sample in degrees, (B,) each."""
-        return {"shear_x": sampler.within(*self._bounds[0]), "shear_y": sampler.within(*self._bounds[1])}
+        self.bounds = {name: bounds(getattr(generator, f"{name}_sampler")) for name in ("shear_x", "shear_y")}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Shear angles, and the centre of the images."""
@@ -211,8 +193,8 @@ class Translate(MatrixWarp):
     lowers = (K.RandomTranslate,)
     description = "shift"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
         samplers = generator.translate_x_sampler, generator.translate_y_sampler
         self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
@@ -238,8 +220,8 @@ class Perspective(MatrixWarp):
     matrix_type = "perspective"
     description = "perspective"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
         self._distortion = float(generator.distortion_scale)
         self._inwards = generator.sampling_method == "basic"

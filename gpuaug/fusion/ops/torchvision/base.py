@@ -54,14 +54,16 @@ class TorchvisionOp(Op):
     """Change of the class of images by ``v2.ToPureTensor`` and ``v2.ToImage``, after the last module that torchvision runs."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        # Not super(): subclasses also inherit from ops of Kornia's modules, whose constructors read a module of Kornia.
-        Op.__init__(self, name, transform)
         self.units = units
+        super().__init__(name, transform)
 
-    def _read(self, module: Any) -> None:
+    def _read_common(self, module: Any) -> None:
         """Read ``p`` if torchvision's class has it. A subclass of the user may have an unrelated attribute ``p``."""
         if "p" in names_used(torchvision_class(module) or nn.Module):
             self.p = float(module.p)
+
+    def _read(self, transform: Any) -> None:
+        """Do nothing. The methods of this name that subclasses inherit from ops of Kornia's modules read modules of Kornia."""
 
     @property
     def keepdim(self) -> bool:
