@@ -227,8 +227,7 @@ class Op(ABC):
         """
         return ()
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:  # noqa: ARG003
+    def unsupported(self) -> str | None:
         """Reason why a module with these settings is not lowered, so that its library runs it; ``None`` if it is lowered."""
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, ChannelOp, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
@@ -164,11 +164,9 @@ class Normalize(PointOp):
     description = "normalise"
     formula = staticmethod(normalize)
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if any(np.ndim(flags[name]) > 1 for name in ("mean", "std")):
+        if any(np.ndim(self.settings[name]) > 1 for name in ("mean", "std")):
             return "mean or std has a value for each sample"
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
@@ -237,10 +237,9 @@ class Invert(PointOp):
         """True if ``max_val`` is 1."""
         return bool(self.settings["max_val"] == 1)
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        max_val = module.flags["max_val"]  # type: ignore[index]
+        max_val = self.settings["max_val"]
         is_single = isinstance(max_val, int | float) or (isinstance(max_val, Tensor) and max_val.numel() == 1)
         return None if is_single else "max_val has a value for each channel"
 

@@ -55,17 +55,11 @@ class BlurOp(FrontOp):
         self.border: Border = self.settings["border_type"].name.lower()
         self.bounds = {"sigma": bounds(generator_of(module).sigma_sampler)}
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        size = flags["kernel_size"]
-        sides = (size, size) if isinstance(size, int) else size
-        if any(side % 2 == 0 or side < 1 for side in sides):
-            return f"kernel_size={size} has an even side"
-        if bounds(generator_of(module).sigma_sampler)[0] <= 0:
-            return "sigma may be 0"
-        return None
+        if any(side % 2 == 0 or side < 1 for side in self.kernel_size):
+            return f"kernel_size={self.settings['kernel_size']} has an even side"
+        return "sigma may be 0" if self.bounds["sigma"][0] <= 0 else None
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the blur kernel reaches too far beyond the image; else ``None``. Kornia raises an error."""
@@ -142,7 +136,7 @@ class LevelsOp(FrontOp):
     launches = 2  # type: ignore[assignment]
 
     entries: int
-    """Number of entries in the tables of one channel, all tiles together."""
+    """Number of entries in the table of one channel. Not set by ``Clahe``, whose tables have ``LEVELS`` entries per tile."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
@@ -199,14 +193,11 @@ class Clahe(LevelsOp):
     def _read(self, module: Any) -> None:
         super()._read(module)
         self.grid: tuple[int, int] = self.settings["grid_size"]
-        self.entries = self.grid[0] * self.grid[1] * LEVELS
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        grid = flags["grid_size"]
-        if flags["slow_and_differentiable"]:
+        grid = self.grid
+        if self.settings["slow_and_differentiable"]:
             return "slow_and_differentiable=True"
         is_valid = type(grid) is tuple and len(grid) == 2 and all(type(side) is int and side > 0 for side in grid)
         return None if is_valid else f"grid_size={grid!r} is no pair of counts"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from kornia import augmentation as K
 from kornia.constants import Resample
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners, identities
@@ -52,11 +52,9 @@ class ResizedCrop(ResampleOp):
         self.ratios = min(ratios), max(ratios)
         """(smallest, largest) width / height of a crop."""
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
+        return None if self.settings["cropping_mode"] == "slice" else f"cropping_mode={self.settings['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
@@ -202,11 +200,9 @@ class Resize(ResampleOp):
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
+        return "antialias=True, which in Kornia is a blur" if self.settings["antialias"] else None
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be resized in a fused pass, or ``None``.

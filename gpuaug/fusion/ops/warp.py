@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor, select_samples
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
@@ -29,13 +29,11 @@ class MatrixWarp(WarpOp):
             "border" if self.settings.get("padding_mode") == SamplePadding.BORDER else "zeros"
         )
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if flags["resample"] == Resample.BICUBIC:
+        if self.settings["resample"] == Resample.BICUBIC:
             return "resample='bicubic'"
-        padding = flags.get("padding_mode", SamplePadding.ZEROS)
+        padding = self.settings.get("padding_mode", SamplePadding.ZEROS)
         if padding not in (SamplePadding.ZEROS, SamplePadding.BORDER):
             return f"padding_mode={padding.name.lower()!r}"
         return None
@@ -109,12 +107,11 @@ class Affine(MatrixWarp):
         optional = {name: getattr(generator, f"{name}_sampler") for name in samplers}
         self._bounds = {name: bounds(sampler) for name, sampler in optional.items() if sampler is not None}
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        if module.flags["fill_value"] is not None and module.flags["padding_mode"] == SamplePadding.FILL:  # type: ignore[index]
+        if self.settings["fill_value"] is not None and self.settings["padding_mode"] == SamplePadding.FILL:
             return "padding_mode='fill'"
-        return super().unsupported_module(module)
+        return super().unsupported()
 
     def _draw_parameter(self, name: str, sampler: Sampler, default: float) -> Any:
         """Draw one number per sample, (B,); ``default`` for a parameter that the module does not draw."""

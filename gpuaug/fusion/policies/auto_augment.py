@@ -178,9 +178,9 @@ def _op(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> 
         return f"made of {type(inner).__name__}, which is not Kornia's augmentation for this operation"
     if operation.op.same_on_batch or operation.op.p_batch < 1:
         return "set to same_on_batch=True or p_batch below 1"
-    op = lowered[augmentation]
-    reason = op.unsupported_module(inner)
-    return f"not lowered: {reason}" if reason else op(name, inner)
+    op = lowered[augmentation](name, inner)
+    reason = op.unsupported()
+    return f"not lowered: {reason}" if reason else op
 
 
 @functools.cache

@@ -325,7 +325,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
             fp_fusion=False,
         )
         pixels = storing_launch(clahe_kernel, pass_, source, rows, out, settings)
-        return TwoLaunches(tables, pixels, (batch, channels, op.entries), torch.uint8)
+        return TwoLaunches(tables, pixels, (batch, channels, grid[0] * filters.LEVELS), torch.uint8)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
