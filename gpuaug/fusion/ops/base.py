@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.kornia_private import sampler_bounds
-from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
+from gpuaug.fusion.ops.sampler import Gate, Sampler
 from gpuaug.fusion.pixels import on_rgb
 
 Array = NDArray[Any]
@@ -274,7 +274,7 @@ class Op(ABC):
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
         """Draw the apply mask, (B,) bool: ``p_batch`` once per batch, ``p`` per sample."""
-        applies: Array = all_true(batch)
+        applies: Array = np.ones(batch, dtype=bool)
         if self.p < 1:
             applies = (sampler.shared_by_samples() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:

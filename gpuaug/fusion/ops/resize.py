@@ -24,7 +24,7 @@ from gpuaug.fusion.ops.geometry import (
     window_table,
 )
 from gpuaug.fusion.ops.kornia_private import generator_of
-from gpuaug.fusion.ops.sampler import Sampler, all_true, extra_uniforms
+from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
 CROP_CANDIDATES = 10
 """Number of candidate windows per sample of a resized crop. The first window that fits into the image is used."""
@@ -139,7 +139,7 @@ class ResizedCrop(ResampleOp):
             "y": zeros,
             "width": self._width * ones,
             "height": self._height * ones,
-            "apply_mask": all_true(batch),
+            "apply_mask": np.ones(batch, dtype=bool),
         }
 
     def _windows(self, draws: OpDraws, size: Size) -> OpDraws:

@@ -45,6 +45,9 @@ class TorchvisionOp(Op):
     """
 
     package = "torchvision"
+    call: ClassVar[tuple[str, ...]]
+    """Function that repeats the op, and the settings that are its arguments. Not set by classes that override ``calls``."""
+
     unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
     """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
     image_dtype: torch.dtype = torch.float32
@@ -82,7 +85,8 @@ class TorchvisionOp(Op):
             sample: Index of the image, in the apply mask.
             size: Size of the input images of the batch.
         """
-        raise NotImplementedError
+        function, *settings = self.call
+        return [(function, {name: getattr(self.module, name) for name in settings})]
 
     def to_unit_range(self, value: float) -> float:
         """Convert a pixel value from the units of the input images to [0, 1]."""

@@ -172,14 +172,11 @@ class Invert(TorchvisionOp, color.Invert):
     """``v2.RandomInvert``."""
 
     lowers = (v2.RandomInvert,)
+    call = ("invert",)
     unfused_dtypes = (torch.int16,)
 
     def _read(self, transform: Any) -> None:
         self.settings = {"max_val": 1.0}
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``invert`` without arguments."""
-        return [("invert", {})]
 
 
 class Solarize(TorchvisionOp, color.Solarize):
@@ -190,6 +187,7 @@ class Solarize(TorchvisionOp, color.Solarize):
     """
 
     lowers = (v2.RandomSolarize,)
+    call = ("solarize", "threshold")
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
@@ -208,15 +206,12 @@ class Solarize(TorchvisionOp, color.Solarize):
         out[:, 1] = self._threshold
         out[:, 2] = 0
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``solarize`` with ``threshold`` in the units of the input images."""
-        return [("solarize", {"threshold": self.module.threshold})]
-
 
 class Posterize(TorchvisionOp, color.Posterize):
     """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels."""
 
     lowers = (v2.RandomPosterize,)
+    call = ("posterize", "bits")
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
@@ -235,10 +230,6 @@ class Posterize(TorchvisionOp, color.Posterize):
         out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
         out[:, 2] = 0.5
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``posterize`` with ``bits``."""
-        return [("posterize", {"bits": self.module.bits})]
-
 
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
     """``v2.RandomChannelPermutation``."""
@@ -254,6 +245,7 @@ class Normalize(TorchvisionOp, channel.Normalize):
     """``v2.Normalize``: ``(image - mean) / std`` per channel."""
 
     lowers = (v2.Normalize,)
+    call = ("normalize", "mean", "std")
 
     def _read(self, transform: Any) -> None:
         self.mean, self.std = channel.channel_values(transform.mean), channel.channel_values(transform.std)
@@ -274,11 +266,6 @@ class Normalize(TorchvisionOp, channel.Normalize):
         """
         counts = {len(self.mean), len(self.std)} - {1, size.channels}
         return f"holds {max(counts)} values for {size.channels} channels" if counts else None
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``normalize`` with ``mean`` and ``std``."""
-        transform: Any = self.module
-        return [("normalize", {"mean": transform.mean, "std": transform.std})]
 
 
 class Multiplication(TorchvisionOp, channel.Denormalize):

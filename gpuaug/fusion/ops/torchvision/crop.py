@@ -58,26 +58,21 @@ class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
     """``v2.RandomHorizontalFlip``."""
 
     lowers = (v2.RandomHorizontalFlip,)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``horizontal_flip``, without arguments."""
-        return [("horizontal_flip", {})]
+    call = ("horizontal_flip",)
 
 
 class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     """``v2.RandomVerticalFlip``."""
 
     lowers = (v2.RandomVerticalFlip,)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``vertical_flip``, without arguments."""
-        return [("vertical_flip", {})]
+    call = ("vertical_flip",)
 
 
 class UniformTemporalSubsample(TorchvisionOp, FrameOp):
     """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last."""
 
     lowers = (v2.UniformTemporalSubsample,)
+    call = ("uniform_temporal_subsample", "num_samples")
     description = "choose frames"
 
     def _read(self, transform: Any) -> None:
@@ -87,10 +82,6 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
         """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
         indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
         return indices
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``uniform_temporal_subsample`` with ``num_samples``."""
-        return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):

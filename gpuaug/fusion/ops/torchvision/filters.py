@@ -35,16 +35,13 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
     lowers = (v2.RandomAdjustSharpness,)
+    call = ("adjust_sharpness", "sharpness_factor")
     channel_counts = (1, 3)
     unfused_dtypes = (torch.int16,)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
         out[:, 1] = self.module.sharpness_factor  # type: ignore[assignment]
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``adjust_sharpness`` with ``sharpness_factor``."""
-        return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
 
 
 class SharpnessJitter(Sharpness):
@@ -66,21 +63,19 @@ class Equalize(TorchvisionOp, filters.Equalize):
     """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""
 
     lowers = (v2.RandomEqualize,)
+    call = ("equalize",)
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
 
     def _read(self, transform: Any) -> None:
         self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE) if self.units == torch.uint8 else (255.999, 0.0)
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``equalize`` without arguments."""
-        return [("equalize", {})]
-
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
     """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
 
     lowers = (v2.RandomAutocontrast,)
+    call = ("autocontrast",)
     channel_counts = (1, 3)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
@@ -88,7 +83,3 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
     def _read(self, transform: Any) -> None:
         self.rounds_to_levels = self.units == torch.uint8
         self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``autocontrast`` without arguments."""
-        return [("autocontrast", {})]
