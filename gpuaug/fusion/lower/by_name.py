@@ -7,7 +7,7 @@ another version than the tested versions is recognized if it returns the same im
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -57,7 +57,7 @@ REPLAYS: dict[str, tuple[tuple[Any, ...], float]] = {
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
-    "open_clip.CenterCropOrPad": partial(timm.CenterCropOrPad, mode="constant"),
+    "open_clip.CenterCropOrPad": timm.CenterCropOrPad,
     "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
