@@ -12,7 +12,6 @@ import random
 import sys
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -28,7 +27,6 @@ from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
 from gpuaug.stages.encoders import EncoderCall, attribute_tensors, is_dense, value_tensors
 from gpuaug.stages.graph_memory import (
-    MAX_GRAPHS,
     MAX_SIGNATURES,
     MemoryNeed,
     PeakAllocation,
@@ -36,7 +34,7 @@ from gpuaug.stages.graph_memory import (
     Signature,
     Signatures,
     count_storage_bytes,
-    total_bytes,
+    fit,
 )
 
 _OUTPUT_TYPES = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
@@ -78,8 +76,7 @@ class GraphRunner:
         self._memory_format = memory_format
         self.max_bytes = max_bytes
         self._pool: Pool | None = None
-        self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
-        """Captured graphs, the least recently used first."""
+        self._graphs: dict[Signature, _Graph] = {}
         self._needs: dict[Signature, MemoryNeed] = {}
         """Memory of the graph of each signature that has run, captured or not."""
         self._weights: list[torch.Tensor] = []
@@ -129,7 +126,6 @@ class GraphRunner:
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
             self._add_graph(signature, inputs, signatures.needs[signature])
-        self._graphs.move_to_end(signature)
         graph, static_inputs, outputs, *_ = self._graphs[signature]
         with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
             for static_value, value in zip(static_inputs, inputs, strict=True):
@@ -151,10 +147,9 @@ class GraphRunner:
         if signature not in self._needs:
             self._run_and_inspect(inputs, signature)
         need = self._needs[signature]
-        fits = total_bytes([need, *(graph.need for graph in self._graphs.values())]) <= self.max_bytes
-        if not fits:
+        if not self._has_room(need):
             self.rejected_need = need
-        elif self.eager_reason is None and len(self._graphs) < MAX_GRAPHS:
+        elif self.eager_reason is None:
             self._add_graph(signature, inputs, need)
 
     def refresh(self) -> None:
@@ -184,29 +179,17 @@ class GraphRunner:
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. Before, delete the least recently used graphs as far as the memory limit requires."""
-        needs = [graph.need for graph in self._graphs.values()]
-        num_deleted = 0
-        while num_deleted < len(needs) and (
-            total_bytes([need, *needs[num_deleted:]]) > self.max_bytes or len(needs) - num_deleted >= MAX_GRAPHS
-        ):
-            num_deleted += 1
-        if num_deleted:
-            self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
-            for _ in range(num_deleted):
-                self._graphs.popitem(last=False)
-            self._measure()
-            # Delete all graphs if the pool is still too large: its memory does not shrink, and may be fragmented.
-            if not self._graphs or self.num_bytes > self.max_bytes:
-                self._delete_graphs()
+        """Capture a graph. If it has no room beside graphs of earlier iterators, delete all: the pool of graphs never shrinks."""
+        if not self._has_room(need):
+            self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
         self.captured += 1
-        self._measure()
+        static_inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
+        self.num_bytes = sum(value.nbytes for value in static_inputs) + (self._pool.num_bytes if self._pool is not None else 0)
 
-    def _measure(self) -> None:
-        """Update ``num_bytes``."""
-        inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
-        self.num_bytes = sum(value.nbytes for value in inputs) + (self._pool.num_bytes if self._pool is not None else 0)
+    def _has_room(self, need: MemoryNeed) -> bool:
+        """Return whether a graph fits into the limits together with all captured graphs."""
+        return fit([need, *(graph.need for graph in self._graphs.values())], self.max_bytes)
 
     def _delete_graphs(self) -> None:
         if self._graphs:

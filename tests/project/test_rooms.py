@@ -60,14 +60,14 @@ BUDGETS = {
     "__init__": 76,
     "benchkit": 745,
     "cli": 245,
-    "core": 1_527,
+    "core": 1_515,
     "decode": 4_594,
     "feed": 2_397,
-    "fusion": 12_614,
+    "fusion": 12_602,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_197,
-    "stages": 1_789,
+    "stages": 1_775,
     "viewer": 862,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
