@@ -179,7 +179,7 @@ class GraphRunner:
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. If it has no room beside graphs of earlier iterators, delete all: the pool of graphs never shrinks."""
+        """Capture a graph. Without room beside graphs of earlier iterators, delete all graphs before: a pool never shrinks."""
         if not self._has_room(need):
             self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
