@@ -8,22 +8,21 @@ batches, so it is the same for every ``depth`` of the loader.
 """
 
 import gc
-import random
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as _global_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from gpuaug.core import batch as batches
+from gpuaug.core.devices import host_waits
+from gpuaug.core.generators import host_states
 from gpuaug.core.streams import Lane
 from gpuaug.stages.encoders import EncoderCall, attribute_tensors, is_dense, value_tensors
 from gpuaug.stages.graph_memory import (
@@ -215,14 +214,14 @@ class GraphRunner:
 
     def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, record the memory of the graph, and set ``eager_reason`` if a capture would fail."""
-        states = _host_generator_states()
+        states = host_states()
         observer = _Observer()
         try:
-            with _host_waits() as waits, observer:
+            with host_waits() as waits, observer:
                 outputs = self._encode.run_eagerly(*inputs)
         finally:
             observer.remove()
-        if _host_generator_states() != states:
+        if host_states() != states:
             self.eager_reason = "its forward draws random numbers on the host, which a replay would repeat"
         elif waits:
             self.eager_reason = f"its forward makes the host wait for the device ({waits[0]})"
@@ -328,12 +327,6 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
     return None
 
 
-def _host_generator_states() -> tuple[Any, ...]:
-    """Return the states of the host's global generators. A draw changes them."""
-    numpy_state: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]
-
-
 @contextmanager
 def _as_in_a_capture() -> Iterator[None]:
     """Context manager in which ``torch.cuda.is_current_stream_capturing`` returns True for this thread."""
@@ -345,34 +338,6 @@ def _as_in_a_capture() -> Iterator[None]:
 
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", is_capturing):
         yield
-
-
-@contextmanager
-def _host_waits() -> Iterator[list[str]]:
-    """Yield a list of ``file:line`` where the host waits for the device within the context, filled at its end.
-
-    The waits are found by PyTorch's sync debug mode, which warns about them. Other warnings are raised again.
-    """
-    locations: list[str] = []
-    mode = torch.cuda.get_sync_debug_mode()
-    recording = warnings.catch_warnings(record=True)
-    try:
-        with recording as caught:
-            warnings.simplefilter("always")
-            if mode == 0:  # a mode that the user has set stays
-                torch.cuda.set_sync_debug_mode("warn")
-            yield locations
-            torch.cuda.set_sync_debug_mode(mode)
-    except BaseException:  # including an interrupt while the mode or the warnings were being restored
-        torch.cuda.set_sync_debug_mode(mode)
-        with suppress(RuntimeError, AttributeError):  # the context manager had not been entered
-            recording.__exit__(None, None, None)
-        raise
-    for warning in caught:
-        if "synchronizing CUDA operation" in str(warning.message):
-            locations.append(f"{warning.filename}:{warning.lineno}")
-        elif "Synchronization debug mode is a prototype" not in str(warning.message):  # PyTorch's warning about the mode itself
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
