@@ -1,4 +1,3 @@
-import json
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -58,27 +57,6 @@ def test_a_step_trains(setup, monkeypatch):
     assert made[0].fc.out_features == 2
 
 
-def test_settings_are_plain_json_and_keep_the_users_paths_out(setup, class_folder):
-    settings = json.dumps(setup.settings())
-    assert str(class_folder) not in settings
-    assert json.loads(settings)["classes"] == 2
-    assert json.loads(settings)["batch_size"] == 4
-
-
-def test_discarded_steps_cover_what_the_loader_prefetches(class_folder):
-    images = class_folders(class_folder, None)
-    setup = loops.setup_for(CPU, images, batch_size=4, workers=3)
-    loader = loops.batches(setup, None)
-    assert setup.discard >= loader.num_workers * loader.prefetch_factor
-
-
-def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
-    names = {use.case: [variant.name for variant in use.variants] for use in uses.three_uses(setup)}
-    ours = {"StreamedLoader", "StreamedLoader, fused", "StreamedLoader, from files"}
-    assert ours <= set(names["train resnet18"])
-    assert names["augment alone"] == ["Kornia, eager", "gpuaug.fuse"]
-
-
 def test_training_on_a_cpu_leaves_cores_to_the_workers(class_folder, monkeypatch):
     monkeypatch.setattr(loops, "allowed_cores", lambda: 2)
     setup = loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=1)
@@ -93,32 +71,6 @@ def rows_of(rounds):
     """Rows of one use, given the steps a second of each variant's rounds; ratios are to the first."""
     measured = {name: [Window(steps, steps, 100, 100) for steps in rates] for name, rates in rounds.items()}
     return [row.record(case="train") for row in summarise(measured, baseline=next(iter(rounds)))]
-
-
-@pytest.mark.parametrize(
-    ("ours", "text"),
-    [
-        (
-            [300, 600],
-            "train: 'StreamedLoader' is faster than 'serial': 1.50x (2 rounds: 1.50 to 1.50). 'StreamedLoader' reaches 75% of",
-        ),
-        (
-            [500, 600],
-            "train: 'StreamedLoader' is faster than 'serial': 2.00x (2 rounds: 1.50 to 2.50). 'StreamedLoader' differs by less",
-        ),
-        (
-            [100, 200],
-            "train: 'StreamedLoader' is slower than 'serial': 0.50x (2 rounds: 0.50 to 0.50). 'StreamedLoader' reaches 25% of",
-        ),
-        ([180, 480], "train: 'StreamedLoader' and 'serial' differ by less than the rounds: 1.05x (2 rounds: 0.90 to 1.20)."),
-    ],
-)
-def test_verdict_compares_the_best_with_and_without_within_rounds(ours, text):
-    rows = rows_of({"serial": [200, 400], "StreamedLoader": ours, "workers": [50, 50], uses._STEP_ALONE: [400, 800]})
-    first, *more = uses.verdict(rows, torch.device("cuda"))
-    assert first.startswith(text)
-    assert more[-1] == "To find the bound of your own loop, run: gpuaug profile train.py:make."
-    assert not [sentence for sentence in more if "in line" in sentence]
 
 
 def test_verdict_explains_a_ratio_that_the_rates_beside_it_contradict():

@@ -170,13 +170,6 @@ def test_summary_takes_medians_and_ratios_within_rounds():
     assert (b.ratio, b.ratio_low, b.ratio_high) == (2.0, 1.0, 3.0)
 
 
-def test_summary_without_a_baseline_has_no_ratios():
-    (row,) = summarise({"a": [Window(1, 2, 1.0, 1.0)]}, baseline=None)
-    assert (row.ratio, row.ratio_low, row.ratio_high) == (None, None, None)
-    assert row.record(case="x")["case"] == "x"
-    assert row.record(case="x")["steps_per_s"] == 1.0
-
-
 def test_summary_refuses_an_unknown_baseline():
     with pytest.raises(ValueError, match=r"baseline must be one of \['a'\], got 'b'. Pass None"):
         summarise({"a": [Window(1, 2, 1.0, 1.0)]}, baseline="b")

@@ -20,7 +20,6 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.rng import next_seed
 from gpuaug.fusion.lower import torchvision
 from gpuaug.fusion.policies.auto_augment import POLICIES
 from gpuaug.fusion.program import program
@@ -324,18 +323,6 @@ def test_copies_keep_training_mode():
     for again in (copy.deepcopy(augment), pickle.loads(pickle.dumps(augment))):
         assert not again.training
     assert copy.deepcopy(augment.train()).training
-
-
-@pytest.mark.parametrize("views", [1, 2])
-def test_images_of_a_known_kind_are_augmented_as_unknown_ones_are(views):
-    augment, images = gpuaug.fuse(pipeline(), memory_format=torch.channels_last, views=views), photographs(6)
-    torch.manual_seed(3)
-    first, second = augment(images), augment(images)
-    torch.manual_seed(3)
-    seeds = [next_seed() for _ in range(2)]
-    replayed = [augment(images, draws=augment.draw(images.shape, seed)) for seed in seeds]
-    assert_values(torch.stack([first, second]), torch.stack(replayed))
-    assert second.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_calls_that_differ_from_a_known_one_are_looked_at_again():

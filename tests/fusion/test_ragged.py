@@ -1,5 +1,7 @@
 """Images of different sizes: each as Kornia makes it by itself, from the same draws."""
 
+import random
+
 import kornia.augmentation as K
 import numpy as np
 import pytest
@@ -7,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import internals
-from support.batches.pairwise import sweep
-from support.batches.ragged import SIZES, copies, images_of, one_by_one, pack, targets_of
-from support.comparison.replay import as_kornia_takes_them
+from support.batches.ragged import SIZES, copies, images_of, pack, targets_of
 from support.comparison.values import assert_values
 from support.ops.pipelines import by_the_batch
+from support.ops.skipped import half_the_samples
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
@@ -63,18 +64,6 @@ CLOSE = {
 
 def container(modules):
     return K.AugmentationSequential(*modules)
-
-
-@pytest.mark.parametrize(("name", "layout"), sweep([*EXACT, *CLOSE], ["chw", "hwc"]))
-def test_ragged_images_equal_kornia_on_each_alone(name, layout):
-    images, pipeline = images_of(), container({**EXACT, **CLOSE}[name]())
-    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
-    for seed in range(2):
-        draws = augment.draw(batch, seed=seed)
-        expected, got = one_by_one(pipeline, images, seed), augment(batch, draws=draws)
-        assert got.shape == expected.shape
-        # Kornia's own rounding grows with the sides, up to 125 here, and the last of these divides by 0.2.
-        assert_values(got, expected, atol=0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
 
 
 @given(
@@ -149,23 +138,56 @@ AHEAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), sweep(AHEAD, [(1, False), (2, True), (1, True), (2, False)]), ids=str)
-def test_ragged_calls_equal_draw_for_any_sizes(name, options):
-    """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
-    views, follow = options
-    augment = gpuaug.fuse(AHEAD[name](), ragged=True, views=views)
-    turns = [pack(images_of(SIZES[first:] + SIZES[:first])) for first in range(4)]
-    batches = [turns[index % 4] for index in range(6)]
-    others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
-    keys = ["input", "keypoints"][: 1 + follow]
+PIPELINES = {
+    **EXACT,
+    **CLOSE,
+    **AHEAD,
+    "antialiased": lambda: [v2.RandomResizedCrop((12, 14))],
+    "colours first": lambda: [v2.RandomInvert(), v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)],
+    "turned first": lambda: [K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((12, 14))],
+    "skipped crop": lambda: [K.Resize((20, 24)), half_the_samples(K.RandomResizedCrop((20, 24)))],
+    "skipped crop, padded": lambda: [K.RandomResizedCrop((20, 24)), by_the_batch(K.RandomCrop((20, 24), padding=4))],
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.every(2)
+def test_each_image_of_a_ragged_batch_equals_a_batch_of_it_alone(name):
+    """Images and clips with their targets. Every pipeline has a layout, a type and a number of views and frames of its own."""
+    choices = random.Random(name)
+    views, frames = choices.choice([1, 2]), 1 if name == "noise" else choices.choice([1, 1, 2])
+    layout, dtype = choices.choice(["chw", "hwc"]), choices.choice([torch.uint8, torch.uint8, torch.uint16, torch.int16])
+    dtype = torch.uint8 if name in ("policies", "Kornia's policies", "colours first") else dtype
+    sizes = SIZES[: 5 if frames == 1 else 3]
+    images = images_of([size for size in sizes for _ in range(frames)], dtype=dtype)
+    targets, keys = targets_of(images[::frames]), ["input", "targets"]
+    augment, single = (gpuaug.fuse(PIPELINES[name](), ragged=ragged, views=views) for ragged in (True, False))
+
+    def batch_from(first):
+        """The batch, turned so that another image comes first."""
+        batch = pack(images[first * frames :] + images[: first * frames], layout)
+        return Ragged(batch.data, batch.places, Shapes(batch.shapes.sizes, 3, layout, frames=frames * (frames > 1)))
+
+    batch = batch_from(0)
+    draws = augment.draw(batch, seed=5, dtype=dtype)
+    got, records = augment(batch, targets, data_keys=keys, draws=draws)
+    for index in range(len(sizes)):
+        video = torch.stack(images[index * frames : (index + 1) * frames])
+        dense = copies(video if frames > 1 else video[0], len(sizes))
+        draws = single.draw(dense.shape, seed=5, dtype=dtype)
+        alone, expected = single(dense, [targets[index]] * len(sizes), data_keys=keys, draws=draws)
+        for sample in range(index, len(got), len(sizes)):
+            assert_values(got[sample], alone[sample], atol=1e-6 if got.is_floating_point() else 0)
+            assert list(records[sample]) == [*targets[index], "valid"]
+            for key, value in expected[sample].items():
+                assert_values(records[sample][key], value, about=key)
+    # Numbers are drawn ahead, before the sizes are known that they turn into draws with.
+    turns = [batch_from(number % 3) for number in range(5)]
     torch.manual_seed(0)
-    got = [augment(batch, *others, data_keys=keys) for batch in batches]
+    results = [augment(turn, data_keys=["input"]) for turn in turns]
     torch.manual_seed(0)
-    for batch, made in zip(batches, got, strict=True):
-        expected = augment(batch, *others, data_keys=keys, draws=augment.draw(batch))
-        for one, other in zip(made, expected, strict=True):
-            assert_values(one, other)
-    assert not torch.equal(got[0][0], got[4][0])
+    for turn, made in zip(turns, results, strict=True):
+        assert_values(augment(turn, draws=augment.draw(turn, dtype=dtype)), made)
 
 
 def test_ragged_draws_are_prefetched_for_many_batches():
@@ -205,54 +227,6 @@ def test_ragged_pipeline_takes_dense_images():
     dense = augment(torch.stack([image, image]))
     torch.manual_seed(0)
     assert_values(augment(pack([image, image])), dense)
-
-
-def test_ragged_boxes_and_keypoints_equal_kornia():
-    """Boxes and keypoints follow each image's own geometry."""
-    images = images_of()
-    pipeline = K.AugmentationSequential(
-        K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), data_keys=["input", "bbox_xyxy", "keypoints"]
-    )
-    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
-    boxes = torch.tensor([[3.0, 4.0, 20.0, 30.0]]).repeat(len(images), 1, 1)
-    points = torch.tensor([[5.0, 6.0], [30.0, 8.0]]).repeat(len(images), 1, 1)
-    _, got_boxes, got_points = augment(batch, boxes, points, draws=augment.draw(batch, seed=2))
-    single = gpuaug.fuse(pipeline)
-    for index, image in enumerate(images):
-        dense = as_kornia_takes_them(copies(image, len(images)))
-        params = single.draw(dense.shape, seed=2).as_kornia()
-        _, expected_boxes, expected_points = pipeline(dense, boxes, points, params=params)
-        torch.testing.assert_close(got_boxes[index], expected_boxes[index], atol=1e-3, rtol=0)
-        torch.testing.assert_close(got_points[index], expected_points[index], atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("views", [1, 2])
-def test_ragged_targets_equal_each_image_alone(views):
-    images = images_of()
-    pipeline = [K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), K.RandomRotation(20.0, p=0.5), K.RandomErasing()]
-    augment, single = (gpuaug.fuse(pipeline, ragged=ragged, views=views) for ragged in (True, False))
-    batch, targets, keys = pack(images), targets_of(images), ["input", "targets"]
-    got_images, got = augment(batch, targets, data_keys=keys, draws=augment.draw(batch, seed=5))
-    assert len(got) == views * len(images)
-    for index, image in enumerate(images):
-        dense = copies(image, len(images))
-        draws = single.draw(dense.shape, seed=5)
-        alone = single(dense, [targets[index]] * len(images), data_keys=keys, draws=draws)
-        for place in range(index, len(got), len(images)):
-            assert_values(got_images[place], alone[0][place])
-            assert list(got[place]) == [*targets[index], "valid"]
-            for name, value in alone[1][place].items():
-                assert_values(got[place][name], value, about=name)
-
-
-def test_ragged_masks_are_a_list():
-    images = images_of()
-    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
-    masks = [target["masks"] for target in targets_of(images)]
-    _, got = augment(pack(images), masks, data_keys=["input", "mask"])
-    for mask, image, made in zip(masks, images, got, strict=True):
-        top, left = (image.shape[1] - 20) // 2, (image.shape[2] - 20) // 2
-        assert_values(made, mask[:, top : top + 20, left : left + 20])
 
 
 @pytest.mark.parametrize("modules", [[K.RandomResizedCrop((24, 24))], [K.RandomHorizontalFlip(), K.CenterCrop(24)]])

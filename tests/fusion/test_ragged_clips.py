@@ -1,53 +1,13 @@
 """Clips of every size: each clip has a size of its own, and all its frames have it."""
 
-import kornia.augmentation as K
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.batches.clips import FRAMES, SIZES, clips, clips_of
-from support.batches.ragged import copies, pack
+from support.batches.clips import FRAMES, clips, clips_of
 from support.comparison.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug
-
-PIPELINES = {
-    "crop": ([K.RandomResizedCrop((12, 14)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4, 0.1)], {}),
-    "antialiased": ([v2.RandomResizedCrop((12, 14))], {}),
-    "colours first": ([v2.RandomInvert(), v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)], {}),
-    "drawn size": ([v2.RandomResize(12, 40), v2.RandomCrop(20, pad_if_needed=True, fill=0.25)], {}),
-    "turned first": ([K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((12, 14))], {}),
-    "views": ([K.RandomResizedCrop((12, 14)), K.RandomSolarize()], {"views": 2}),
-}
-
-
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_ragged_clips_equal_each_clip_alone(name, layout):
-    modules, options = PIPELINES[name]
-    batch = clips_of(layout)
-    augment = gpuaug.fuse(modules, ragged=True, **options)
-    draws = augment.draw(batch, seed=1)
-    assert draws.shape == (3, FRAMES, 3, None, None)
-    got = augment(batch, draws=draws)
-    single = gpuaug.fuse(modules, **options)
-    for index in range(3):
-        dense = copies(torch.stack([batch[frame] for frame in range(index * FRAMES, (index + 1) * FRAMES)]), 3)
-        alone = single(dense, draws=single.draw(dense.shape, seed=1))
-        assert_values(got[index::3], alone[index::3], atol=1e-6)
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_batches_of_ragged_clips_are_drawn_as_told(name):
-    modules, options = PIPELINES[name]
-    augment = gpuaug.fuse(modules, ragged=True, **options)
-    for _ in range(3):
-        batch = clips_of("hwc")
-        state = torch.get_rng_state()
-        got = augment(batch)
-        torch.set_rng_state(state)
-        assert_values(got, augment(batch, draws=augment.draw(batch)))
 
 
 def test_a_ragged_pipeline_takes_clips_of_one_size():
@@ -56,23 +16,6 @@ def test_a_ragged_pipeline_takes_clips_of_one_size():
     ragged, dense = (gpuaug.fuse(v2.RandomResizedCrop(12), ragged=each) for each in (True, False))
     draws = dense.draw(videos.shape, seed=0)
     assert_values(ragged(videos, draws=draws), dense(videos, draws=draws))
-
-
-def test_targets_of_ragged_clips_follow_them():
-    batch = clips_of("hwc")
-    records = [
-        {"boxes": torch.tensor([[2.0, 3, 12, 14]]) + index, "masks": torch.ones(2, *size), "labels": torch.tensor([index])}
-        for index, size in enumerate(SIZES)
-    ]
-    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)], ragged=True)
-    draws = augment.draw(batch, seed=0)
-    made, got = augment(batch, records, data_keys=["input", "targets"], draws=draws)
-    assert made.shape == (3, FRAMES, 3, 12, 12)
-    firsts = pack([batch[index * FRAMES] for index in range(3)], "hwc")
-    _, expected = augment(firsts, records, data_keys=["input", "targets"], draws=augment.draw(firsts, seed=0))
-    for one, other in zip(got, expected, strict=True):
-        assert_values(one["boxes"], other["boxes"])
-        assert_values(one["masks"], other["masks"])
 
 
 @settings(max_examples=8)

@@ -389,17 +389,6 @@ def test_empty_batches_get_the_channels_of_full_ones():
         assert augment(images[:0]).shape == (0, *augment(images).shape[1:]) == (0, 3, 32, 48)
 
 
-def test_a_state_of_another_output_type_is_refused_by_name():
-    def loader(**options):
-        augment = gpuaug.fuse(v2.RandomHorizontalFlip(), **options)
-        return gpuaug.StreamedLoader([photographs()], [augment], device="cpu", seed=0)
-
-    for one, other in (({}, {"dtype": torch.float32}), ({"dtype": torch.float16}, {})):
-        with pytest.raises(gpuaug.ArgumentError, match=r"dtype=torch\."):
-            loader(**one).load_state_dict(loader(**other).state_dict())
-    loader().load_state_dict(loader(dtype=torch.uint8).state_dict())
-
-
 CUBIC_LATER = {
     "first": [],
     "behind a flip": [v2.RandomHorizontalFlip()],

@@ -39,37 +39,6 @@ def names(result, size):
     return [row["name"] for row in result["rows"] if row["batch_size"] == size]
 
 
-def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock, capsys):
-    def missing():
-        raise optional_rows.MissingError("not installed: No module named 'peer'")
-
-    def broken():
-        raise TypeError("unexpected keyword\nmore")
-
-    result = measure(
-        lambda size: [
-            clock.row("serial"),
-            optional_rows.peer_row("away", CUDA, missing),
-            optional_rows.peer_row("broken", CUDA, broken),
-            optional_rows.peer_row("there", CUDA, lambda: clock.row("there")),
-            optional_rows.peer_row("two streams", CPU, missing),
-            optional_rows.peer_row("anywhere", CPU, lambda: clock.row("anywhere"), needs_gpu=False),
-        ]
-    )
-    reasons = {
-        "away": "not installed: No module named 'peer'",
-        "broken": "TypeError: unexpected keyword",
-        "two streams": "needs a GPU",
-    }
-    assert result["settings"]["skipped"] == [
-        {"batch_size": size, "name": name, "reason": reason} for size in (8, 16) for name, reason in reasons.items()
-    ]
-    assert names(result, 8) == names(result, 16) == ["serial", "there", "anywhere"]
-    output = capsys.readouterr().out
-    assert output.count("away skipped: not installed") == 1
-    assert "matrix: batch size 8: two streams skipped: needs a GPU\n" in output
-
-
 def test_a_peer_that_raises_while_it_is_measured_costs_its_row_only(measure, clock):
     def failing():
         yield 4

@@ -132,9 +132,9 @@ def test_mix_draws_replay_in_a_kornia_container(name):
 
 
 def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
-    assert CutMix.unsupported_module(K.RandomCutMixV2(num_mix=3)) == "num_mix=3"
-    assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))) == "beta has several values"
-    assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor(2.0))) is None
+    assert CutMix("mix", K.RandomCutMixV2(num_mix=3)).unsupported() == "num_mix=3"
+    assert CutMix("mix", K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))).unsupported() == "beta has several values"
+    assert CutMix("mix", K.RandomCutMixV2(beta=torch.tensor(2.0))).unsupported() is None
 
 
 @pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
