@@ -257,8 +257,14 @@ JUMPS = {
     "one of colours",
     "one of torchvision's",
     "one of, then jitter",
+    *("antialiased crop, its middle where none fits", "drawn size, padded crop", "zoomed out, drawn size, middle"),
+    *("perspective, filled", "affine, filled", "cubic behind levels", "floats of bytes", "autocontrast, torchvision's"),
+    *("classification, torchvision's", "every step in bytes"),
 }
-"""A pixel at a threshold may fall on either side of it. Leave a name out unless the test fails without it."""
+"""A pixel at a threshold, such as the border of two bytes, may fall on either side of it: a card fuses products and sums.
+
+Leave a name out unless the test fails without it.
+"""
 
 OF_ALL_CHANNELS = ("hue, saturation", "jitter, then jitter", *alone(exact=False, rgb=True))
 """Each channel is made of all three, and so is NaN where one is: compared on images ``with_holes`` too."""
