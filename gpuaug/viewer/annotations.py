@@ -184,7 +184,8 @@ def _kornia_corners(boxes: Array, key: str) -> Array:
     corners: Array = vertices(torch.from_numpy(boxes), KORNIA_FORMATS[key]).numpy()
     if key == "bbox":  # may be rotated
         return corners + 0.5 + 0.5 * np.sign(corners - corners.mean(1, keepdims=True))  # type: ignore[no-any-return]
-    return corners + np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    sides: Array = np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    return corners + sides  # type: ignore[no-any-return]
 
 
 def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> Array:
