@@ -63,12 +63,12 @@ BUDGETS = {
     "core": 1_556,
     "decode": 4_594,
     "feed": 2_395,
-    "fusion": 12_602,
+    "fusion": 12_579,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_179,
-    "stages": 1_744,
-    "viewer": 853,
+    "stages": 1_734,
+    "viewer": 854,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 
