@@ -62,7 +62,7 @@ BUDGETS = {
     "cli": 245,
     "core": 1_556,
     "decode": 4_594,
-    "feed": 2_395,
+    "feed": 2_383,
     "fusion": 12_579,
     "integrations": 49,
     "loader": 1_366,
