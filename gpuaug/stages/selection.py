@@ -192,8 +192,8 @@ class Selection:
             new_indices = sorted(index for index in indices if index >= len(batch))
             if len(indices) < len(names) or new_indices != list(range(len(batch), len(batch) + len(new_indices))):
                 raise SelectionError(
-                    f"into must be an index of a {type(batch).__name__} of {len(batch)}, or the index after its end, and name "
-                    f"each member once, got {_listed(values)}. Pass an index from 0 to {len(batch)}."
+                    f"into must be an index of a {type(batch).__name__} of {len(batch)}, or the index after its end, without "
+                    f"repetition or gap, got {_listed(values)}. Pass an index from 0 to {len(batch)}."
                 )
             values = dict(zip(names, values.values(), strict=True))
         return batches.replace(batch, values)
