@@ -63,7 +63,7 @@ BUDGETS = {
     "core": 1_556,
     "decode": 4_594,
     "feed": 2_383,
-    "fusion": 12_579,
+    "fusion": 12_578,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_179,

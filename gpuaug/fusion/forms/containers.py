@@ -86,9 +86,9 @@ class Container:
         """Return the container with the transformed targets."""
         return self._results()
 
-    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool) -> Slot:
-        """Create a slot for targets that are not in a target dict."""
-        slot = Slot(kind, kind.name, path, column, self._call, per_frame=per_frame)
+    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, key: str = "", per_frame: bool) -> Slot:
+        """Create a slot. ``key``: key of the targets in target dicts; empty for other containers."""
+        slot = Slot(kind, key or kind.name, path, column, self._call, per_frame=per_frame)
         self.slots.append(slot)
         return slot
 
@@ -322,9 +322,8 @@ class Container:
             owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
             if kind is not None:
-                key = name if by_key and name in kind.keys else kind.name
-                slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._call, per_frame=per_frame)
-                self.slots.append(slot)
+                key = name if by_key and name in kind.keys else ""
+                slot = self._slot(kind, (*path, name), TensorColumn(owners, column), key=key, per_frame=per_frame)
                 results[name] = positions, slot.parts
             elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
                 results[name] = positions, parts
