@@ -29,9 +29,14 @@ DOES_NOT_FIT = [
     (Pair(1, 2), 0, ..., "on must name a member of the Pair, got 0"),
     (Frozen(1, 2), "image", ..., "on must name a member of the Frozen, got 'image'"),
     (TENSOR, ..., "views", "into must be left out for a batch that is a single Tensor, got 'views'"),
-    (PAIR, ..., 3, "into must be an index of a tuple of 2, or the index after its end, got 3"),
-    (PAIR, ..., -3, "into must be an index of a tuple of 2, or the index after its end, got -3"),
-    (PAIR, ..., "views", "into must be an index of a tuple of 2, or the index after its end, got 'views'"),
+    (PAIR, ..., 3, "into must be an index of a tuple of 2, or the index after its end, without repetition or gap, got 3"),
+    (PAIR, ..., -3, "into must be an index of a tuple of 2, or the index after its end, without repetition or gap, got -3"),
+    (
+        PAIR,
+        ...,
+        "views",
+        "into must be an index of a tuple of 2, or the index after its end, without repetition or gap, got 'views'",
+    ),
     (Pair(1, 2), "images", "views", "into must be a field of Pair, which has a fixed set of fields, got 'views'"),
     (Slots(1, 2), "images", "views", "into must be a field of Slots, which has a fixed set of fields, got 'views'"),
 ]
@@ -51,7 +56,9 @@ def test_on_or_into_that_does_not_fit_names_members(batch, on, into, text):
 def test_into_gap_past_end_is_refused():
     with pytest.raises(SelectionError) as caught:
         Selection(..., (0, 3), kind="Kind").write(PAIR, ("a", "b"))
-    assert "into must leave no gap after the end of a tuple of 2, got [3]" in str(caught.value)
+    assert "into must be an index of a tuple of 2, or the index after its end, without repetition or gap, got 0, 3" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,11 @@ def test_unset_field_is_missing():
     ("twice", "kind", "text"),
     [
         ((0, 0), ArgumentError, "into must name each member once, got (0, 0)"),
-        ((0, -2), SelectionError, "into must name each member of a tuple of 2 once, got (0, -2)"),
+        (
+            (0, -2),
+            SelectionError,
+            "into must be an index of a tuple of 2, or the index after its end, without repetition or gap, got 0, -2",
+        ),
     ],
 )
 def test_into_duplicate_places_is_refused(twice, kind, text):
