@@ -83,18 +83,6 @@ def test_call_takes_one_number_from_the_global_generator():
     assert_values(augment(images), first)
 
 
-def test_draws_can_be_pickled_and_replayed_by_another_module():
-    images = photographs()
-    draws = gpuaug.fuse(pipeline()).draw(images.shape, seed=1)
-    kept = pickle.loads(pickle.dumps(draws))
-    again = gpuaug.fuse(pipeline())
-    assert_values(again(images, draws=kept), again(images, draws=draws))
-    for one, other in zip(draws.as_kornia(), kept.as_kornia(), strict=True):
-        assert one.name == other.name
-        for key in one.data:
-            assert_values(one.data[key], other.data[key])
-
-
 def test_fused_module_has_no_state():
     augment = gpuaug.fuse(pipeline())
     assert augment.state_dict() == {}

@@ -59,12 +59,6 @@ def test_errors_of_kornia_name_the_module_and_why_kornia_runs_it(module, shape, 
     assert found.startswith(f"gpuaug: raised by Kornia, which runs {note}")
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 5, 4), (2, 1, 4, 5), (2, 5, 4)])
-def test_masks_of_another_size_are_refused(shape):
-    with pytest.raises(gpuaug.ArgumentError, match=r"mask must have the size of the images"):
-        gpuaug.fuse(K.RandomInvert())(torch.zeros(2, 3, 4, 4), torch.zeros(shape), data_keys=["input", "mask"])
-
-
 @pytest.mark.parametrize(("key", "shape"), [("mask", (2, 1, 4, 4)), ("bbox_xyxy", (2, 5, 4))])
 def test_targets_on_another_device_are_refused(key, shape):
     with pytest.raises(

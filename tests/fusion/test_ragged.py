@@ -206,20 +206,6 @@ def test_ragged_draws_are_prefetched_for_many_batches():
     assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_ragged_batches_in_a_loader_are_the_same_at_every_depth(depth):
-    batches = [(pack(images_of(SIZES[index:])), torch.arange(len(SIZES) - index)) for index in range(3)]
-
-    def run(at):
-        stage = gpuaug.TransformStage(gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True))
-        return [images for images, _ in gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=1, depth=at)]
-
-    reference = run(0)
-    assert [len(images) for images in reference] == [5, 4, 3]
-    for one, other in zip(run(depth), reference, strict=True):
-        assert_values(one, other)
-
-
 def test_ragged_pipeline_takes_dense_images():
     image = images_of([(40, 50)])[0]
     augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)

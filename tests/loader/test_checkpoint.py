@@ -40,29 +40,6 @@ def test_state_dict_follows_the_iterator_read_last(kind):
     assert same([bits(batch) for batch in resumed], [bits(batch) for batch in streamed(SOURCES[kind])][3:])
 
 
-def test_state_dict_before_first_batch():
-    make = one_worker
-    loader = streamed(make)
-    loader.set_epoch(4)
-    state = saved(loader.state_dict())
-    assert (state["epoch"], state["batch"], state["ended"]) == (4, 0, False)
-    expected = [bits(batch) for batch in loader]
-    assert loader.state_dict()["epoch"] == 4
-    resumed = streamed(make)
-    resumed.load_state_dict(state)
-    assert same([bits(batch) for batch in resumed], expected)
-
-
-def test_state_dict_returns_loaded_state_until_next_batch():
-    make = SOURCES["in this process"]
-    state = stopped_at(3, streamed(make))
-    resumed = streamed(make)
-    resumed.load_state_dict(state)
-    assert repr(resumed.state_dict()) == repr(state)
-    next(iter(resumed))
-    assert resumed.state_dict()["batch"] == 4
-
-
 def test_seed_of_state_is_adopted_where_none_was_given():
     make = SOURCES["in this process"]
     expected = [bits(batch) for batch in streamed(make)]

@@ -23,7 +23,7 @@ from support.process import processes
 from support.process.waiting import until
 from torch.utils.data import DataLoader
 
-from gpuaug import GpuAugError, StreamedLoader
+from gpuaug import StreamedLoader
 from gpuaug.loader.inspection import restored_at_end
 
 IN_PROCESS, TWO_WORKERS, PERSISTENT = WORKERS
@@ -94,31 +94,6 @@ def test_seeds_of_workers_are_not_those_of_an_earlier_epoch():
 class Seeds(Loaded):
     def __getitem__(self, index):
         return torch.tensor(torch.initial_seed())
-
-
-class Impulsive(Epochs):
-    """Draws from a generator that nobody knows of."""
-
-    order = generator()
-
-    def __iter__(self):
-        return iter(torch.randperm(SAMPLES, generator=self.order).tolist())
-
-
-@pytest.mark.parametrize("workers", [IN_PROCESS, {"num_workers": 1}], ids=["in process", "a worker"])
-def test_another_order_is_refused(workers):
-    def made():
-        return loader(lambda: {"batch_size": 7, "sampler": Impulsive()}, workers)
-
-    others = set(active_children())
-    state = stopped_at(1, made())
-    with made() as resumed:
-        resumed.load_state_dict(state)
-        with pytest.raises(GpuAugError, match="because the sampler returns other batches than"):
-            list(resumed)
-        until(lambda: set(active_children()) <= others)
-        resumed.load_state_dict(state, strict=False)
-        assert len(list(resumed)) == 1
 
 
 def test_inspection_leaves_the_place_to_go_on_at():

@@ -30,7 +30,6 @@ from gpuaug import (
     ArgumentTypeError,
     DecodeStage,
     GpuAugWarning,
-    IteratorEndedError,
     StreamedLoader,
     collate_encoded,
     read_clip,
@@ -173,17 +172,6 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
         assert len(list(iterator)) == BATCHES - 1
 
 
-def test_load_state_dict_ends_open_iterator():
-    loader = streamed(one_worker)
-    state = stopped_at(2, streamed(one_worker))
-    iterator = iter(loader)
-    next(iterator)
-    loader.load_state_dict(state)
-    with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
-        list(iterator)
-    assert len(list(loader)) == BATCHES - 2
-
-
 class Rewound(StatefulDataLoader):
     """Iterated in a way of its own."""
 
@@ -203,17 +191,6 @@ def test_stateful_dataloader_uses_ring_and_is_not_changed():
     assert own.state_dict()["_iterator_finished"]
     own.pin_memory = False
     assert all(isinstance(images, torch.Tensor) for images, _ in own), "by itself it collates as ever"
-
-
-def test_stateful_dataloader_uses_ring_again_after_break():
-    loader = StreamedLoader(one_worker(), device="cpu", feed="ring")
-    list(loader)
-    for _ in range(4):
-        before = loader.stats().slot_batches
-        for number, _ in enumerate(loader):
-            if number == 3:
-                break
-        assert loader.stats().slot_batches == before + 4
 
 
 def test_stateful_dataloader_that_fails_to_start_is_not_changed():

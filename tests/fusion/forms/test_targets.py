@@ -34,18 +34,6 @@ def test_target_boxes_and_keypoints_equal_kornia(name, p):
             assert_values(made["valid"] | near, (sides >= 1).all(1) | near)
 
 
-def test_targets_in_a_loader_are_the_same_at_every_depth():
-    batches = [{"image": photographs(3, seed=seed), "labels": records_of(3, seed=seed), "name": "a"} for seed in range(3)]
-    stage = gpuaug.TransformStage(gpuaug.fuse(PIPELINES["DETR"](0.5)), on={"image": "input", "labels": "targets"})
-    seen = [list(gpuaug.StreamedLoader(batches, [stage], device="cpu", depth=depth, seed=7)) for depth in (0, 2)]
-    for one, other in zip(*seen, strict=True):
-        assert one["name"] == "a"
-        for record, same in zip(one["labels"], other["labels"], strict=True):
-            for key in ("boxes", "masks", "keypoints", "valid"):
-                assert_values(record[key], same[key])
-            assert record["masks"].shape[1:] == (44, 50)
-
-
 def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
     counted = []
     augment = gpuaug.fuse(PIPELINES["flips"](0.5))

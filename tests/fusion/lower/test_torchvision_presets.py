@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 from support.comparison.replay import photographs
-from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -86,25 +85,6 @@ RAGGED = ("lsj", "ssd", "ssd, colours last", "ssdlite")
 def whole(name):
     """A preset with all that comes behind it."""
     return v2.Compose([v2.ToImage(), *DETECTION[name], *RESIZED.get(name, []), FLIP, *ENDING])
-
-
-@pytest.mark.parametrize(("name", "ragged"), [("lsj", False), ("ssd", False), *((name, True) for name in RAGGED)])
-@pytest.mark.every(2)
-def test_preset_with_drawn_sizes_is_the_same_at_every_depth(name, ragged):
-    augment = gpuaug.fuse(whole(name), ragged=ragged)
-    batches = [from_dataset([v2.ToImage() if ragged else v2.Resize((40, 48))]) for _ in range(3)]
-    if not ragged:
-        batches = [(torch.stack(list(images)), targets) for images, targets in batches]
-
-    def run(depth):
-        stage = gpuaug.TransformStage(augment, on={0: "input", 1: "targets"})
-        return list(gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=3, depth=depth))
-
-    for (images, targets), (others, its) in zip(run(0), run(2), strict=True):
-        assert_values(images, others)
-        for one, other in zip(targets, its, strict=True):
-            for key in one:
-                assert_values(one[key], other[key])
 
 
 IOU_CROP = (

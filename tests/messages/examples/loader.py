@@ -113,16 +113,3 @@ def timeline_without_a_path(told):
         timeline.save(3)
     with tempfile.TemporaryDirectory() as folder:
         timeline.save(os.path.join(folder, "timeline.png"))
-
-
-@example("The dataset of a StatefulDataLoader must have a state_dict() without required arguments")
-def state_of_a_dataset_with_arguments(told):
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    class Streamed(Tape):
-        def state_dict(self, samples):
-            return {}
-
-    with told:
-        gpuaug.StreamedLoader(StatefulDataLoader(Streamed(), 2), device="cpu")
-    assert list(gpuaug.StreamedLoader(DataLoader(Streamed(), 2), device="cpu"))
