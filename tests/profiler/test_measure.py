@@ -1,14 +1,9 @@
-"""What is read from a trace, where a wait is placed, and what a piece of work costs by itself."""
-
-import traceback
-import warnings
-from pathlib import Path
+"""What is read from a trace, and what a piece of work costs by itself."""
 
 import pytest
 import torch
 from support.profiler import virtual_clock
 
-import gpuaug
 from gpuaug.core.streams import Lanes
 from gpuaug.profiler import measure
 from gpuaug.profiler.measure import (
@@ -19,7 +14,6 @@ from gpuaug.profiler.measure import (
     read_trace,
     time_alone,
     trace_device_work,
-    user_line,
     waits_at,
 )
 
@@ -64,34 +58,6 @@ def test_read_trace_divides_by_calls():
 def test_read_trace_without_work():
     metadata = {"ph": "M", "name": "process_name", "args": {"name": "python"}}
     assert read_trace([metadata], 3) == DeviceWork(0.0, 0)
-
-
-def stack(*files):
-    return [traceback.FrameSummary(str(name), line, "f", lookup_line=False) for line, name in enumerate(files, 1)]
-
-
-TORCH, PACKAGE = Path(torch.__file__).parent, Path(gpuaug.__file__).parent
-
-
-def test_place_is_the_users_innermost_code():
-    frames = stack("/me/train.py", "/me/crop.py", TORCH / "_tensor.py", PACKAGE / "stages.py", warnings.__file__, "<frozen x>")
-    assert user_line(frames) == "/me/crop.py:2"
-
-
-def test_place_may_be_in_another_package():
-    assert user_line(stack("/me/train.py", "/lib/kornia/geometry.py", TORCH / "_tensor.py")) == "/lib/kornia/geometry.py:2"
-
-
-@pytest.mark.parametrize("package", [TORCH, PACKAGE])
-def test_place_in_a_package_whose_name_begins_like_torchs(package):
-    own = f"{package}_train.py"
-    assert user_line(stack("/me/train.py", own)) == f"{own}:2"
-    beside = package.with_name(f"{package.name}vision") / "ops.py"
-    assert user_line(stack("/me/train.py", beside)) == f"{beside}:2"
-
-
-def test_place_without_user_code_is_the_innermost():
-    assert user_line(stack(TORCH / "a.py", PACKAGE / "b.py")) == f"{PACKAGE / 'b.py'}:2"
 
 
 def test_alone_times_every_call(monkeypatch):

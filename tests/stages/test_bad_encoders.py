@@ -317,10 +317,10 @@ def test_draws_on_the_host_are_warned_of(library):
 
 def test_draws_of_torch_on_the_host_count_as_such(monkeypatch):
     monkeypatch.undo()  # on a card torch's generator of the host is not the device's
-    before = cuda_graph._host_generator_states()
-    assert cuda_graph._host_generator_states() == before
+    before = cuda_graph.host_states()
+    assert cuda_graph.host_states() == before
     torch.rand(1)
-    assert cuda_graph._host_generator_states() != before
+    assert cuda_graph.host_states() != before
 
 
 # Hooks

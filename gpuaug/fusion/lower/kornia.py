@@ -94,8 +94,10 @@ def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = Non
         op, reason = (None, op_or_reason) if isinstance(op_or_reason, str) else (op_or_reason, None)
     elif reason is None:
         try:
-            reason = _on_gpu(module) or LOWERED[base].unsupported_module(module)
-            op = LOWERED[base](name, module) if reason is None or LOWERED[base].out_applied is not Op.out_applied else None
+            op = LOWERED[base](name, module)
+            reason = _on_gpu(module) or op.unsupported()
+            if reason is not None and LOWERED[base].out_applied is Op.out_applied:
+                op = None  # only to compute the output size
         except GpuAugError:
             raise
         except ATTRIBUTE_ERRORS as error:

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
+from gpuaug.fusion.ops.kornia_private import sampler_bounds
+from gpuaug.fusion.ops.sampler import Gate, Sampler
 from gpuaug.fusion.pixels import on_rgb
 
 Array = NDArray[Any]
@@ -138,6 +139,9 @@ class Op(ABC):
     lowers: ClassVar[tuple[type[nn.Module], ...]] = ()
     """Classes of the library that are lowered to the op. Not inherited."""
 
+    names: ClassVar[tuple[str, ...]] = ()
+    """Kornia's names of the parameters that are uniform numbers, whose bounds the parameter generator of the module holds."""
+
     draws_one_batch_at_a_time: ClassVar[bool] = False
     """True if ``draw`` cannot draw for several batches in one call."""
 
@@ -181,14 +185,21 @@ class Op(ABC):
         """Settings of the user's module by name: ``flags`` of a module of Kornia."""
         self.gates: tuple[Gate, ...] = ()
         """One condition per enclosing container that picks modules at random. The op runs for samples that meet all of them."""
+        self.bounds: dict[str, tuple[float, float]] = {}
+        """(lower, upper) bounds of the parameters that are uniform numbers, by name."""
+        self._read_common(module)
         self._read(module)
 
-    def _read(self, module: Any) -> None:
+    def _read_common(self, module: Any) -> None:
         """Read the settings that all modules of Kornia have into attributes. Called by the constructor."""
         self.p = float(getattr(module, "p", self.p))
         self.p_batch = float(getattr(module, "p_batch", self.p_batch))
         self.same_on_batch = bool(getattr(module, "same_on_batch", self.same_on_batch))
         self.settings = getattr(module, "flags", self.settings)
+
+    def _read(self, module: Any) -> None:
+        """Read the settings of modules of this class into attributes. Called by the constructor. By default, ``bounds``."""
+        self.bounds = {name: sampler_bounds(module, name) for name in self.names}
 
     @property
     def is_random(self) -> bool:
@@ -216,8 +227,7 @@ class Op(ABC):
         """
         return ()
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:  # noqa: ARG003
+    def unsupported(self) -> str | None:
         """Reason why a module with these settings is not lowered, so that its library runs it; ``None`` if it is lowered."""
         return None
 
@@ -264,7 +274,7 @@ class Op(ABC):
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
         """Draw the apply mask, (B,) bool: ``p_batch`` once per batch, ``p`` per sample."""
-        applies: Array = all_true(batch)
+        applies: Array = np.ones(batch, dtype=bool)
         if self.p < 1:
             applies = (sampler.shared_by_samples() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:
@@ -274,8 +284,8 @@ class Op(ABC):
         return applies
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters for a whole batch, without ``"apply_mask"``."""
-        return {}
+        """Draw the parameters for a batch, without ``"apply_mask"``. By default, a uniform number per item of ``bounds``."""
+        return {name: sampler.within(*bounds) for name, bounds in self.bounds.items()}
 
     @property
     def plan_ops(self) -> tuple["Op", ...]:
@@ -363,24 +373,28 @@ def draw_in_order(
 class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
-    width: ClassVar[int]
-    """Number of columns of a row; 0 if the number depends on the number of channels (``row_width``).
+    width: ClassVar[int] = 0
+    """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``.
 
     Column 0 is the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit.
     """
 
+    width_per_channel: ClassVar[int] = 0
+    """Number of further columns per channel of the images. All columns of one parameter are adjacent."""
+
     def row_width(self, channels: int) -> int:
         """Number of columns of a row for images of ``channels`` channels."""
-        return self.width
+        return (self.width or 1 + len(self.names)) + self.width_per_channel * channels
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
         out[:, 0] = draws["apply_mask"]
         self.write(draws, size, out)
 
-    @abstractmethod
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the parameters of all samples into ``out``, all columns except column 0."""
+        """Write the parameters of all samples into ``out``, all columns except column 0. By default, write ``names``."""
+        for index, name in enumerate(self.names, 1):
+            out[:, index] = draws[name]
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
         """Set the parameters that differ between the frames of a clip, in place. By default there are none.
@@ -427,7 +441,9 @@ class PointOp(RowOp):
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
     formula: ClassVar[Callable[..., Any]]
-    """Function of pixels (``fusion/pixels.py``), then of the row's columns after the apply mask. Triton compiles it too.
+    """Function of pixels (``fusion/pixels.py``), then of the row's columns after the apply mask. Triton may compile it too.
+
+    A parameter with one column per channel is one argument.
 
     If ``rgb_only``, it maps the channels r, g and b to a tuple, else any channel. Not set by classes that override ``apply``.
     """
@@ -455,7 +471,10 @@ class PointOp(RowOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply the formula."""
-        parameters: list[Any] = [column(rows, index) for index in range(1, self.row_width(images.shape[1]))]
+        channels, scalars = images.shape[1], self.row_width(0)
+        parameters: list[Any] = [column(rows, index) for index in range(1, scalars)]
+        starts = range(scalars, self.row_width(channels), channels)
+        parameters += [rows[:, start : start + channels, None, None] for start in starts]
         return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
 
     @property

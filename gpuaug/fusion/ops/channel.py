@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, ChannelOp, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import where
 
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in Kornia's grey values."""
@@ -27,13 +28,28 @@ def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
     return (red * red_weight + green * GREY[1] + blue * GREY[2])[:, None]
 
 
+def drop(value: Tensor, fill: Tensor, is_dropped: Tensor) -> Tensor:
+    """Fill a channel whose ``is_dropped`` is not 0."""
+    return where(is_dropped != 0, fill, value)
+
+
+def normalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Subtract the mean, divide by the std. Triton computes it from the inverse, as one fused product and sum."""
+    return (value - mean) / std
+
+
+def denormalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Multiply by the std, add the mean."""
+    return value * std + mean
+
+
 class Grayscale(ChannelOp):
     """``RandomGrayscale``: weighted sum of three channels, or mean of any other number of channels."""
 
     lowers = (K.RandomGrayscale,)
     takes_any_range = True
     code = 6
-    width = 0
+    width_per_channel = 1
     description = "grey"
 
     @property
@@ -59,10 +75,6 @@ class Grayscale(ChannelOp):
         is_single = size.channels > 1 and self._weights is not None and self._weights.numel() == 1
         return "rgb_weights holds one value" if is_single else None
 
-    def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, and one weight per channel."""
-        return 1 + channels
-
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
         default = GREY if size.channels == 3 else 1 / size.channels
@@ -82,13 +94,9 @@ class ChannelShuffle(ChannelOp):
     lowers = (K.RandomChannelShuffle,)
     takes_any_range = True
     code = 10
-    width = 0
+    width_per_channel = 1
     description = "shuffle channels"
     keeps_unit_range = True
-
-    def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, and one source index per channel."""
-        return 1 + channels
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a permutation of the channels per sample, (B, C)."""
@@ -112,8 +120,9 @@ class ChannelDropout(PointOp):
 
     lowers = (K.RandomChannelDropout,)
     code = 11
-    width = 0
+    width, width_per_channel = 2, 1
     description = "drop channels"
+    formula = staticmethod(drop)
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -124,10 +133,6 @@ class ChannelDropout(PointOp):
         """Reason if more channels would be dropped than images have; else ``None``. Kornia raises an error."""
         dropped: Any = self.module.num_drop_channels
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
-
-    def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, the fill value, and one flag per channel."""
-        return 2 + channels
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the indices of the dropped channels, (B, num_drop_channels)."""
@@ -147,11 +152,6 @@ class ChannelDropout(PointOp):
         out[:, 2:] = 0
         np.put_along_axis(out[:, 2:], draws["channel_idx"], 1.0, axis=1)
 
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Fill the dropped channels."""
-        dropped = rows[:, 2 : 2 + images.shape[1], None, None] != 0
-        return torch.where(dropped, column(rows, 1), images)
-
 
 class Normalize(PointOp):
     """``Normalize``: ``(value - mean) / std``."""
@@ -159,20 +159,18 @@ class Normalize(PointOp):
     lowers = (K.Normalize,)
     takes_any_range = True
     code = 14
-    width = 0
+    width_per_channel = 2
     has_fixed_row = True
     description = "normalise"
+    formula = staticmethod(normalize)
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if any(np.ndim(flags[name]) > 1 for name in ("mean", "std")):
+        if any(np.ndim(self.settings[name]) > 1 for name in ("mean", "std")):
             return "mean or std has a value for each sample"
         return None
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self.mean = channel_values(self.settings["mean"])
         self.std = channel_values(self.settings["std"])
 
@@ -180,24 +178,10 @@ class Normalize(PointOp):
         """Mean and std, arrays (1,) or (C,)."""
         return {"mean": self.mean, "std": self.std}
 
-    def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, one mean per channel, and one std per channel."""
-        return 1 + 2 * channels
-
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the means of all channels, then the stds."""
         out[:, 1 : 1 + size.channels] = self.mean
         out[:, 1 + size.channels :] = self.std
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Subtract the mean, divide by the std."""
-        mean, std = self._mean_and_std(images, rows)
-        return (images - mean) / std
-
-    def _mean_and_std(self, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and stds in ``rows``, (B, C, 1, 1) each."""
-        channels = images.shape[1]
-        return rows[:, 1 : 1 + channels, None, None], rows[:, 1 + channels : 1 + 2 * channels, None, None]
 
 
 class Denormalize(Normalize):
@@ -206,11 +190,7 @@ class Denormalize(Normalize):
     lowers = (K.Denormalize,)
     code = 15
     description = "denormalise"
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Multiply by the std, add the mean."""
-        mean, std = self._mean_and_std(images, rows)
-        return torch.addcmul(mean.expand_as(images), images, std)
+    formula = staticmethod(denormalize)
 
 
 def permute_channels(images: Tensor, channels: Tensor) -> Tensor:

@@ -6,15 +6,16 @@ merged into one. The functions are formulas (``PointOp.formula``), which both ex
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import RGB, clamp01, exact_quotient, floor, maximum, minimum, power, quotient, turned, where
 
@@ -143,31 +144,7 @@ def snow(r: Tensor, g: Tensor, b: Tensor, threshold: Tensor, factor: Tensor) -> 
     return clamped(r, g, b)
 
 
-class UniformOp(PointOp):
-    """Base class of ops whose parameters are uniform numbers, with bounds read from the module's parameter generator."""
-
-    names: tuple[str, ...]
-    """Kornia's names of the parameters, in the order of the columns of a row."""
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self.bounds = [sampler_bounds(module, parameter) for parameter in self.names]
-
-    def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, and the parameters."""
-        return 1 + len(self.names)
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw one uniform number per parameter and sample, (B,) each."""
-        return {name: sampler.within(low, high) for name, (low, high) in zip(self.names, self.bounds, strict=True)}
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the drawn numbers, in the order of ``names``."""
-        for index, name in enumerate(self.names):
-            out[:, 1 + index] = draws[name]
-
-
-class _ClampingOp(UniformOp):
+class _ClampingOp(PointOp):
     """Base class of ops that clamp values to [0, 1] before and after, unless the user sets ``clip_output=False``."""
 
     @property
@@ -205,7 +182,7 @@ class Contrast(_ClampingOp):
     formula = staticmethod(contrast)
 
 
-class Saturation(UniformOp):
+class Saturation(PointOp):
     """``RandomSaturation``: multiplies the HSV saturation."""
 
     lowers = (K.RandomSaturation,)
@@ -218,7 +195,7 @@ class Saturation(UniformOp):
     formula = staticmethod(saturation)
 
 
-class Hue(UniformOp):
+class Hue(PointOp):
     """``RandomHue``: rotates the HSV hue."""
 
     lowers = (K.RandomHue,)
@@ -231,7 +208,7 @@ class Hue(UniformOp):
     formula = staticmethod(hue)
 
 
-class Gamma(UniformOp):
+class Gamma(PointOp):
     """``RandomGamma``: ``gain * value ** gamma``."""
 
     lowers = (K.RandomGamma,)
@@ -243,7 +220,7 @@ class Gamma(UniformOp):
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
         """True if the bounds of exponent and gain are not negative: 0 to a negative power is infinite."""
-        return all(low >= 0 for low, _ in self.bounds)
+        return all(low >= 0 for low, _ in self.bounds.values())
 
 
 class Invert(PointOp):
@@ -260,10 +237,9 @@ class Invert(PointOp):
         """True if ``max_val`` is 1."""
         return bool(self.settings["max_val"] == 1)
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        max_val = module.flags["max_val"]  # type: ignore[index]
+        max_val = self.settings["max_val"]
         is_single = isinstance(max_val, int | float) or (isinstance(max_val, Tensor) and max_val.numel() == 1)
         return None if is_single else "max_val has a value for each channel"
 
@@ -278,7 +254,7 @@ class Invert(PointOp):
         out[:, 1] = float(self.settings["max_val"])
 
 
-class Solarize(UniformOp):
+class Solarize(PointOp):
     """``RandomSolarize``: adds a number, then inverts values at or above a threshold."""
 
     lowers = (K.RandomSolarize,)
@@ -289,7 +265,7 @@ class Solarize(UniformOp):
     formula = staticmethod(solarize)
 
 
-class Snow(UniformOp):
+class Snow(PointOp):
     """``RandomSnow``: multiplies HLS lightness below a threshold."""
 
     lowers = (K.RandomSnow,)
@@ -311,11 +287,10 @@ class Posterize(PointOp):
     description = "posterize"
     keeps_unit_range = True
     formula = staticmethod(posterize)
+    _offset = 0.0
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = bounds(generator_of(module).bit_sampler)
-        self._offset = 0.0
+    def _read(self, module: Any) -> None:
+        self.bounds = {"bits_factor": bounds(generator_of(module).bit_sampler)}
 
     def expect_rounding(self) -> None:
         """Allow for rounding errors in the input, by a tolerance before rounding down. Called if a preceding op causes them."""
@@ -323,7 +298,7 @@ class Posterize(PointOp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the number of bits per sample, rounded to an integer, (B,)."""
-        return {"bits_factor": np.rint(sampler.within(*self._bounds))}
+        return {"bits_factor": np.rint(sampler.within(*self.bounds["bits_factor"]))}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Number of bits as int32."""

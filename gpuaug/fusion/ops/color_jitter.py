@@ -7,12 +7,12 @@ bits 0 to 3 are 1 for the active adjustments, and the constants below describe t
 A *row* holds the parameters of one sample: the apply mask (1 to apply the op), four factors, and the order of the adjustments.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.channel import GREY, grayscale
@@ -66,16 +66,20 @@ class _Jitter(PointOp):
     description = "jitter"
     keeps_unit_range = True
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         generator = generator_of(module)
-        self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
-        self._order_setting = jitter_order(module)
-        candidates = range(4) if self._order_setting is None else self._order_setting
+        limits = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
+        order = jitter_order(module)
+        candidates = range(4) if order is None else order
         # Kornia omits an adjustment whose factors are neutral for the whole batch, so one with neutral bounds never runs.
-        self._active = [index in candidates and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
-        self._active_indices = np.flatnonzero(self._active)
-        self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
+        active = [index in candidates and limits[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
+        self._set_up(limits, active, order)
+
+    def _set_up(self, limits: list[Any], active: list[bool], order: tuple[int, ...] | None) -> None:
+        """Set the bounds of the factors, which adjustments are active, and the order, which is random if it is ``None``."""
+        self._low, self._high = np.array(limits, dtype=np.float32).T[..., None]
+        self._active, self._active_indices = active, np.flatnonzero(active)
+        self._order_setting = order
 
     @property
     def flags(self) -> int:  # type: ignore[override]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64, unsupported_skip
@@ -61,19 +61,16 @@ class Crop(IndexOp):
 
     lowers = (K.RandomCrop,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
         self.fill = _fill_values(self.settings["fill"])
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if flags["cropping_mode"] != "slice":
-            return f"cropping_mode={flags['cropping_mode']!r}"
-        pads = flags["padding"] is not None or flags["pad_if_needed"]
-        return _unsupported_mode("padding_mode", flags["padding_mode"], "fill", flags["fill"] if pads else 0)
+        if self.settings["cropping_mode"] != "slice":
+            return f"cropping_mode={self.settings['cropping_mode']!r}"
+        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
+        return _unsupported_mode("padding_mode", self.settings["padding_mode"], "fill", self.settings["fill"] if pads else 0)
 
     @property
     def edge(self) -> Edge:  # type: ignore[override]
@@ -161,14 +158,12 @@ class CenterCrop(IndexOp):
 
     lowers = (K.CenterCrop,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        mode = module.flags["cropping_mode"]  # type: ignore[index]
+        mode = self.settings["cropping_mode"]
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
@@ -211,16 +206,13 @@ class PadTo(IndexOp):
 
     lowers = (K.PadTo,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self.edge = self.settings["pad_mode"]
         self.fill = _fill_values(self.settings["pad_value"])
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        return _unsupported_mode("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
+        return _unsupported_mode("pad_mode", self.settings["pad_mode"], "pad_value", self.settings["pad_value"])
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """Settings that may have one value per channel: the fill value, by the name of Kornia's argument."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from kornia import augmentation as K
 from kornia.augmentation.container.params import ParamItem
@@ -23,7 +24,7 @@ from gpuaug.core.targets import LABELS, VALID, type_name
 from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, image_class, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.kornia_private import with_frames_second
-from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
+from gpuaug.fusion.ops.sampler import Gate, Sampler
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 LARGEST_EXACT_INTEGER = 2**24
@@ -354,20 +355,11 @@ def _from_kornia(key: str, result: Any, value: Any, frames: int) -> Any:
     return result.flatten(1, 2)[:, : value.shape[1]] if key.startswith("bbox") or key == "keypoints" else result
 
 
-COLOUR_ONLY = frozenset(
-    {
-        *("ColorJitter", "GaussianBlur", "GaussianNoise", "Grayscale", "JPEG", "LinearTransformation", "Normalize"),
-        *(
-            "RandomAdjustSharpness",
-            "RandomAutocontrast",
-            "RandomChannelPermutation",
-            "RandomEqualize",
-            "RandomErasing",
-            "RandomGrayscale",
-        ),
-        *("RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB", "ToDtype"),
-    }
-)
+COLOUR_ONLY = frozenset({
+    "ColorJitter", "GaussianBlur", "GaussianNoise", "Grayscale", "JPEG", "LinearTransformation", "Normalize",
+    "RandomAdjustSharpness", "RandomAutocontrast", "RandomChannelPermutation", "RandomEqualize", "RandomErasing",
+    "RandomGrayscale", "RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB", "ToDtype",
+})  # fmt: skip
 """Names of torchvision transforms that do not change masks, boxes and keypoints."""
 
 
@@ -414,7 +406,7 @@ class EagerTorchvision(EagerOp):
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the module, and the mask of the samples that the module is called for."""
-        applies = all_true(size.batch)
+        applies = np.ones(size.batch, dtype=bool)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies, "frames": size.frames}

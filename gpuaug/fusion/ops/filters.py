@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.pixels import divided_by_largest
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
@@ -50,24 +49,17 @@ class BlurOp(FrontOp):
 
     kernel, width = "blur", 3
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         size: Any = self.settings["kernel_size"]
         self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         self.border: Border = self.settings["border_type"].name.lower()
-        self._bounds = bounds(generator_of(module).sigma_sampler)
+        self.bounds = {"sigma": bounds(generator_of(module).sigma_sampler)}
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        size = flags["kernel_size"]
-        sides = (size, size) if isinstance(size, int) else size
-        if any(side % 2 == 0 or side < 1 for side in sides):
-            return f"kernel_size={size} has an even side"
-        if bounds(generator_of(module).sigma_sampler)[0] <= 0:
-            return "sigma may be 0"
-        return None
+        if any(side % 2 == 0 or side < 1 for side in self.kernel_size):
+            return f"kernel_size={self.settings['kernel_size']} has an even side"
+        return "sigma may be 0" if self.bounds["sigma"][0] <= 0 else None
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the blur kernel reaches too far beyond the image; else ``None``. Kornia raises an error."""
@@ -80,10 +72,6 @@ class BlurOp(FrontOp):
     def launches(self) -> int:
         """Number of kernel launches: 2, one per axis, if a side of the blur kernel exceeds ``ONE_LAUNCH_SIDE``, else 1."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH_SIDE else 2
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the standard deviation of the Gaussian per sample in pixels, (B,)."""
-        return {"sigma": sampler.within(*self._bounds)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the standard deviations of the Gaussian along y and x, in pixels."""
@@ -114,24 +102,13 @@ class SharpnessOp(FrontOp):
     """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
 
     lowers = (K.RandomSharpness,)
-    kernel, width = "sharpness", 2
+    kernel = "sharpness"
+    names = ("sharpness",)
     description = "sharpen"
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = sampler_bounds(module, "sharpness")
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if images are smaller than 3x3 pixels, for which Kornia raises an error; else ``None``."""
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a sharpness factor per sample, (B,)."""
-        return {"sharpness": sampler.within(*self._bounds)}
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the sharpness factor."""
-        out[:, 1] = draws["sharpness"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
@@ -155,11 +132,11 @@ class LevelsOp(FrontOp):
     Cost: two launches, one that computes the tables from the images, and one that applies the tables.
     """
 
-    kernel, width = "levels", 1
+    kernel = "levels"
     launches = 2  # type: ignore[assignment]
 
     entries: int
-    """Number of entries in the tables of one channel, all tiles together."""
+    """Number of entries in the table of one channel. Not set by ``Clahe``, whose tables have ``LEVELS`` entries per tile."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
@@ -170,9 +147,6 @@ class LevelsOp(FrontOp):
     def expect_rounding(self) -> None:
         """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
         self.to_levels = (self.to_levels[0], LEVEL_TOLERANCE)
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Do nothing: the row holds the apply mask only."""
 
 
 class Equalize(LevelsOp):
@@ -214,20 +188,16 @@ class Clahe(LevelsOp):
     """
 
     lowers = (K.RandomClahe,)
-    width = 2
+    names = ("clip_limit_factor",)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         self.grid: tuple[int, int] = self.settings["grid_size"]
-        self.entries = self.grid[0] * self.grid[1] * LEVELS
-        self._bounds = sampler_bounds(module, "clip_limit_factor")
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        grid = flags["grid_size"]
-        if flags["slow_and_differentiable"]:
+        grid = self.grid
+        if self.settings["slow_and_differentiable"]:
             return "slow_and_differentiable=True"
         is_valid = type(grid) is tuple and len(grid) == 2 and all(type(side) is int and side > 0 for side in grid)
         return None if is_valid else f"grid_size={grid!r} is no pair of counts"
@@ -236,10 +206,6 @@ class Clahe(LevelsOp):
         """Reason if images are too small for the number of tiles; else ``None``. Kornia raises an error."""
         is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the clip limit per sample, (B,): maximum of pixels per level, in multiples of the mean."""
-        return {"clip_limit_factor": sampler.within(*self._bounds)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the clip limit in pixels per level; the number of pixels of a tile if the drawn limit is not positive."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
@@ -57,7 +57,7 @@ class MixOp(FrontOp):
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the weights of the partners, or the rectangles whose areas give the weights."""
-        return {}
+        return super().draw_parameters(sampler, size)
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
@@ -121,13 +121,8 @@ class MixUp(MixOp):
     lowers = (K.RandomMixUpV2,)
     description = "mixup"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = _bounds(generator_of(module).lambda_val)
-
-    def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"lambda"``, the partner's weight, (B,)."""
-        return {"lambda": sampler.within(*self._bounds)}
+    def _read(self, module: Any) -> None:
+        self.bounds = {"lambda": _bounds(generator_of(module).lambda_val)}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners and their weights."""
@@ -145,23 +140,20 @@ class CutMix(MixOp):
     stores_coordinates = True
     description = "cutmix"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         generator = generator_of(module)
         self._bounds = _bounds(generator.cut_size)
-        self._concentration = 1.0 if generator.beta is None else float(generator.beta)
+        beta = torch.as_tensor(1.0 if generator.beta is None else generator.beta, device="cpu")
+        self._concentrations: list[float] = beta.flatten().tolist()
         # With this setting, lambda in Kornia's labels is the fraction of the image outside the rectangle, not inside.
         self._lambda_is_fraction_outside = bool(module.use_correct_lambda)
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        generator = generator_of(module)
-        if generator.num_mix != 1:
-            return f"num_mix={generator.num_mix}"
-        if generator.beta is not None and torch.as_tensor(generator.beta, device="cpu").numel() != 1:
-            return "beta has several values"
-        return None
+        num_mix = generator_of(self.module).num_mix
+        if num_mix != 1:
+            return f"num_mix={num_mix}"
+        return None if len(self._concentrations) == 1 else "beta has several values"
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"sides"`` and ``"start"`` of the rectangle in pixels, (B, 2) each, as (x, y).
@@ -169,7 +161,7 @@ class CutMix(MixOp):
         The rectangle has the aspect ratio of the image. The fraction of the image outside it is beta-distributed.
         """
         low, high = self._bounds
-        outside_fraction = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
+        outside_fraction = np.minimum(np.maximum(sampler.beta(self._concentrations[0]), low), high)
         image_sides = np.array([size.width, size.height], dtype=np.float32)
         sides = np.floor(np.sqrt(1 - outside_fraction)[:, None] * image_sides)
         last_start = image_sides - sides

@@ -10,12 +10,12 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of
@@ -55,8 +55,7 @@ class Erasing(PointOp):
         """True if the fill value lies in [0, 1]."""
         return 0 <= self.value <= 1
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         generator = generator_of(module)
         self._scale = bounds(generator.scale_sampler)
         # If the user's range of aspect ratios contains 1, Kornia draws ratios below and above 1 equally often.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from kornia import augmentation as K
 from kornia.constants import Resample
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners, identities
@@ -24,7 +24,7 @@ from gpuaug.fusion.ops.geometry import (
     window_table,
 )
 from gpuaug.fusion.ops.kornia_private import generator_of
-from gpuaug.fusion.ops.sampler import Sampler, all_true, extra_uniforms
+from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
 CROP_CANDIDATES = 10
 """Number of candidate windows per sample of a resized crop. The first window that fits into the image is used."""
@@ -37,8 +37,7 @@ class ResizedCrop(ResampleOp):
     centred: ClassVar[bool] = False
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
@@ -53,11 +52,9 @@ class ResizedCrop(ResampleOp):
         self.ratios = min(ratios), max(ratios)
         """(smallest, largest) width / height of a crop."""
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
+        return None if self.settings["cropping_mode"] == "slice" else f"cropping_mode={self.settings['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
@@ -142,7 +139,7 @@ class ResizedCrop(ResampleOp):
             "y": zeros,
             "width": self._width * ones,
             "height": self._height * ones,
-            "apply_mask": all_true(batch),
+            "apply_mask": np.ones(batch, dtype=bool),
         }
 
     def _windows(self, draws: OpDraws, size: Size) -> OpDraws:
@@ -199,16 +196,13 @@ class Resize(ResampleOp):
 
     lowers = (K.Resize,)
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
+        return "antialias=True, which in Kornia is a blur" if self.settings["antialias"] else None
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be resized in a fused pass, or ``None``.

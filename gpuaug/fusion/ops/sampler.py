@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-_TRUE_MASKS: dict[int, NDArray[np.bool_]] = {}
-"""Cache of the results of ``all_true``, by length."""
-
 
 class Sampler:
     """Random numbers for one batch, or for several batches in one array, with B = batches · samples per batch.
@@ -40,27 +37,12 @@ class Sampler:
         """Number of columns that ``uniform`` has returned."""
         self._generators = [_generator(key) for key in keys] if separate_generators else _generators(keys)
         self._columns_per_call = columns
-        self._block = self._first_columns(columns)
+        self._block = self._columns(columns)
         """Columns of the last call of NumPy, (columns, B)."""
         self._position = 0
         """Index of the next column of ``_block`` to return."""
         self._shared: dict[object, NDArray[np.float32]] = {}
         """Results of ``shared``."""
-
-    def _first_columns(self, count: int) -> NDArray[np.float32]:
-        """Same numbers as ``_columns``, computed faster, from the raw 64-bit words of Philox. For the first call only."""
-        if self.batches == 1 or count * self.samples_per_batch % 2:
-            return self._columns(count)
-        words = np.empty((self.batches, count * self.samples_per_batch // 2), dtype="<u8")
-        for generator, row in zip(self._generators, words, strict=True):
-            row[:] = generator.bit_generator.random_raw(len(row))
-        # As in ``Generator.random``, a number is the upper 24 bits of half a word. The lower half comes first.
-        bits = words.view("<u4")
-        bits >>= 8
-        numbers = np.empty((count, self.batches, self.samples_per_batch), dtype=np.float32)
-        numbers[:] = bits.view("<i4").reshape(self.batches, count, self.samples_per_batch).transpose(1, 0, 2)
-        numbers *= np.float32(2**-24)
-        return numbers.reshape(count, self.samples)
 
     def _columns(self, count: int) -> NDArray[np.float32]:
         """Next uniform numbers of the generators, (count, B)."""
@@ -116,13 +98,7 @@ class Sampler:
 
     def permutation(self, count: int) -> NDArray[np.int64]:
         """Random permutation of ``count`` indices per batch, (batches, count)."""
-        if count > 16:
-            return np.stack([generator.permutation(count) for generator in self._generators])
-        # Shuffling a short list gives the same result as ``permutation`` in a third of the time.
-        orders = [list(range(count)) for _ in self._generators]
-        for generator, order in zip(self._generators, orders, strict=True):
-            generator.shuffle(order)
-        return np.array(orders, dtype=np.int64).reshape(self.batches, count)
+        return np.stack([generator.permutation(count) for generator in self._generators])
 
     def integer(self, low: int, high: int) -> int:
         """One integer in [low, high) for the batch. Only for a sampler of one batch."""
@@ -141,18 +117,6 @@ class Sampler:
     def shared_by_samples(self) -> "Sampler":
         """Return a sampler that draws one number per batch, and repeats it for all samples."""
         return _SharedSampler(self)
-
-
-def all_true(batch: int) -> NDArray[np.bool_]:
-    """Read-only apply mask, (B,) bool, of an op that is applied to all samples."""
-    mask = _TRUE_MASKS.get(batch)
-    if mask is None:
-        mask = np.ones(batch, dtype=bool)
-        mask.flags.writeable = False
-        if len(_TRUE_MASKS) > 64:
-            _TRUE_MASKS.clear()
-        _TRUE_MASKS[batch] = mask
-    return mask
 
 
 SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

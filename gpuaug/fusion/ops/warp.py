@@ -11,31 +11,29 @@ import numpy as np
 import torch
 from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor, select_samples
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of, sampler_bounds
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class MatrixWarp(WarpOp):
     """Base class of ops that compute their warp from forward matrices."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.edge: Literal["zeros", "border", "fill"] = (
             "border" if self.settings.get("padding_mode") == SamplePadding.BORDER else "zeros"
         )
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if flags["resample"] == Resample.BICUBIC:
+        if self.settings["resample"] == Resample.BICUBIC:
             return "resample='bicubic'"
-        padding = flags.get("padding_mode", SamplePadding.ZEROS)
+        padding = self.settings.get("padding_mode", SamplePadding.ZEROS)
         if padding not in (SamplePadding.ZEROS, SamplePadding.BORDER):
             return f"padding_mode={padding.name.lower()!r}"
         return None
@@ -73,15 +71,8 @@ class Rotation(MatrixWarp):
     """``RandomRotation``."""
 
     lowers = (K.RandomRotation,)
+    names = ("degrees",)
     description = "rotate"
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = sampler_bounds(module, "degrees")
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw an angle per sample in degrees, (B,)."""
-        return {"degrees": sampler.within(*self._bounds)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["degrees"].astype(np.float64))
@@ -93,15 +84,8 @@ class Rotation90(MatrixWarp):
     """``RandomRotation90``: rotates by multiples of 90 degrees. The size of the image does not change."""
 
     lowers = (K.RandomRotation90,)
+    names = ("times",)
     description = "rotate by quarters"
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
-        self._bounds = sampler_bounds(module, "times")
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the number of quarter turns per sample, (B,), before rounding."""
-        return {"times": sampler.within(*self._bounds)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         quarters = np.rint(draws["times"]).astype(np.int64) % 4
@@ -116,19 +100,18 @@ class Affine(MatrixWarp):
     lowers = (K.RandomAffine,)
     description = "affine"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
         samplers = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
         optional = {name: getattr(generator, f"{name}_sampler") for name in samplers}
         self._bounds = {name: bounds(sampler) for name, sampler in optional.items() if sampler is not None}
 
-    @classmethod
-    def unsupported_module(cls, module: nn.Module) -> str | None:
+    def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        if module.flags["fill_value"] is not None and module.flags["padding_mode"] == SamplePadding.FILL:  # type: ignore[index]
+        if self.settings["fill_value"] is not None and self.settings["padding_mode"] == SamplePadding.FILL:
             return "padding_mode='fill'"
-        return super().unsupported_module(module)
+        return super().unsupported()
 
     def _draw_parameter(self, name: str, sampler: Sampler, default: float) -> Any:
         """Draw one number per sample, (B,); ``default`` for a parameter that the module does not draw."""
@@ -183,14 +166,10 @@ class Shear(MatrixWarp):
     lowers = (K.RandomShear,)
     description = "shear"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
-        self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw two shear angles per sample in degrees, (B,) each."""
-        return {"shear_x": sampler.within(*self._bounds[0]), "shear_y": sampler.within(*self._bounds[1])}
+        self.bounds = {name: bounds(getattr(generator, f"{name}_sampler")) for name in ("shear_x", "shear_y")}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Shear angles, and the centre of the images."""
@@ -211,8 +190,8 @@ class Translate(MatrixWarp):
     lowers = (K.RandomTranslate,)
     description = "shift"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
         samplers = generator.translate_x_sampler, generator.translate_y_sampler
         self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
@@ -238,8 +217,8 @@ class Perspective(MatrixWarp):
     matrix_type = "perspective"
     description = "perspective"
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        super().__init__(name, module)
+    def _read(self, module: Any) -> None:
+        super()._read(module)
         generator = generator_of(module)
         self._distortion = float(generator.distortion_scale)
         self._inwards = generator.sampling_method == "basic"

@@ -22,7 +22,7 @@ from gpuaug.core.settings import initial_settings
 from gpuaug.core.torchvision_types import class_of, difference, nearest_class
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.kornia_private import foreign_generator
-from gpuaug.fusion.ops.sampler import ArraySampler, Sampler, all_true
+from gpuaug.fusion.ops.sampler import ArraySampler, Sampler
 from gpuaug.fusion.policies.picking import Choice, Pick, Policy
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
@@ -62,7 +62,7 @@ class KorniaPolicy(Policy):
         Returns:
             ``"layers"``, as ``Picking`` describes; with ``pick="batch"`` also ``"picks"``.
         """
-        draws: OpDraws = {"apply_mask": all_true(size.batch)}
+        draws: OpDraws = {"apply_mask": np.ones(size.batch, dtype=bool)}
         repeats = 1
         if self.pick == "batch":
             picks = draws["picks"] = sampler.permutation(len(self.choices)).T[: self.count]
@@ -178,9 +178,9 @@ def _op(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> 
         return f"made of {type(inner).__name__}, which is not Kornia's augmentation for this operation"
     if operation.op.same_on_batch or operation.op.p_batch < 1:
         return "set to same_on_batch=True or p_batch below 1"
-    op = lowered[augmentation]
-    reason = op.unsupported_module(inner)
-    return f"not lowered: {reason}" if reason else op(name, inner)
+    op = lowered[augmentation](name, inner)
+    reason = op.unsupported()
+    return f"not lowered: {reason}" if reason else op
 
 
 @functools.cache

@@ -28,7 +28,6 @@ class OneOf(PointOp):
     """
 
     code = LARGEST_CODE
-    width = 0
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
         super().__init__(name, ops[0].module)
@@ -38,7 +37,7 @@ class OneOf(PointOp):
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked none of the ops
 
-    def _read(self, module: Any) -> None:
+    def _read_common(self, module: Any) -> None:
         """Do nothing, because the ops in ``ops`` read their settings."""
 
     @staticmethod
@@ -89,10 +88,12 @@ class AnyAffine(MatrixWarp):
     description = "one of several affine warps"
 
     def __init__(self, name: str, warp: WarpOp) -> None:
-        # Not MatrixWarp.__init__, which reads the settings of a module of Kornia.
-        WarpOp.__init__(self, name, nn.Identity())
+        super().__init__(name, nn.Identity())
         self.edge, self.fill, self.nearest = warp.edge, warp.fill, warp.nearest
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked no warp
+
+    def _read(self, module: Any) -> None:
+        """Do nothing, because ``warp`` has read the settings."""
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[WarpOp]:

@@ -44,7 +44,7 @@ class Picking(Op):
     choices: tuple[Choice, ...]
     pick: Pick
 
-    def _read(self, module: Any) -> None:
+    def _read_common(self, module: Any) -> None:
         """Do nothing, because the ops of the choices read their settings."""
 
     @property

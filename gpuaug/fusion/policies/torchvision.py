@@ -39,12 +39,11 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     lowers = (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment)
     pick = "sample"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        super().__init__(name, transform, units)
+    def _read(self, transform: Any) -> None:
         self.count = max(0, int(transform.num_ops)) if isinstance(transform, v2.RandAugment) else 1
         self._bins = 10 if isinstance(transform, v2.AutoAugment) else transform.num_magnitude_bins
         """Number of bins of a magnitude."""
-        self.choices = tuple(_choice(operations, transform, units) for operations in _operations_of_choices(transform))
+        self.choices = tuple(_choice(operations, transform, self.units) for operations in _operations_of_choices(transform))
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""

@@ -313,7 +313,7 @@ CHANGED = {
         "its _param_generator, ResizeGenerator, is not the generator of RandomInvert",
     ),
     "other names": (Named, "a subclass of RandomContrast with other attributes: 'contrast_factor'"),
-    "no attributes": (Bare, "a subclass of RandomCrop with other attributes: 'Bare' object has no attribute 'padding_mode'"),
+    "no attributes": (Bare, "a subclass of RandomCrop with other attributes: 'Bare' object has no attribute '_fill'"),
     "a value of another form": (
         lambda: changed(v2.RandomResizedCrop(8), size=4),
         "RandomResizedCrop with other attributes: cannot unpack non-iterable int object",

@@ -123,9 +123,9 @@ def test_mix_of_nan_inf_and_out_of_range_values_equals_kornia(name):
 
 
 def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
-    assert CutMix.unsupported_module(K.RandomCutMixV2(num_mix=3)) == "num_mix=3"
-    assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))) == "beta has several values"
-    assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor(2.0))) is None
+    assert CutMix("mix", K.RandomCutMixV2(num_mix=3)).unsupported() == "num_mix=3"
+    assert CutMix("mix", K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))).unsupported() == "beta has several values"
+    assert CutMix("mix", K.RandomCutMixV2(beta=torch.tensor(2.0))).unsupported() is None
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])

@@ -28,8 +28,8 @@ def channels_kernel(
 
     Grid: (tiles per image, samples).
     """
-    skipped, sample, first, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, first, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
@@ -37,7 +37,7 @@ def channels_kernel(
     in_bounds = index < height * width
     x = index % width
     y = index // width
-    pixel = source + sample.to(tl.int64) * source_b + y * source_h + x * SOURCE_W
+    pixel = pointer + y * source_h + x * SOURCE_W
     applies = tl.load(row) != 0
     total = tl.zeros((TILE,), tl.float32)
     if TO_GREY and applies:
@@ -55,7 +55,7 @@ def channels_kernel(
         value, _, _ = apply_point_ops(
             value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB
         )  # fmt: skip
-        target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+        target = out + plane * out_c + y * out_h + x * OUT_W
         tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)
 
 

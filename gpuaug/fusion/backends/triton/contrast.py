@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import from_16_bits, pack_words, to_output_type
+from gpuaug.fusion.backends.triton.pixel_math import from_16_bits, pack_words, store_channels
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 
 
@@ -71,6 +71,4 @@ def contrast_kernel(
     else:
         pixel = out + sample.to(tl.int64) * out_b + index * OUT_W
         plane_stride = out_c
-    tl.store(pixel, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
-    tl.store(pixel + plane_stride, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
-    tl.store(pixel + 2 * plane_stride, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
+    store_channels(pixel, plane_stride, r, g, b, in_bounds, True)

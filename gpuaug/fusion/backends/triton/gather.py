@@ -23,8 +23,8 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     div_by_255,
     grey_of,
     pack_words,
+    store_channels,
     tile_pixels,
-    to_output_type,
     to_units_of_65535,
     words_of_16_bits,
 )
@@ -42,6 +42,7 @@ from gpuaug.fusion.backends.triton.taps import (
     resize_coordinates,
     select_buffers,
     source_coordinates,
+    tap_at,
     tap_axis,
     weight_inside,
     weight_sum,
@@ -96,11 +97,11 @@ def interpolate(
         if MAP_BEFORE[0] > 0:
             x, not_padding_x = map_index(x, map_before, 0, MAP_BEFORE[0])
             y, not_padding_y = map_index(y, map_before, 1, MAP_BEFORE[0])
-        offset = (y * line_stride + x * SOURCE_W).to(tl.uint32)
         not_padding = not_padding_x & not_padding_y
-        r = load_tap(pointer, offset, not_padding, not_padding, fill_r, MAX_VALUE, False, MAP_BEFORE[0])
-        g = load_tap(green, offset, not_padding, not_padding, fill_g, MAX_VALUE, False, MAP_BEFORE[0]) if RGB else r
-        b = load_tap(blue, offset, not_padding, not_padding, fill_b, MAX_VALUE, False, MAP_BEFORE[0]) if RGB else r
+        tap = (y * line_stride + x * SOURCE_W).to(tl.uint32), not_padding, not_padding
+        r = load_tap(pointer, tap, fill_r, MAX_VALUE, False, MAP_BEFORE[0])
+        g = load_tap(green, tap, fill_g, MAX_VALUE, False, MAP_BEFORE[0]) if RGB else r
+        b = load_tap(blue, tap, fill_b, MAX_VALUE, False, MAP_BEFORE[0]) if RGB else r
     else:
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, NEAREST
@@ -112,14 +113,12 @@ def interpolate(
             else:
                 left = half_to_even(source_x)
                 top = half_to_even(source_y)
-            px, in_window_x, not_padding_x = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
-            py, in_window_y, not_padding_y = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-            offset = (py * line_stride + px * SOURCE_W).to(tl.uint32)
-            in_window = in_window_x & in_window_y
-            not_padding = not_padding_x & not_padding_y
-            r = load_tap(pointer, offset, in_window, not_padding, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0])
-            g = load_tap(green, offset, in_window, not_padding, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0]) if RGB else r
-            b = load_tap(blue, offset, in_window, not_padding, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0]) if RGB else r
+            x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
+            y0 = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
+            tap = tap_at(x0, y0, line_stride, SOURCE_W)
+            r = load_tap(pointer, tap, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+            g = load_tap(green, tap, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0]) if RGB else r
+            b = load_tap(blue, tap, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0]) if RGB else r
         elif ADJACENT_TAPS:
             left, weight_x = first_neighbour(source_x, start_x, count_x, HALF_PIXEL)
             top, weight_y = first_neighbour(source_y, start_y, count_y, HALF_PIXEL)
@@ -135,41 +134,18 @@ def interpolate(
             weight_y = source_y - floor_y
             left = floor_x.to(tl.int32)
             top = floor_y.to(tl.int32)
-            x0, in_window_x0, not_padding_x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
-            x1, in_window_x1, not_padding_x1 = tap_axis(left + 1, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
-            y0, in_window_y0, not_padding_y0 = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-            y1, in_window_y1, not_padding_y1 = tap_axis(top + 1, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-            x0 *= SOURCE_W
-            x1 *= SOURCE_W
-            y0 *= line_stride
-            y1 *= line_stride
-            o00 = (y0 + x0).to(tl.uint32)
-            o10 = (y0 + x1).to(tl.uint32)
-            o01 = (y1 + x0).to(tl.uint32)
-            o11 = (y1 + x1).to(tl.uint32)
-            i00 = in_window_x0 & in_window_y0
-            i10 = in_window_x1 & in_window_y0
-            i01 = in_window_x0 & in_window_y1
-            i11 = in_window_x1 & in_window_y1
-            n00 = not_padding_x0 & not_padding_y0
-            n10 = not_padding_x1 & not_padding_y0
-            n01 = not_padding_x0 & not_padding_y1
-            n11 = not_padding_x1 & not_padding_y1
-            r = interpolate_taps(
-                pointer, o00, o10, o01, o11, i00, i10, i01, i11, n00, n10, n01, n11, weight_x, weight_y, fill_r,
-                MAX_VALUE, ZEROS, MAP_BEFORE[0],
-            )  # fmt: skip
+            x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
+            x1 = tap_axis(left + 1, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
+            y0 = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
+            y1 = tap_axis(top + 1, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
+            t00, t10 = tap_at(x0, y0, line_stride, SOURCE_W), tap_at(x1, y0, line_stride, SOURCE_W)
+            t01, t11 = tap_at(x0, y1, line_stride, SOURCE_W), tap_at(x1, y1, line_stride, SOURCE_W)
+            r = interpolate_taps(pointer, t00, t10, t01, t11, weight_x, weight_y, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0])
             g = r
             b = r
             if RGB:
-                g = interpolate_taps(
-                    green, o00, o10, o01, o11, i00, i10, i01, i11, n00, n10, n01, n11, weight_x, weight_y, fill_g,
-                    MAX_VALUE, ZEROS, MAP_BEFORE[0],
-                )  # fmt: skip
-                b = interpolate_taps(
-                    blue, o00, o10, o01, o11, i00, i10, i01, i11, n00, n10, n01, n11, weight_x, weight_y, fill_b,
-                    MAX_VALUE, ZEROS, MAP_BEFORE[0],
-                )  # fmt: skip
+                g = interpolate_taps(green, t00, t10, t01, t11, weight_x, weight_y, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+                b = interpolate_taps(blue, t00, t10, t01, t11, weight_x, weight_y, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0])
     if MAX_VALUE:
         r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)
     if WARP_FILL_COLUMN >= 0:
@@ -237,10 +213,7 @@ def finish_tile(
         tl.store(target, tl.ravel(packed), mask=inside)
     else:
         pixel = out + y * out_h + x * OUT_W
-        tl.store(pixel, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
-        if RGB:
-            tl.store(pixel + out_c, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
-            tl.store(pixel + 2 * out_c, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
+        store_channels(pixel, out_c, r, g, b, in_bounds, RGB)
     return grey
 
 

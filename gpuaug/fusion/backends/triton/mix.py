@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device, output_constants
-from gpuaug.fusion.backends.triton.pixel_math import as_float, div_by_255, to_output_type
+from gpuaug.fusion.backends.triton.pixel_math import as_float, div_by_255, store_channels
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.program.plan import OpPass
@@ -74,10 +74,7 @@ def mix_kernel(
             b = mix_with_partner(b, partner + 2 * source_c, in_bounds, inside, weight, BYTES)
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    tl.store(target, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
-    if RGB:
-        tl.store(target + out_c, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
-        tl.store(target + 2 * out_c, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
+    store_channels(target, out_c, r, g, b, in_bounds, RGB)
 
 
 def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:

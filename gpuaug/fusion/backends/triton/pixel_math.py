@@ -94,6 +94,15 @@ def to_output_type(value, TYPE: tl.constexpr):
 
 
 @triton.jit
+def store_channels(pixel, plane_stride, r, g, b, in_bounds, RGB: tl.constexpr):
+    """Store pixels in the dtype of the output: channels that are ``plane_stride`` apart, or, without ``RGB``, ``r``."""
+    tl.store(pixel, to_output_type(r, pixel.dtype.element_ty), mask=in_bounds)
+    if RGB:
+        tl.store(pixel + plane_stride, to_output_type(g, pixel.dtype.element_ty), mask=in_bounds)
+        tl.store(pixel + 2 * plane_stride, to_output_type(b, pixel.dtype.element_ty), mask=in_bounds)
+
+
+@triton.jit
 def to_centred(bits):
     """Map uint8 or uint16 to float16 in [-1, 1), with black at -1 and middle grey at 0, where float16 is most precise."""
     half: tl.constexpr = 2 ** (bits.dtype.primitive_bitwidth - 1)

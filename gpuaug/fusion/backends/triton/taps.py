@@ -32,9 +32,9 @@ def select_buffers(route, source, source_b, out, out_b, samples):
 
 @triton.jit
 def select_sample(
-    source, out, rows, row_stride, source_b, out_b, FRAMES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
+    source, out, rows, row_stride, source_b, source_c, out_b, FRAMES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Return whether the pass skips the sample of the block, sample, plane, row, and the sample's buffers (source, output).
+    """Return whether the pass skips the sample of the block, sample, plane, row, and addresses of source plane and output.
 
     The sample is the index of the block along the second axis of the grid, the plane along the third. ``FRAMES``: images per
     row of the table ``rows``. ``ROUTE_COLUMN``: column of the buffer route, or -1 if the pass skips no samples.
@@ -44,7 +44,9 @@ def select_sample(
     skipped = False
     if ROUTE_COLUMN >= 0:
         skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
-    return skipped, sample, tl.program_id(2), row, source, out
+    plane = tl.program_id(2)
+    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
+    return skipped, sample, plane, row, pointer, out + sample.to(tl.int64) * out_b
 
 
 @triton.jit
@@ -98,10 +100,15 @@ def tap_axis(index, start, count, map_columns, AXIS: tl.constexpr, ZEROS: tl.con
 
 
 @triton.jit
-def load_tap(
-    pointer, offset, in_window, not_padding, fill, MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr
-):
+def tap_at(x, y, line_stride, SOURCE_W: tl.constexpr):
+    """Return the offset of a tap, whether it is in the window, whether not in padding, from results of ``tap_axis``."""
+    return (y[0] * line_stride + x[0] * SOURCE_W).to(tl.uint32), x[1] & y[1], x[2] & y[2]
+
+
+@triton.jit
+def load_tap(pointer, tap, fill, MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr):
     """Load one channel at one tap: with ``ZEROS`` 0 outside the window, and ``fill`` in constant padding (``PADDING`` 2)."""
+    offset, in_window, not_padding = tap
     if PADDING == 2:
         value = as_float(tl.load(pointer + offset, mask=in_window & not_padding, other=0), MAX_VALUE)
         return tl.where(in_window & (not_padding == 0), fill, value)
@@ -186,18 +193,16 @@ def half_to_even(coordinate):
 
 @triton.jit
 def interpolate_taps(
-    pointer, o00, o10, o01, o11, i00, i10, i01, i11, n00, n10, n01, n11, weight_x, weight_y, fill,
-    MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr,
+    pointer, t00, t10, t01, t11, weight_x, weight_y, fill, MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
-    """Interpolate one channel bilinearly between four taps.
+    """Interpolate one channel bilinearly between four taps, whose digits are their x and y.
 
-    ``o``: offset of a tap, ``i``: whether it is in the window, ``n``: whether it is not in constant padding; the digits are its
-    x and y. ``weight_x``, ``weight_y``: weights of the two taps to the right, and of the two lower taps.
+    ``weight_x``, ``weight_y``: weights of the two taps to the right, and of the two lower taps.
     """
-    v00 = load_tap(pointer, o00, i00, n00, fill, MAX_VALUE, ZEROS, PADDING)
-    v10 = load_tap(pointer, o10, i10, n10, fill, MAX_VALUE, ZEROS, PADDING)
-    v01 = load_tap(pointer, o01, i01, n01, fill, MAX_VALUE, ZEROS, PADDING)
-    v11 = load_tap(pointer, o11, i11, n11, fill, MAX_VALUE, ZEROS, PADDING)
+    v00 = load_tap(pointer, t00, fill, MAX_VALUE, ZEROS, PADDING)
+    v10 = load_tap(pointer, t10, fill, MAX_VALUE, ZEROS, PADDING)
+    v01 = load_tap(pointer, t01, fill, MAX_VALUE, ZEROS, PADDING)
+    v11 = load_tap(pointer, t11, fill, MAX_VALUE, ZEROS, PADDING)
     return lerp(lerp(v00, v10, weight_x, MAX_VALUE), lerp(v01, v11, weight_x, MAX_VALUE), weight_y, MAX_VALUE)
 
 
@@ -320,13 +325,11 @@ def line_sums(
             x, not_padding = map_index(x, map_columns, 0, PADDING)
             # != 0, because in the interpreter of Triton 3.9 the & of a scalar mask and a block mask is a block of integers.
             not_padding = (not_padding & not_padding_y) != 0
-        offset = (x * SOURCE_W).to(tl.uint32)
-        r = add_weighted(
-            r, weight, load_tap(line, offset, in_window, not_padding, fill_r, MAX_VALUE, False, PADDING), MAX_VALUE
-        )
+        source_tap = (x * SOURCE_W).to(tl.uint32), in_window, not_padding
+        r = add_weighted(r, weight, load_tap(line, source_tap, fill_r, MAX_VALUE, False, PADDING), MAX_VALUE)
         if RGB:
-            value_g = load_tap(line + plane_stride, offset, in_window, not_padding, fill_g, MAX_VALUE, False, PADDING)
-            value_b = load_tap(line + 2 * plane_stride, offset, in_window, not_padding, fill_b, MAX_VALUE, False, PADDING)
+            value_g = load_tap(line + plane_stride, source_tap, fill_g, MAX_VALUE, False, PADDING)
+            value_b = load_tap(line + 2 * plane_stride, source_tap, fill_b, MAX_VALUE, False, PADDING)
             g, b = add_weighted(g, weight, value_g, MAX_VALUE), add_weighted(b, weight, value_b, MAX_VALUE)
         tap += 1
     return r, g, b

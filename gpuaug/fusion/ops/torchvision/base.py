@@ -45,6 +45,9 @@ class TorchvisionOp(Op):
     """
 
     package = "torchvision"
+    call: ClassVar[tuple[str, ...]]
+    """Function that repeats the op, and the settings that are its arguments. Not set by classes that override ``calls``."""
+
     unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
     """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
     image_dtype: torch.dtype = torch.float32
@@ -54,14 +57,16 @@ class TorchvisionOp(Op):
     """Change of the class of images by ``v2.ToPureTensor`` and ``v2.ToImage``, after the last module that torchvision runs."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        # Not super(): subclasses also inherit from ops of Kornia's modules, whose constructors read a module of Kornia.
-        Op.__init__(self, name, transform)
         self.units = units
+        super().__init__(name, transform)
 
-    def _read(self, module: Any) -> None:
+    def _read_common(self, module: Any) -> None:
         """Read ``p`` if torchvision's class has it. A subclass of the user may have an unrelated attribute ``p``."""
         if "p" in names_used(torchvision_class(module) or nn.Module):
             self.p = float(module.p)
+
+    def _read(self, transform: Any) -> None:
+        """Do nothing. The methods of this name that subclasses inherit from ops of Kornia's modules read modules of Kornia."""
 
     @property
     def keepdim(self) -> bool:
@@ -80,7 +85,8 @@ class TorchvisionOp(Op):
             sample: Index of the image, in the apply mask.
             size: Size of the input images of the batch.
         """
-        raise NotImplementedError
+        function, *settings = self.call
+        return [(function, {name: getattr(self.module, name) for name in settings})]
 
     def to_unit_range(self, value: float) -> float:
         """Convert a pixel value from the units of the input images to [0, 1]."""

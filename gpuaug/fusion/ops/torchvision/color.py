@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops import channel, color, color_jitter
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp
 
 _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 """Adjustments of a color jitter, by index. An adjustment is active if the user has set its bounds."""
@@ -29,15 +29,10 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     red_weight = channel.TORCHVISION_RED
     unfused_dtypes = (torch.int16,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         settings = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
-        self._order_setting = None  # torchvision's transform has no setting for the order
-        self._active = [limits is not None for limits in settings]
-        self._active_indices = np.flatnonzero(self._active)
-        neutral_bounds = [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
-        self.bounds = [limits or neutral for limits, neutral in zip(settings, neutral_bounds, strict=True)]
-        self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
+        limits = [limits or (neutral, neutral) for limits, neutral in zip(settings, (1.0, 1.0, 1.0, 0.0), strict=True)]
+        self._set_up(limits, [limits is not None for limits in settings], None)
 
     @property
     def flags(self) -> int:  # type: ignore[override]
@@ -75,8 +70,8 @@ class PhotometricDistort(ColorJitter):
     lowers = (v2.RandomPhotometricDistort,)
     width = 12
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        super().__init__(name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         # In torchvision p is the probability of each adjustment and of the permutation, not of the whole transform.
         self._adjustment_p = self.p
         self.p = 1.0
@@ -177,15 +172,11 @@ class Invert(TorchvisionOp, color.Invert):
     """``v2.RandomInvert``."""
 
     lowers = (v2.RandomInvert,)
+    call = ("invert",)
     unfused_dtypes = (torch.int16,)
 
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        super().__init__(name, transform, units)
+    def _read(self, transform: Any) -> None:
         self.settings = {"max_val": 1.0}
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``invert`` without arguments."""
-        return [("invert", {})]
 
 
 class Solarize(TorchvisionOp, color.Solarize):
@@ -196,38 +187,31 @@ class Solarize(TorchvisionOp, color.Solarize):
     """
 
     lowers = (v2.RandomSolarize,)
+    call = ("solarize", "threshold")
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         threshold = float(transform.threshold)
-        threshold = float(float_threshold(threshold)) if units == torch.uint8 else threshold
+        threshold = float(float_threshold(threshold)) if self.units == torch.uint8 else threshold
         self._threshold = self.to_unit_range(threshold)
         if self._threshold > 1:
             raise ArgumentError(
-                f"threshold of {name} must be at most the largest value of the images, got {transform.threshold}. Give it in "
-                "[0, 255] before v2.ToDtype(torch.float32, scale=True), and in [0, 1] after it."
+                f"threshold of {self.name} must be at most the largest value of the images, got {transform.threshold}. Give it "
+                "in [0, 255] before v2.ToDtype(torch.float32, scale=True), and in [0, 1] after it."
             )
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return no draws: the threshold is a setting."""
-        return {}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the number that only Kornia's transform adds to the pixels."""
         out[:, 1] = self._threshold
         out[:, 2] = 0
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``solarize`` with ``threshold`` in the units of the input images."""
-        return [("solarize", {"threshold": self.module.threshold})]
-
 
 class Posterize(TorchvisionOp, color.Posterize):
     """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels."""
 
     lowers = (v2.RandomPosterize,)
+    call = ("posterize", "bits")
     unfused_dtypes = (torch.uint16, torch.int16)
     has_fixed_row = True
 
@@ -246,10 +230,6 @@ class Posterize(TorchvisionOp, color.Posterize):
         out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
         out[:, 2] = 0.5
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``posterize`` with ``bits``."""
-        return [("posterize", {"bits": self.module.bits})]
-
 
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
     """``v2.RandomChannelPermutation``."""
@@ -265,9 +245,9 @@ class Normalize(TorchvisionOp, channel.Normalize):
     """``v2.Normalize``: ``(image - mean) / std`` per channel."""
 
     lowers = (v2.Normalize,)
+    call = ("normalize", "mean", "std")
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         self.mean, self.std = channel.channel_values(transform.mean), channel.channel_values(transform.std)
 
     def multiply_input(self, factor: int) -> None:
@@ -287,17 +267,12 @@ class Normalize(TorchvisionOp, channel.Normalize):
         counts = {len(self.mean), len(self.std)} - {1, size.channels}
         return f"holds {max(counts)} values for {size.channels} channels" if counts else None
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``normalize`` with ``mean`` and ``std``."""
-        transform: Any = self.module
-        return [("normalize", {"mean": transform.mean, "std": transform.std})]
-
 
 class Multiplication(TorchvisionOp, channel.Denormalize):
     """Multiplication of images in [0, 1] by the largest value of their integers, for a ``v2.ToDtype`` without ``scale``."""
 
     def __init__(self, name: str, factor: int) -> None:
-        TorchvisionOp.__init__(self, name, v2.Identity(), torch.float32)
+        super().__init__(name, v2.Identity(), torch.float32)
         self.mean = channel.channel_values(0)
         self.std = channel.channel_values(factor)
 

@@ -22,7 +22,6 @@ from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
     Call,
     TorchvisionOp,
-    Units,
     image_fill,
     mask_fill,
     pair,
@@ -59,40 +58,30 @@ class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
     """``v2.RandomHorizontalFlip``."""
 
     lowers = (v2.RandomHorizontalFlip,)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``horizontal_flip``, without arguments."""
-        return [("horizontal_flip", {})]
+    call = ("horizontal_flip",)
 
 
 class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     """``v2.RandomVerticalFlip``."""
 
     lowers = (v2.RandomVerticalFlip,)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``vertical_flip``, without arguments."""
-        return [("vertical_flip", {})]
+    call = ("vertical_flip",)
 
 
 class UniformTemporalSubsample(TorchvisionOp, FrameOp):
     """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last."""
 
     lowers = (v2.UniformTemporalSubsample,)
+    call = ("uniform_temporal_subsample", "num_samples")
     description = "choose frames"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         self.count = transform.num_samples
 
     def frames(self, count: int) -> Array:
         """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
         indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
         return indices
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``uniform_temporal_subsample`` with ``num_samples``."""
-        return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
@@ -101,8 +90,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
     lowers = (v2.CenterCrop,)
     edge = "constant"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         self._height, self._width = pair(transform.size)
 
     def unsupported_size(self, size: Size) -> str | None:
@@ -125,14 +113,14 @@ class _PaddingOp(TorchvisionOp, IndexOp):
         name: Name of the transform in its container.
         transform: Transform of the user.
         units: dtype of the images that the transform expects. Its value range is the range of ``fill``.
-        mode: Padding mode of a transform without the setting ``padding_mode``; ``""`` to read the setting.
     """
 
-    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
-        self._pads = True
-        """Whether the transform pads, according to its settings."""
-        self._mode = mode or transform.padding_mode
+    _pads: bool = True
+    """Whether the transform pads, according to its settings."""
+
+    def _read(self, transform: Any) -> None:
+        # ``gpuaug.PadIfSmaller``, ``gpuaug.FixedSizeCrop`` and a class of open_clip have no such setting.
+        self._mode = getattr(transform, "padding_mode", "constant")
         # torchvision's ``pad`` truncates the fill of integer images.
         self.fill = self.unit_fill(transform, truncates=True) if self._mode == "constant" else 0.0
 
@@ -222,8 +210,8 @@ class RandomCrop(_PaddingOp, crop.Crop):
 
     lowers = (v2.RandomCrop,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _PaddingOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self._height, self._width = transform.size
         self._pads = bool(transform.padding) or transform.pad_if_needed
         if not self._pads:
@@ -265,9 +253,6 @@ class PadIfSmaller(Pad):
 
     lowers = (transforms.PadIfSmaller,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _PaddingOp.__init__(self, name, transform, units, "constant")
-
     def _padding(self, size: Size) -> Sequence[Any]:
         side: Any = self.module.size
         return 0, np.maximum(side - size.width, 0), 0, np.maximum(side - size.height, 0)
@@ -282,8 +267,8 @@ class FixedSizeCrop(RandomCrop):
 
     lowers = (transforms.FixedSizeCrop,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _PaddingOp.__init__(self, name, transform, units, "constant")
+    def _read(self, transform: Any) -> None:
+        _PaddingOp._read(self, transform)
         self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
@@ -306,8 +291,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
     draws_size = True
     edge = "constant"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         self.fill = self.unit_fill(transform, truncates=True)
         self._min_scale, self._max_scale = transform.side_range
 

@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import positional
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, log_ratios
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, log_ratios
 from gpuaug.fusion.pixels import LARGEST
 
 CANDIDATES = 10
@@ -21,13 +21,12 @@ class Erasing(TorchvisionOp, positional.Erasing):
     lowers = (v2.RandomErasing,)
     erases_masks = False
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         value = transform.value[0] if transform.value else 0
-        self.value = self.to_unit_range(int(value) if units in LARGEST else value)
+        self.value = self.to_unit_range(int(value) if self.units in LARGEST else value)
         self._min_area, max_area = (float(bound) for bound in transform.scale)
         self._area_range = max_area - self._min_area
-        self._min_log_ratio, max_log_ratio = log_ratios(name, transform)
+        self._min_log_ratio, max_log_ratio = log_ratios(self.name, transform)
         self._log_ratio_range = max_log_ratio - self._min_log_ratio
 
     def unsupported(self) -> str | None:

@@ -7,13 +7,11 @@ A transform is *lowered* to an op, or run by torchvision. The ops inherit their 
 from typing import Any
 
 import torch
-from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, pair
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, pair
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
@@ -22,11 +20,10 @@ class Blur(TorchvisionOp, filters.BlurOp):
     lowers = (v2.GaussianBlur,)
     border = "reflect"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         width, height = pair(transform.kernel_size)
         self.kernel_size = int(height), int(width)
-        self._bounds = float(transform.sigma[0]), float(transform.sigma[1])
+        self.bounds = {"sigma": (float(transform.sigma[0]), float(transform.sigma[1]))}
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``gaussian_blur`` with ``kernel_size`` and ``sigma``."""
@@ -38,32 +35,20 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
     lowers = (v2.RandomAdjustSharpness,)
+    call = ("adjust_sharpness", "sharpness_factor")
     channel_counts = (1, 3)
     unfused_dtypes = (torch.int16,)
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return no draws: the factor is a setting."""
-        return {}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
         out[:, 1] = self.module.sharpness_factor  # type: ignore[assignment]
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``adjust_sharpness`` with ``sharpness_factor``."""
-        return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
-
 
 class SharpnessJitter(Sharpness):
     """LeRobot's ``SharpnessJitter``: adjusts sharpness by a random factor per sample."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        Sharpness.__init__(self, name, transform, units)
-        self._factor_bounds = float(transform.sharpness[0]), float(transform.sharpness[1])
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the sharpness factor per sample, (B,)."""
-        return {"sharpness_factor": sampler.within(*self._factor_bounds)}
+    def _read(self, transform: Any) -> None:
+        self.bounds = {"sharpness_factor": (float(transform.sharpness[0]), float(transform.sharpness[1]))}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
@@ -78,31 +63,23 @@ class Equalize(TorchvisionOp, filters.Equalize):
     """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""
 
     lowers = (v2.RandomEqualize,)
+    call = ("equalize",)
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
 
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
-        self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE) if units == torch.uint8 else (255.999, 0.0)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``equalize`` without arguments."""
-        return [("equalize", {})]
+    def _read(self, transform: Any) -> None:
+        self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE) if self.units == torch.uint8 else (255.999, 0.0)
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
     """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
 
     lowers = (v2.RandomAutocontrast,)
+    call = ("autocontrast",)
     channel_counts = (1, 3)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
 
-    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
-        self.rounds_to_levels = units == torch.uint8
+    def _read(self, transform: Any) -> None:
+        self.rounds_to_levels = self.units == torch.uint8
         self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``autocontrast`` without arguments."""
-        return [("autocontrast", {})]

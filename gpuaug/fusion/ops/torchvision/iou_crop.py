@@ -16,7 +16,7 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, Sampler, as_int64, splitmix64_mix
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp
 
 ROUNDS = 32
 """Number of rounds. In the last round the image is not cropped.
@@ -37,8 +37,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
     has_kernel = True
     description = "crop by boxes"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         self._options = [float(option) for option in transform.options]
         self.trial_count = int(transform.trials)
         self.min_scale = float(transform.min_scale)

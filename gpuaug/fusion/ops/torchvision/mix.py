@@ -26,7 +26,7 @@ class TorchvisionMix(MixOp):
 
     package = "torchvision"
 
-    def _read(self, module: Any) -> None:
+    def _read_common(self, module: Any) -> None:
         """Do nothing, because transforms do not have the settings that all modules of Kornia have."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -58,8 +58,7 @@ class _Mix(TorchvisionMix):
         transform: Transform of the user. It is read, never changed, moved or called.
     """
 
-    def __init__(self, name: str, transform: Any) -> None:
-        super().__init__(name, transform)
+    def _read(self, transform: Any) -> None:
         self._alpha = beta_concentration(transform)
         self.num_classes = transform.num_classes
 

@@ -131,8 +131,8 @@ class Posterize(color.Posterize):
 class Solarize(color.Solarize):
     """Solarize. The magnitude is the threshold as a fraction of the largest value."""
 
-    def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, policy, units)
+    def _read(self, policy: Any) -> None:
+        """Do nothing, because the policy has no threshold."""
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the addition."""

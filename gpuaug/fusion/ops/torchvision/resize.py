@@ -16,7 +16,6 @@ from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
     Call,
     TorchvisionOp,
-    Units,
     interpolation_of,
     log_ratios,
     size_rounded_down,
@@ -32,8 +31,7 @@ class _Resampling(TorchvisionOp, ResampleOp):
     half_pixel_centers = True
     mask_half_pixel_centers = False
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         mode = interpolation_of(transform)
         self.nearest = mode == "nearest-exact"
         if transform.antialias:
@@ -58,12 +56,12 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
     lowers = (v2.RandomResizedCrop,)
     centred = True
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _Resampling.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self._height, self._width = transform.size
         self._scale = tuple(float(bound) for bound in transform.scale)
         self.areas = self._scale[0], self._scale[1] - self._scale[0]
-        first, last = log_ratios(name, transform)
+        first, last = log_ratios(self.name, transform)
         self.log_aspect = first / 2, (last - first) / 2
         self.ratios = float(min(transform.ratio)), float(max(transform.ratio))
 
@@ -81,8 +79,8 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
 class _WholeResize(_Resampling, resize.Resize):
     """Base class of resizes of the whole image. Masks use ``"nearest-exact"`` if images do, else ``"nearest"``."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _Resampling.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self.mask_half_pixel_centers = self.nearest
 
     def unsupported_size(self, size: Size) -> str | None:
@@ -97,8 +95,8 @@ class Resize(_WholeResize):
 
     lowers = (v2.Resize,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _WholeResize.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def out_applied(self, size: Size) -> Size:
@@ -157,8 +155,8 @@ class RandomResize(_RandomSizeResize):
 
     lowers = (v2.RandomResize,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _RandomSizeResize.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self._min_size = int(transform.min_size)
         self._count = int(transform.max_size) - int(transform.min_size)
         self.settings = {"size": f"between {self._min_size} and {transform.max_size - 1} at the shorter side"}
@@ -179,8 +177,8 @@ class RandomShortestSize(_RandomSizeResize):
 
     lowers = (v2.RandomShortestSize,)
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _RandomSizeResize.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self._choices = np.sort(transform.min_size)
         self._max_size = transform.max_size
         self.settings = {"size": f"one of {transform.min_size} at the shorter side"}
@@ -205,8 +203,8 @@ class ScaleJitter(_RandomSizeResize):
     lowers = (v2.ScaleJitter,)
     draw_name = "scale"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _RandomSizeResize.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self._target, (self._min_scale, max_scale) = transform.target_size, transform.scale_range
         self._range = np.float32(max_scale - self._min_scale)
         self.settings = {"size": f"between {self._min_scale} and {max_scale} of {tuple(self._target)}"}

@@ -12,7 +12,7 @@ import numpy as np
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import crop, resize
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
+from gpuaug.fusion.ops.torchvision.base import Call, Units, interpolation_of, size_rounded_down
 
 
 class ResizeKeepRatio(resize._WholeResize):
@@ -22,8 +22,7 @@ class ResizeKeepRatio(resize._WholeResize):
     interpolated.
     """
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         mode = interpolation_of(transform)
         self.nearest = self.mask_half_pixel_centers = mode == "nearest-exact"
         self.set_antialias(cubic=mode == "bicubic")
@@ -51,8 +50,8 @@ class ResizeKeepRatio(resize._WholeResize):
 class OpenClipResizeKeepRatio(ResizeKeepRatio):
     """open_clip's ``ResizeKeepRatio``. Not lowered with random scales or ratios, because their distributions are not timm's."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        ResizeKeepRatio.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
         self.draws_size = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
 
     def unsupported(self) -> str | None:
@@ -108,8 +107,8 @@ def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRati
 class CenterCropOrPad(crop.RandomCrop):
     """timm's ``CenterCropOrPad``: crops the centre. An axis shorter than the crop is first padded equally at both ends."""
 
-    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
-        crop._PaddingOp.__init__(self, name, transform, units, mode)
+    def _read(self, transform: Any) -> None:
+        crop._PaddingOp._read(self, transform)
         self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:

@@ -19,7 +19,6 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     Call,
     TorchvisionOp,
-    Units,
     image_fill,
     interpolation_of,
     mask_fill,
@@ -30,8 +29,7 @@ from gpuaug.fusion.ops.torchvision.base import (
 class _Warp(TorchvisionOp, warp.MatrixWarp):
     """Base class of torchvision's warps."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        TorchvisionOp.__init__(self, name, transform, units)
+    def _read(self, transform: Any) -> None:
         self.nearest = interpolation_of(transform) == "nearest"
         self.fill = self.unit_fill(transform)
         self.mask_fill = mask_fill(transform)
@@ -65,11 +63,12 @@ class Rotation(_Warp):
     lowers = (v2.RandomRotation,)
     description = "rotate"
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _Warp.__init__(self, name, transform, units)
-        self._degrees = tuple(float(bound) for bound in transform.degrees)
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
+        first, last = (float(bound) for bound in transform.degrees)
+        self.bounds = {"angle": (first, last)}
         self._expands = bool(transform.expand)
-        self.draws_size = self._expands and self._degrees[0] != self._degrees[1]
+        self.draws_size = self._expands and first != last
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -81,7 +80,7 @@ class Rotation(_Warp):
 
     def out_applied(self, size: Size) -> Size:
         """Size of the frame. Only for a rotation by one angle, or without ``expand``."""
-        return _rotated_frame(size, self._degrees[0]) if self._expands else size
+        return _rotated_frame(size, self.bounds["angle"][0]) if self._expands else size
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Size of the frame for the drawn angle of each sample; the input size for samples that skip the op."""
@@ -94,17 +93,13 @@ class Rotation(_Warp):
 
         Also the size of a square that contains every frame.
         """
-        first, last = self._degrees
+        first, last = self.bounds["angle"]
         if first == last or not self._expands:
             return super().out_bounds(size)
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
         frames = [_rotated_frame(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
         return (*frames, size_rounded_down(size, diagonal, diagonal))
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw an angle per sample, in degrees, (B,)."""
-        return {"angle": sampler.within(*self._degrees)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["angle"].astype(np.float64))

@@ -74,14 +74,13 @@ def blur_columns_kernel(
 
     Grid: (blocks per image, samples, channels).
     """
-    skipped, sample, plane, row, source, _ = select_sample(
-        source, blurred_y, rows, row_stride, source_b, 0, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, _ = select_sample(
+        source, blurred_y, rows, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
+    first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     if tl.load(row) != 0:
-        first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-        pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         across = tl.minimum(x, width - 1) * SOURCE_W
         value = blur_tile_along(
             pointer, first, height, source_h, across, tl.load(row + 1), TAPS, BORDER, BYTES, ALONG, ACROSS
@@ -103,8 +102,8 @@ def blur_rows_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    skipped, sample, plane, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
@@ -123,14 +122,11 @@ def blur_rows_kernel(
         if BYTES and blurred_y.dtype.element_ty == tl.float32:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
-        pixel = source + sample.to(tl.int64) * source_b + plane * source_c
-        pixel += across * source_h + x * SOURCE_W
+        pixel = pointer + across * source_h + x * SOURCE_W
         r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB, X_LAST=True)
     # A warp stores along x, even if the three channels of a pixel are adjacent.
     x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
-    store_tile(
-        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
-    )  # fmt: skip
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
 
 
 @triton.jit
@@ -157,12 +153,11 @@ def blur_strips_kernel(
 
     Grid: (strips per image, samples, planes; with ``RGB`` one plane).
     """
-    skipped, sample, plane, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     top = tl.program_id(0) * STRIP
     y = top + tl.arange(0, STRIP)[:, None]
     index = tl.arange(0, REACH)
@@ -213,7 +208,7 @@ def blur_strips_kernel(
                     else red
                 )
                 store_tile(
-                    red, green, blue, first + index[None, :], y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+                    red, green, blue, first + index[None, :], y, sample, plane, height, width, row, out, out_c, out_h,
                     OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
                 )  # fmt: skip
             previous_r, previous_g, previous_b = current_r, current_g, current_b
@@ -237,7 +232,7 @@ def blur_strips_kernel(
                 source_c = source_c // REACH * REACH
             r, g, b = load_exact_pixels(pixel, (x < width) | ALIGNED, source_c, BYTES, RGB, X_LAST=True)
             store_tile(
-                r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+                r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h,
                 OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
             )  # fmt: skip
 

@@ -134,7 +134,9 @@ def tile_table_kernel(
     Grid: (tiles, samples, planes).
     """
     tile = tl.program_id(0)
-    skipped, sample, plane, row, source, _ = select_sample(source, tables, rows, row_stride, source_b, 0, FRAMES, ROUTE_COLUMN)
+    skipped, sample, plane, row, pointer, _ = select_sample(
+        source, tables, rows, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
+    )
     if skipped:
         return
     if tl.load(row) != 0:
@@ -142,7 +144,6 @@ def tile_table_kernel(
         across = tile_side(width, GRID_W)
         top = tile // GRID_W * down
         left = tile % GRID_W * across
-        pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         counts = count_levels(
             pointer, top, left, down, across, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
         )
@@ -222,13 +223,12 @@ def levels_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    skipped, sample, plane, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
     applied_op = tl.load(row)
@@ -242,9 +242,7 @@ def levels_kernel(
                 value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
                 value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
-    store_tile(
-        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
-    )  # fmt: skip
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
 
 
 @triton.jit
@@ -275,13 +273,12 @@ def clahe_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    skipped, sample, plane, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     if tl.load(row) != 0:
         entries: tl.constexpr = GRID_H * GRID_W * LEVELS
@@ -300,9 +297,7 @@ def clahe_kernel(
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:
         r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
-    store_tile(
-        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
-    )  # fmt: skip
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
 
 
 def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> TwoLaunches:
@@ -325,7 +320,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
             fp_fusion=False,
         )
         pixels = storing_launch(clahe_kernel, pass_, source, rows, out, settings)
-        return TwoLaunches(tables, pixels, (batch, channels, op.entries), torch.uint8)
+        return TwoLaunches(tables, pixels, (batch, channels, grid[0] * filters.LEVELS), torch.uint8)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values

@@ -62,13 +62,12 @@ def sharpness_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    skipped, sample, plane, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
     first_y, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         factor = tl.load(row + 1)
         r = tl.zeros((ACROSS, ALONG), tl.float32)
@@ -81,9 +80,7 @@ def sharpness_kernel(
     else:
         pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
         r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
-    store_tile(
-        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
-    )  # fmt: skip
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
 
 
 def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:

@@ -117,8 +117,8 @@ def blur_kernel(
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
-    skipped, sample, plane, row, source, out = select_sample(
-        source, out, rows, row_stride, source_b, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
@@ -128,7 +128,6 @@ def blur_kernel(
     first_y = tile % tiles * ALONG
     x = tile // tiles * tile_across + index % tile_across
     y = first_y + tl.arange(0, ALONG)[None, :]
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         sigma_y = tl.load(row + 1)
         sigma_x = tl.load(row + 2)
@@ -159,7 +158,7 @@ def blur_kernel(
         pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
         r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
     store_tile(
-        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+        r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h,
         OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, GROUP=GROUP,
     )  # fmt: skip
 

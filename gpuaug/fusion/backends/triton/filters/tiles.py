@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, output_constants
-from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, div_by_255, pack_words, to_level, to_output_type
+from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, div_by_255, pack_words, store_channels, to_level
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.program.plan import OpPass
@@ -225,15 +225,16 @@ def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
 
 @triton.jit
 def store_tile(
-    r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+    r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     first_x=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
 ):  # fmt: skip
     """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
-    ``plane``: index of the channel; 0 with ``RGB``. ``row``: address of the sample's table row. ``WORDS``: store two adjacent
-    pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and ``X_LAST``, with x from ``first_x``
-    on. ``GROUP``: number of neighbours along x that begin at an aligned address, and lie all inside or all outside the image.
+    ``plane``: index of the channel; 0 with ``RGB``. ``row``, ``out``: addresses of the sample's table row and output image.
+    ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and
+    ``X_LAST``, with x from ``first_x`` on. ``GROUP``: number of neighbours along x that begin at an aligned address, and lie
+    all inside or all outside the image.
     """
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     if WORDS:
@@ -244,21 +245,18 @@ def store_tile(
         # Of four packed words per pair of pixels, the last is not stored. Strides are halved: a word has two elements.
         word = tl.arange(0, 4 * r.shape[1])[None, :]
         offset = first_x // 2 * 3 + word // 4 * 3 + word % 4
-        target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (out_b // 2) + y * (out_h // 2) + offset
+        target = out.to(tl.pointer_type(tl.int32)) + y * (out_h // 2) + offset
         tl.store(target, packed, mask=(y < height) & (offset < width // 2 * 3) & (word % 4 < 3))
     else:
         in_bounds = (x < width) & (y < height)
-        pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+        pixel = out + plane * out_c + y * out_h + x * OUT_W
         if GROUP > 1:
             pixel_bytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
             pixel = tl.max_contiguous(tl.multiple_of(pixel, (GROUP * pixel_bytes, pixel_bytes)), (GROUP, 1))
             in_bounds = tl.max_constancy(in_bounds, (GROUP, 1))
         elif not X_LAST:
             pixel, in_bounds, r, g, b = flatten(pixel), flatten(in_bounds), flatten(r), flatten(g), flatten(b)
-        tl.store(pixel, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
-        if RGB:
-            tl.store(pixel + out_c, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
-            tl.store(pixel + 2 * out_c, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
+        store_channels(pixel, out_c, r, g, b, in_bounds, RGB)
 
 
 def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
