@@ -169,10 +169,3 @@ def sampler_with_a_hidden_generator(told):
     list(loader)
     resumed.load_state_dict(loader.state_dict())
     assert all(map(torch.equal, resumed, loader))
-
-
-@example("Return the same number of frames from the dataset")
-def clips_that_a_dataset_decodes_of_several_lengths(told):
-    with told:
-        gpuaug.collate_ragged([IMAGES, IMAGES[:1]])
-    assert len(gpuaug.collate_ragged([IMAGES[:1], IMAGES[1:]])) == 2

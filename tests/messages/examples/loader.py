@@ -1,7 +1,5 @@
 """Advice about loaders, their states and their profiles."""
 
-import os
-
 import torch
 from support.loader.checkpoints import Tape
 from support.messages.registry import example
@@ -101,15 +99,3 @@ def step_of_two_arguments(told):
     with told:
         gpuaug.profile(streamed, step, batches=8, rounds=1, show=False)
     gpuaug.profile(streamed, lambda batch: step(*batch), batches=8, rounds=1, show=False)
-
-
-@example("Write 'timeline.png'")
-def timeline_without_a_path(told):
-    import tempfile
-
-    streamed = gpuaug.StreamedLoader(BATCHES, device="cpu")
-    timeline = gpuaug.profile(streamed, lambda batch: batch.sum(), batches=8, rounds=1, show=False).timeline
-    with told:
-        timeline.save(3)
-    with tempfile.TemporaryDirectory() as folder:
-        timeline.save(os.path.join(folder, "timeline.png"))
