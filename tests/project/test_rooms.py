@@ -63,7 +63,7 @@ BUDGETS = {
     "core": 1_527,
     "decode": 4_594,
     "feed": 2_397,
-    "fusion": 12_401,
+    "fusion": 12_381,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_197,
