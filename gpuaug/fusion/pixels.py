@@ -46,6 +46,48 @@ def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tens
     return (unit_range(images) if images.dtype in LARGEST else images).to(dtype)
 
 
+ByteRule = tuple[float, float]
+"""Conversion of values in [0, 1] to bytes, (scale, offset): value · scale + offset, rounded to an integer, halves to even."""
+
+UNCHANGED: ByteRule = (0.0, 0.0)
+"""No conversion: values are bytes already."""
+
+ROUNDED: ByteRule = (255.0, 0.0)
+"""The nearest byte; of two as near, the even one."""
+
+TRUNCATED: ByteRule = (255.0 * (1 + 2.0**-20), -0.5 + 2.0**-15)
+"""The largest byte that does not exceed the value. Rounding errors of a few units in the last place do not change a byte."""
+
+TRUNCATED_256: ByteRule = (255.999, -0.5 + 2.0**-15)
+"""Conversion of floats to bytes by ``torchvision.transforms.v2.functional.to_dtype``: the value · 255.999 without fraction."""
+
+
+def to_bytes(value: Tensor, rule: ByteRule) -> Tensor:
+    """Convert values in [0, 1] to bytes, as fractions of 255."""
+    scale, offset = rule
+    if not scale:
+        return value
+    return divided_by_largest(value.mul(scale).add_(offset).round_(), torch.uint8)
+
+
+def fixed_point(weights: Tensor, scale: Tensor) -> Tensor:
+    """Round the weights of a resize of bytes along one axis as PyTorch does, whose weights are integers of 16 bits.
+
+    ``scale``: number of input pixels per output pixel.
+
+    Source:
+        ``_compute_indices_int16_weights_aa`` of PyTorch chooses the unit by the largest weight. Here the unit follows from
+        ``scale``, which differs for some scales next to a power of two.
+    """
+    steps = torch.ldexp(torch.full_like(scale, 2.0**14), torch.frexp(scale.clamp(min=0.5)).exponent)
+    return (weights * steps).round_() / steps
+
+
+def rounded_up(bytes_: Tensor) -> Tensor:
+    """Round values in [0, 255] to the nearest byte; of two as near, to the larger one, as a resize of bytes in PyTorch."""
+    return bytes_.add(0.5).floor_().clamp_(0, 255)
+
+
 RGB = tuple[Tensor, Tensor, Tensor]
 """Red, green and blue channel of images."""
 

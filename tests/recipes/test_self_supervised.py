@@ -15,7 +15,9 @@ def crops(source, transforms):
     return {
         "global 1": Recipe(source, lambda: written.dino_global_1(32, transforms=transforms), 3, 4),
         # A pixel at the threshold may fall on either side of it.
-        "global 2": Recipe(source, lambda: written.dino_global_2(32, transforms=transforms), 3, 4, share=1e-3),
+        "global 2": Recipe(
+            source, lambda: written.dino_global_2(32, transforms=transforms), 3, 4, share=1e-3, units_of_bytes=True
+        ),
         "local": Recipe(source, lambda: written.dino_local(16, transforms=transforms), 3, 4),
     }
 

@@ -6,12 +6,21 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.geometry import Filter
+from gpuaug.fusion.pixels import fixed_point, rounded_up
 
 PixelReader = Callable[[Tensor, Tensor], Tensor]
 """Function that returns the pixels of one image at the lines (h,) and columns (w,), integers, as (C, h, w) float32."""
 
 
-def resize_antialiased(read: PixelReader, resampling: tuple[float, ...], x: Tensor, y: Tensor, filter_name: Filter) -> Tensor:
+def resize_antialiased(
+    read: PixelReader,
+    resampling: tuple[float, ...],
+    x: Tensor,
+    y: Tensor,
+    filter_name: Filter,
+    *,
+    rounds_axes: bool = False,
+) -> Tensor:
     """Resize one image: return (C, H', W').
 
     Args:
@@ -20,6 +29,7 @@ def resize_antialiased(read: PixelReader, resampling: tuple[float, ...], x: Tens
         x: (W',) column indices of the output.
         y: (H',) row indices of the output.
         filter_name: Filter.
+        rounds_axes: Whether pixels are bytes, also between both axes.
     """
     scale_x, start_x, count_x, scale_y, start_y, count_y = resampling
     if scale_x == scale_y == 1:  # copied, so that all pixels are equal bit for bit, also negative zeros
@@ -27,6 +37,11 @@ def resize_antialiased(read: PixelReader, resampling: tuple[float, ...], x: Tens
     pixels = read(start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device))
     weights_x = filter_weights(x, scale_x, int(count_x), filter_name)
     weights_y = filter_weights(y, scale_y, int(count_y), filter_name)
+    if rounds_axes:
+        weights_x, weights_y = (
+            fixed_point(weights, weights.new_tensor(scale)) for weights, scale in ((weights_x, scale_x), (weights_y, scale_y))
+        )
+        return rounded_up(weights_y @ rounded_up(pixels @ weights_x.T))
     resized = weights_y @ (pixels @ weights_x.T)
     # Not checked on a GPU, because the host would wait for the result of the check.
     if resized.device.type == "cuda" or resized.isfinite().all():

@@ -3,8 +3,9 @@
 With V *views*, each image of a batch of B is augmented V times. A *sample* is one view of one image.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_nu
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.pixels import LARGEST
+from gpuaug.fusion.program.gather import Gather
 
 
 def dtype_of(images: Tensor | Ragged) -> torch.dtype:
@@ -110,6 +113,45 @@ class MaskLayout(NamedTuple):
         return torch.stack(
             (first + torch.arange(len(mask_samples), device=mask_samples.device) * height * width, height, width), 1
         )
+
+
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtype by item size in bytes."""
+
+
+def as_bits(masks: Tensor) -> Tensor:
+    """View masks as integers of the same item size, because torch cannot index or fill uint16 and float8."""
+    return masks.view(_INTEGER_DTYPES.get(masks.dtype.itemsize, masks.dtype))
+
+
+def mask_fills(front: Gather, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return the fill of masks of ``dtype`` in padding before a warp, outside a warp, and in padding after it.
+
+    Each fill is the integer with the same bits.
+
+    Raises:
+        ArgumentError: If a fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
+    """
+    warp = front.warp if isinstance(front.warp, WarpOp) else None
+    before, outside, after = (_mask_fill(op, dtype) for op in (front.before.padding, warp, front.after.padding))
+    return before, outside, after
+
+
+def _mask_fill(op: Any, dtype: torch.dtype) -> int:
+    """Return the bits of the fill of ``op`` for masks of ``dtype``; 0 if ``op`` is ``None``."""
+    if op is None:
+        return 0
+    fill = op.mask_fill
+    is_floating = dtype.is_floating_point or dtype.is_complex
+    if dtype != torch.bool and (math.isfinite(fill) or not is_floating):
+        limits = torch.finfo(dtype) if is_floating else torch.iinfo(dtype)
+        if not limits.min <= fill <= limits.max:  # also if the fill is NaN
+            raise ArgumentError(
+                f"fill of {op.name} must be in [{limits.min}, {limits.max}] for masks of {dtype}, got {fill}. Convert "
+                "the masks before the call to a type that holds the fill."
+            )
+        fill = fill if is_floating else int(fill)
+    return int(as_bits(torch.tensor(fill, dtype=dtype, device="cpu")).item())
 
 
 class DenseReader:

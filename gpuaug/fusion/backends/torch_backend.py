@@ -7,14 +7,11 @@ a buffer of one size. An *index map* maps integer coordinates of pixels to integ
 padding. The *taps* of an output pixel are the source pixels that it is interpolated from.
 """
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import MOST_WARPED, Ragged
 from gpuaug.fusion.backends.antialias import resize_antialiased
 from gpuaug.fusion.backends.readers import (
@@ -22,16 +19,27 @@ from gpuaug.fusion.backends.readers import (
     MaskLayout,
     RaggedReader,
     Reader,
+    as_bits,
     dtype_of,
     image_of,
+    mask_fills,
     reader,
     repeat_per_view,
 )
 from gpuaug.fusion.ops.base import RowOp
-from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.positional import Erasing
-from gpuaug.fusion.pixels import LARGEST, divided_by_largest, unit_range
+from gpuaug.fusion.pixels import (
+    LARGEST,
+    UNCHANGED,
+    converted,
+    divided_by_largest,
+    fixed_point,
+    rounded_up,
+    to_bytes,
+    unit_range,
+)
 from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
+from gpuaug.fusion.program.intermediates import bytes_between
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
 
@@ -56,17 +64,19 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     """
     first_pass, *other_passes = plan.passes
     tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.images_per_sample for pass_ in plan.passes}}
+    are_bytes = bytes_between(plan.passes, dtype_of(images))
     result = run_pass(first_pass, _without_16_bit_integers(images), tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
+        source = converted(result, torch.uint8) if are_bytes[index - 1] else result
         if pass_.out.ragged:
-            result = run_pass(pass_, result, table, canvases[index])
+            result = run_pass(pass_, source, table, canvases[index])
             continue
         samples = _samples_of(pass_, table)
         if samples is None:
-            result = run_pass(pass_, result, table)
+            result = run_pass(pass_, source, table)
         elif len(samples):
-            result = result.index_copy(0, samples, run_pass(pass_, result[samples], table[samples]))
+            result = result.index_copy(0, samples, run_pass(pass_, source[samples], table[samples]))
     return result
 
 
@@ -80,7 +90,7 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
         rows = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
             pass_.front.rows_to_frames(rows, frame, frames)
-        for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
+        for op, column in pass_.point_columns:
             op.rows_to_frames(rows[:, column:], frame, frames)
     return table
 
@@ -119,7 +129,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
         values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), rows)
-    for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
+    for op, column in pass_.point_columns:
         values = apply_to_samples(op, values, rows[:, column:])
     return values
 
@@ -137,6 +147,7 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
 def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
     """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set."""
     applied = op.apply(images, rows)
+    applied = to_bytes(applied, op.to_bytes or UNCHANGED)
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
@@ -173,6 +184,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         fill = parameters.channels(columns.warp_fill, out.channels)
         # A sample that skips the warp has weight 1 everywhere, and must not change.
         values = torch.where(weight == 1, values, weight * (values - fill) + fill)
+    values = to_bytes(values, front.to_bytes or UNCHANGED)
     if inside is not None:
         values = torch.where(inside[:, None], values, parameters.channels(fill_column, out.channels))
     return values
@@ -231,7 +243,7 @@ def gather_mask(
 
 def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None) -> Tensor:
     """Return masks, (B · T, C, H, W), with zeros where the pass erases the pixels of images, as in Kornia."""
-    for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
+    for op, column in pass_.point_columns:
         if isinstance(op, Erasing) and op.erases_masks:
             rows = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
             covered = op.erased_pixels(masks, rows) & (rows[:, 0, None, None, None] != 0)
@@ -244,45 +256,6 @@ def _rows_of_masks(table: Tensor, masks: Tensor, mask_layout: MaskLayout | None)
     if mask_layout is not None:
         return table.index_select(0, mask_layout.owners)
     return table if len(table) == len(masks) else table.repeat_interleave(len(masks) // len(table), 0)
-
-
-_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype by item size in bytes."""
-
-
-def as_bits(masks: Tensor) -> Tensor:
-    """View masks as integers of the same item size, because torch cannot index or fill uint16 and float8."""
-    return masks.view(_INTEGER_DTYPES.get(masks.dtype.itemsize, masks.dtype))
-
-
-def mask_fills(front: Gather, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Return the fill of masks of ``dtype`` in padding before a warp, outside a warp, and in padding after it.
-
-    Each fill is the integer with the same bits.
-
-    Raises:
-        ArgumentError: If a fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
-    """
-    warp = front.warp if isinstance(front.warp, WarpOp) else None
-    before, outside, after = (_mask_fill(op, dtype) for op in (front.before.padding, warp, front.after.padding))
-    return before, outside, after
-
-
-def _mask_fill(op: Any, dtype: torch.dtype) -> int:
-    """Return the bits of the fill of ``op`` for masks of ``dtype``; 0 if ``op`` is ``None``."""
-    if op is None:
-        return 0
-    fill = op.mask_fill
-    is_floating = dtype.is_floating_point or dtype.is_complex
-    if dtype != torch.bool and (math.isfinite(fill) or not is_floating):
-        limits = torch.finfo(dtype) if is_floating else torch.iinfo(dtype)
-        if not limits.min <= fill <= limits.max:  # also if the fill is NaN
-            raise ArgumentError(
-                f"fill of {op.name} must be in [{limits.min}, {limits.max}] for masks of {dtype}, got {fill}. Convert "
-                "the masks before the call to a type that holds the fill."
-            )
-        fill = fill if is_floating else int(fill)
-    return int(as_bits(torch.tensor(fill, dtype=dtype, device="cpu")).item())
 
 
 class _TableColumns:
@@ -319,6 +292,7 @@ class _Taps:
         fill: int | None = None,
         outside: int = 0,
     ) -> None:
+        self.dtype = source.dtype
         self._outside = outside
         self._reader = source
         self._maps, self._column, self._parameters = front.before, columns.before, parameters
@@ -403,6 +377,10 @@ def _interpolate(
         return _read_in_window(front, taps, x, y, start_x, count_x, start_y, count_y)
     left, top = torch.floor(source_x), torch.floor(source_y)
     weight_x, weight_y = (source_x - left)[:, None], (source_y - top)[:, None]
+    rounds_axes = front.rounds_axes and taps.dtype == torch.uint8
+    if rounds_axes:
+        weight_x = fixed_point(weight_x, parameters.number(column)[:, None])
+        weight_y = fixed_point(weight_y, parameters.number(column + 3)[:, None])
     left, top = left.long(), top.long()
 
     def tap(dx: int, dy: int) -> Tensor:
@@ -411,6 +389,8 @@ def _interpolate(
 
     upper = _lerp(tap(0, 0), tap(1, 0), weight_x)
     lower = _lerp(tap(0, 1), tap(1, 1), weight_x)
+    if rounds_axes:
+        return rounded_up(_lerp(rounded_up(upper), rounded_up(lower), weight_y))
     return _lerp(upper, lower, weight_y)
 
 
@@ -428,6 +408,7 @@ def _resize_antialiased(
 ) -> Tensor:
     """Resize sample by sample. The host reads the parameters, for which it waits if they are on a GPU."""
     resized = []
+    rounds_axes = front.rounds_axes and dtype_of(images) == torch.uint8
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         taps = _Taps(
             reader(image_of(images, sample % len(images)), 1), front, columns, _TableColumns(table[sample : sample + 1])
@@ -438,7 +419,7 @@ def _resize_antialiased(
         def read(lines: Tensor, columns: Tensor, taps: _Taps = taps) -> Tensor:
             return taps.read(columns.long()[None, None, :], lines.long()[None, :, None], None)[0].float()
 
-        resized.append(resize_antialiased(read, tuple(row), sample_x, sample_y, front.filter))
+        resized.append(resize_antialiased(read, tuple(row), sample_x, sample_y, front.filter, rounds_axes=rounds_axes))
     values = torch.stack(resized)
     return values.clamp(0, 255 if dtype_of(images) == torch.uint8 else 1) if front.clamps else values
 

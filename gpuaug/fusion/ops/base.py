@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gpuaug.fusion.ops.kornia_private import sampler_bounds
 from gpuaug.fusion.ops.sampler import Gate, Sampler
-from gpuaug.fusion.pixels import on_rgb
+from gpuaug.fusion.pixels import ByteRule, on_rgb
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
@@ -168,6 +168,9 @@ class Op(ABC):
 
     takes_any_range: bool = False
     """True if floats in [0, 255] also give correct results, because the op's library neither clamps nor inverts values."""
+
+    to_bytes: ByteRule | None = None
+    """Conversion of the result, if the images of the op's library are bytes before and after the op; ``None`` for floats."""
 
     channel_counts: ClassVar[tuple[int, ...]] = ()
     """Numbers of channels that the op's library accepts; empty if it accepts any number."""
@@ -416,10 +419,7 @@ class PointOp(RowOp):
     """
 
     flags: int = 0
-    """Bit field that a kernel gets as a compile-time constant, to omit code that the op never runs; 0 if there is none.
-
-    ``policies.one_of.OneOf`` cannot run an op whose field is not 0.
-    """
+    """Bit field for a kernel, as a compile-time constant, to omit code that never runs. ``OneOf`` runs ops without bits."""
 
     positional: ClassVar[bool] = False
     """True if the result depends on the coordinates of the pixel. Otherwise the op can run before or after a flip."""

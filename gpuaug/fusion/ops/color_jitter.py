@@ -19,7 +19,7 @@ from gpuaug.fusion.ops.channel import GREY, grayscale
 from gpuaug.fusion.ops.color import rotate_hue, scale_saturation
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of, jitter_order
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.pixels import on_rgb
+from gpuaug.fusion.pixels import TRUNCATED, TRUNCATED_256, on_rgb, to_bytes
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 """Kornia's names of the factors, by index of the adjustment."""
@@ -56,6 +56,12 @@ A kernel with this flag computes the mean grey value that contrast needs.
 
 FROM_CONTRAST = 256
 """Flag: only contrast and the adjustments after contrast run."""
+
+IN_BYTES = 512
+"""Flag: grey values, and the result of every adjustment, are converted to bytes."""
+
+BYTE_RULES = (TRUNCATED, TRUNCATED, TRUNCATED, TRUNCATED_256)
+"""torchvision's conversion to bytes after each adjustment."""
 
 
 class _Jitter(PointOp):
@@ -143,6 +149,7 @@ class _Jitter(PointOp):
             flags = self.flags_for(images.shape[1])
             for index in (index for index in range(4) if flags >> index & 1 and index in candidates):
                 result = self.adjust(index, values, column(rows, 1 + index))
+                result = to_bytes(result, BYTE_RULES[index]) if self.to_bytes is not None else result
                 is_selected = column(rows, 5 + position) == index
                 output = result if len(candidates) == 1 else torch.where(is_selected, result, output)
             values = output
@@ -178,12 +185,17 @@ class ColorJitter(_Jitter):
         if index == 0:
             return (values * factor).clamp(0, 1)
         if index == 1:
-            grey = grayscale(values, self.red_weight) if values.shape[1] == 3 else values
+            grey = self._grey(values) if values.shape[1] == 3 else values
             mean = grey.mean((1, 2, 3), keepdim=True)
             return (values * factor + mean * (1 - factor)).clamp(0, 1)
         if index == 2:
-            return ((1 - factor) * grayscale(values, self.red_weight) + factor * values).clamp(0, 1)
+            return ((1 - factor) * self._grey(values) + factor * values).clamp(0, 1)
         return on_rgb(rotate_hue, values, factor)
+
+    def _grey(self, images: Tensor) -> Tensor:
+        """Grey values, (B, 1, H, W), of RGB images, (B, 3, H, W)."""
+        grey = grayscale(images, self.red_weight)
+        return to_bytes(grey, TRUNCATED) if self.to_bytes is not None else grey
 
 
 class ColorJiggle(_Jitter):

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of
-from gpuaug.fusion.pixels import divided_by_largest
+from gpuaug.fusion.pixels import ROUNDED, divided_by_largest, to_bytes
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
@@ -113,7 +113,7 @@ class SharpnessOp(FrontOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
 
-        As in Kornia, images, means and results are clamped to [0, 1].
+        As in Kornia, images, means and results are clamped to [0, 1]. As in torchvision, means of bytes are rounded to bytes.
         """
         images = images.clamp(0, 1)
         height, width = images.shape[2] - 2, images.shape[3] - 2
@@ -123,6 +123,7 @@ class SharpnessOp(FrontOp):
                 total = total + images[:, :, y : y + height, x : x + width]
         smooth = images.clone()
         smooth[:, :, 1:-1, 1:-1] = (total / 13).clamp(0, 1)
+        smooth = to_bytes(smooth, ROUNDED) if self.to_bytes is not None else smooth
         return (smooth + (images - smooth) * column(rows, 1)).clamp(0, 1)
 
 
@@ -140,9 +141,6 @@ class LevelsOp(FrontOp):
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
-
-    rounds_to_levels: bool = False
-    """True if auto contrast first rounds values down to levels. Other ops do not read this attribute."""
 
     def expect_rounding(self) -> None:
         """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
@@ -275,9 +273,6 @@ class AutoContrast(LevelsOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN."""
-        if self.rounds_to_levels:
-            factor, offset = self.to_levels
-            images = divided_by_largest(images.clamp(0, 1).mul(factor).add(offset).floor(), torch.uint8)
         minimum, maximum = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
         is_constant = (maximum == minimum) | (maximum - minimum <= CONSTANT_RANGE)
         if not self.epsilon:
@@ -302,6 +297,7 @@ class EqualizeOrContrast(LevelsOp):
         super().__init__(name, nn.Identity())
         self.picks = picks
         self.to_levels = picks[0].to_levels
+        self.to_bytes = picks[1].to_bytes  # does not change equalized bytes
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:

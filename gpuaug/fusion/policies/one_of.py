@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gpuaug.fusion.ops.base import LARGEST_CODE, Array, OpDraws, PointOp, Size, select_samples
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.warp import MatrixWarp
+from gpuaug.fusion.pixels import UNCHANGED
 
 
 class OneOf(PointOp):
@@ -35,6 +36,7 @@ class OneOf(PointOp):
         self.flags = sum(1 << code for code in self._op_by_code)
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
+        self.to_bytes = ops[0].to_bytes
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked none of the ops
 
     def _read_common(self, module: Any) -> None:
@@ -42,8 +44,12 @@ class OneOf(PointOp):
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[PointOp]:
-        """True if ``op`` can be picked: a pointwise op without flags that depends neither on coordinates nor on the mean."""
-        return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
+        """True if ``op`` can be picked: a pointwise op without flags that depends neither on coordinates nor on the mean.
+
+        Its results need no conversion to bytes.
+        """
+        is_simple = isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
+        return is_simple and op.to_bytes in (None, UNCHANGED)
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row: the apply mask, the code, and the columns of the op with the longest row."""
@@ -90,6 +96,7 @@ class AnyAffine(MatrixWarp):
     def __init__(self, name: str, warp: WarpOp) -> None:
         super().__init__(name, nn.Identity())
         self.edge, self.fill, self.nearest = warp.edge, warp.fill, warp.nearest
+        self.to_bytes = warp.to_bytes
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked no warp
 
     def _read(self, module: Any) -> None:

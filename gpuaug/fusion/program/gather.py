@@ -25,6 +25,7 @@ from gpuaug.fusion.ops.geometry import (
     Resampling,
     WarpOp,
 )
+from gpuaug.fusion.pixels import ByteRule
 
 Interpolation = Literal["", "resample", "affine", "perspective"]
 
@@ -152,6 +153,16 @@ class Gather:
     def clamps(self) -> bool:
         """Whether the result of an antialiasing filter is clamped to the range of bytes."""
         return isinstance(self.warp, ResampleOp) and bool(self.warp.filter) and self.warp.clamps
+
+    @property
+    def to_bytes(self) -> ByteRule | None:
+        """Conversion of interpolated pixels to bytes, as ``Op.to_bytes``. Nearest pixels are bytes already."""
+        return None if self.warp is None or self.nearest else self.warp.to_bytes
+
+    @property
+    def rounds_axes(self) -> bool:
+        """Whether a resize of bytes returns to bytes after each axis."""
+        return isinstance(self.warp, ResampleOp) and self.to_bytes is not None
 
     @property
     def exact_division(self) -> bool:

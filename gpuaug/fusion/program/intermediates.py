@@ -1,11 +1,13 @@
-"""Types of the images between passes: float32, or 16 bits per value.
+"""Types of the images between passes: float32, 16 bits per value, or bytes.
 
 A pass is one reading and writing of all images. Its *front* is the gather, filter or mix that it begins with. 16 bits per value
-are enough between passes if the result has half precision, and all values are certain to lie in [0, 1].
+are enough between passes if the result has half precision, and all values are certain to lie in [0, 1]. Bytes are enough where
+the images of the ops' library are bytes.
 """
 
+import operator
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from gpuaug.fusion.ops.color_jitter import NO_NAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.program.gather import Gather
-from gpuaug.fusion.program.plan import Pass
+from gpuaug.fusion.program.plan import Pass, PointProgram
 
 STRIP_KERNEL_SIZES = range(5, 34)
 """Kernel sizes of the blurs, in pixels, that one launch computes strip by strip (``blur_strips_kernel``).
@@ -36,16 +38,22 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
         dtype: Type of the images that the last pass writes.
     """
     dtypes: list[torch.dtype] = []
-    for pass_, next_pass in pairwise(passes):
+    for (pass_, next_pass), are_bytes in zip(pairwise(passes), bytes_between(passes, source_dtype), strict=True):
         in_unit_range = gives_unit_range(pass_.front, source_dtype) and all(op.keeps_unit_range for op in pass_.point_ops)
         # Rounding moves some values to another byte level, and equalization may move neighbouring levels far apart.
         counts_levels = isinstance(next_pass.front, FrontOp) and next_pass.front.kernel == "levels"
         fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
-        source_dtype = UINT16_UNIT if fits_16_bits else torch.float32
+        source_dtype = torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32
         dtypes.append(source_dtype)
-    if passes[-1].route_column >= 0 and torch.float32 in dtypes:  # passes then share two buffers, which have one type
-        dtypes = [torch.float32] * len(dtypes)
+    if passes[-1].route_column >= 0:  # passes then share two buffers, which have one type: the largest
+        dtypes = [max(dtypes, key=lambda written: written.itemsize)] * len(dtypes)
     return (*dtypes, dtype)
+
+
+def bytes_between(passes: Sequence[Pass], source_dtype: torch.dtype) -> list[bool]:
+    """Return whether the images after each pass but the last are bytes in the library of the ops."""
+    in_bytes = (source_dtype == torch.uint8 and all(op.to_bytes is not None for op in pass_.ops) for pass_ in passes[:-1])
+    return list(accumulate(in_bytes, operator.and_))
 
 
 def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool:
@@ -76,14 +84,15 @@ def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: t
     return is_supported and dtype == torch.bfloat16 and gives_unit_range(front, source_dtype)
 
 
-def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
+def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> PointProgram:
     """Return the ``point_program`` of a pass, with the flag ``NO_NAN`` (faster clamps) for jitters whose input has no NaN.
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """
-    program = []
-    for op, (code, column, flags) in zip(pass_.point_ops, pass_.point_program, strict=True):
+    conversions = len(pass_.point_program) - len(pass_.point_ops)
+    program = [*pass_.point_program[:conversions]]
+    for op, (code, column, flags, rule) in zip(pass_.point_ops, pass_.point_program[conversions:], strict=True):
         is_jitter = isinstance(op, ColorJitter | ColorJiggle)
-        program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags))
+        program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags, rule))
         in_unit_range = in_unit_range and op.keeps_unit_range
     return tuple(program)

@@ -19,11 +19,20 @@ from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, Point
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import UNCHANGED, ByteRule
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
 from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, check_sizes
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
+
+
+PointProgram: TypeAlias = tuple[tuple[int, int, int, ByteRule], ...]
+"""(code, first column, flags, conversion of the result to bytes) per pointwise op.
+
+If the result of the front is converted to bytes, the first entry is this conversion, as an op with code 0. Its column is that
+of the front's apply mask; -1 for a gather, which has none: pixels that are not interpolated are bytes already.
+"""
 
 
 class DrawnOp(NamedTuple):
@@ -69,11 +78,8 @@ class BasePass(ABC):
     """Size of the images that the pass reads."""
     out: Size
     """Size of the images that the pass writes."""
-    point_program: tuple[tuple[int, int, int], ...]
-    """Pointwise ops for a kernel: (code, first column, flags) per op.
-
-    Columns count from ``first_column``, so that equal passes share kernels.
-    """
+    point_program: PointProgram
+    """Pointwise ops for a kernel. Columns count from ``first_column``, so that equal passes share kernels."""
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
@@ -87,6 +93,12 @@ class BasePass(ABC):
     def rows_of(self, table: Rows) -> Rows:
         """Return the columns of the table (B, K) from the first column of the pass on."""
         return table[:, self.first_column :] if self.first_column else table
+
+    @property
+    def point_columns(self) -> Iterator[tuple[PointOp, int]]:
+        """(op, its first column) of each pointwise op, in order."""
+        conversions = len(self.point_program) - len(self.point_ops)
+        return zip(self.point_ops, (column for _, column, *_ in self.point_program[conversions:]), strict=True)
 
     @property
     def needs_mean(self) -> bool:
@@ -316,11 +328,13 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
                 current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
             point_program, width = _point_program(point_ops, columns.end, channels, current_size.images_per_sample)
-            passes.append(GatherPass(front, point_ops, source, current_size, point_program, columns=columns))
+            passes.append(
+                GatherPass(front, point_ops, source, current_size, _conversion(front, -1) + point_program, columns=columns)
+            )
         else:
             first_column = front.row_width(channels)
             point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
-            passes.append(OpPass(front, point_ops, source, current_size, point_program))
+            passes.append(OpPass(front, point_ops, source, current_size, _conversion(front, 0) + point_program))
         widths.append(width)
     if _can_skip_samples(passes):  # the buffer route is one more column of a pass, its last
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
@@ -351,13 +365,17 @@ def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)
 
 
-def _point_program(
-    point_ops: Sequence[PointOp], column: int, channels: int, frames: int
-) -> tuple[tuple[tuple[int, int, int], ...], int]:
-    """Return (``BasePass.point_program``, first column after the pointwise ops), with columns from ``column`` on."""
+def _conversion(front: Gather | FrontOp, column: int) -> PointProgram:
+    """Return the entry for the conversion of the front's result to bytes, if there is one. ``column``: see ``PointProgram``."""
+    return () if front.to_bytes in (None, UNCHANGED) else ((0, column, 0, front.to_bytes),)
+
+
+def _point_program(point_ops: Sequence[PointOp], column: int, channels: int, frames: int) -> tuple[PointProgram, int]:
+    """Return (program of the pointwise ops, first column after them), with columns from ``column`` on."""
     point_program = []
     for point_op in point_ops:
-        point_program.append((point_op.code, column, point_op.flags_for(channels, frames)))
+        flags = point_op.flags_for(channels, frames)
+        point_program.append((point_op.code, column, flags, point_op.to_bytes or UNCHANGED))
         column += point_op.row_width(channels)
     return tuple(point_program), column
 

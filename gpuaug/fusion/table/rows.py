@@ -102,7 +102,7 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
     for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
         rows = pass_.rows_of(table)
-        for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
+        for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
                 # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support import internals
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import photographs
-from support.comparison.torchvision_replay import followed, replayed_in_floats
+from support.comparison.torchvision_replay import BYTES_OFF, followed, replayed
 from support.comparison.values import assert_values
 from support.targets.boxes_masks_points import plain, targets_of
 from torchvision.transforms import InterpolationMode, v2
@@ -60,7 +60,7 @@ def test_choice_is_fused_and_equals_torchvision_on_images_and_targets_of_every_s
     assert not any(line.reason for line in augment.explain(batch).lines)
     draws = augment.draw(batch, seed=seed)
     made, got = augment(batch, targets, data_keys=KEYS, draws=draws)
-    assert_values(made, replayed_in_floats(draws, images), atol=1e-5, draws=draws)
+    assert_values(made, replayed(draws, images), atol=1e-5, share=BYTES_OFF, draws=draws)
     assert_values(augment(batch, draws=draws), made)
     for key in ("boxes", "masks", "keypoints")[: 2 if flips else 3]:
         for mine, theirs in zip(got, followed(draws, [target[key] for target in targets]), strict=True):
@@ -106,8 +106,8 @@ def test_clips_are_picked_for_as_a_whole():
     augment = gpuaug.fuse([choice, TO_FLOAT])
     clips = photographs(15).view(5, 3, 3, 32, 48)
     draws = augment.draw(clips.shape, seed=3)
-    expected = [replayed_in_floats(draws, clips[:, frame]) for frame in range(3)]
-    assert_values(augment(clips, draws=draws), torch.stack(expected, 1), atol=1e-5)
+    expected = [replayed(draws, clips[:, frame]) for frame in range(3)]
+    assert_values(augment(clips, draws=draws), torch.stack(expected, 1), atol=1e-5, share=BYTES_OFF)
 
 
 def test_first_crop_of_a_choice_restricts_no_decoding():
@@ -158,7 +158,7 @@ def test_choice_of_many_sizes_is_fused_with_what_gives_images_one_size():
     for seed in range(4):
         draws = augment.draw(batch, seed=seed)
         made, got = augment(batch, targets, data_keys=KEYS, draws=draws)
-        assert_values(made, replayed_in_floats(draws, images), atol=1e-5)
+        assert_values(made, replayed(draws, images), atol=1e-5, share=BYTES_OFF)
         masks = followed(draws, [target["masks"] for target in targets])
         assert_values(torch.stack([plain(target["masks"]) for target in got]), plain(torch.stack(masks)))
 

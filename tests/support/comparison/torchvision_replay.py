@@ -7,6 +7,9 @@ from torchvision.transforms.v2 import functional
 import gpuaug
 from gpuaug.fusion.pixels import LARGEST
 
+BYTES_OFF = 1e-2
+"""Share of the values of bytes that may differ: values next to the border of two bytes, and what later steps make of them."""
+
 
 def replayed(draws, images):
     """What torchvision's functions make of each image with what it drew, as it gives them: (B, C, H, W)."""
@@ -38,33 +41,6 @@ def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=F
 def scaled(images):
     """Whole numbers as shares of the largest of their type."""
     return images.float() / LARGEST[images.dtype] if images.dtype in LARGEST else images
-
-
-def replayed_in_floats(draws, images):
-    """``replayed`` for bytes without torchvision's rounding after each function: each is called with floats in [0, 1].
-
-    What it takes as a value of bytes is divided by 255, and results are clamped, up to the conversion to floats.
-    """
-    made = []
-    for image, calls in zip(images, draws.as_torchvision(), strict=True):
-        image, unit = scaled(image), 255.0 if image.dtype == torch.uint8 else 1.0
-        for name, arguments in calls:
-            if name == "to_dtype":
-                image = image if arguments["scale"] else image * unit
-                unit = 1.0
-                continue
-            values = {key: in_floats(arguments[key], unit) for key in ("fill", "threshold", "v") if key in arguments}
-            image = getattr(functional, name)(image, **{**arguments, **values})
-            image = image if unit == 1.0 else image.clamp(0.0, 1.0)
-        made.append(image)
-    return torch.stack(made)
-
-
-def in_floats(value, unit):
-    """A value of images, or one for each channel, in another unit."""
-    if value is None or isinstance(value, int | float | torch.Tensor):
-        return None if value is None else value / unit
-    return [each / unit for each in value]
 
 
 def followed(draws, values, **others):

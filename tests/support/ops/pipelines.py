@@ -200,6 +200,21 @@ RGB_CLOSE = {
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
+    "classification, torchvision's": lambda: [
+        v2.RandomResizedCrop((16, 20)),
+        v2.RandomHorizontalFlip(),
+        v2.TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR),
+        v2.ToDtype(torch.float32, scale=True),
+    ],
+    "every step in bytes": lambda: [
+        v2.RandomResizedCrop((16, 20), antialias=False),
+        v2.GaussianBlur(3),
+        v2.RandomAdjustSharpness(2.0, p=0.7),
+        v2.ColorJitter(0.4, 0.4, 0.4, 0.2),
+        v2.RandomGrayscale(0.3),
+        v2.RandomRotation(30, "bilinear", fill={torch.Tensor: [99.6, 0, 255], tv_tensors.Mask: 0}),
+        v2.ToDtype(torch.float32, scale=True),
+    ],
     "autocontrast, torchvision's": lambda: [
         v2.RandomAutocontrast(0.8),
         v2.ToDtype(torch.float32, scale=True),
@@ -242,8 +257,14 @@ JUMPS = {
     "one of colours",
     "one of torchvision's",
     "one of, then jitter",
+    *("antialiased crop, its middle where none fits", "drawn size, padded crop", "zoomed out, drawn size, middle"),
+    *("perspective, filled", "affine, filled", "cubic behind levels", "floats of bytes", "autocontrast, torchvision's"),
+    *("classification, torchvision's", "every step in bytes"),
 }
-"""A pixel at a threshold may fall on either side of it. Leave a name out unless the test fails without it."""
+"""A pixel at a threshold, such as the border of two bytes, may fall on either side of it: a card fuses products and sums.
+
+Leave a name out unless the test fails without it.
+"""
 
 OF_ALL_CHANNELS = ("hue, saturation", "jitter, then jitter", *alone(exact=False, rgb=True))
 """Each channel is made of all three, and so is NaN where one is: compared on images ``with_holes`` too."""

@@ -1,7 +1,7 @@
 """Pipelines that programs have published, and the assertions that hold for each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kornia.augmentation as K
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import as_kornia_takes_them, photographs
-from support.comparison.torchvision_replay import replayed_in_floats
+from support.comparison.torchvision_replay import BYTES_OFF, replayed
 from support.comparison.values import assert_values
 
 import gpuaug
@@ -41,6 +41,9 @@ class Recipe:
     share: float = 0.0
     """Share of the values that may differ by more: pixels at a threshold, or where torchvision rounds."""
     seeds: tuple[int, ...] = (0, 1)
+    """Seeds of the draws. Images have the type of the recipe with the first, and are floats with the second."""
+    units_of_bytes: bool = False
+    """Whether the recipe is for bytes only: it has settings in [0, 255] or operations that are not fused for floats."""
 
 
 def cases(recipes):
@@ -79,14 +82,16 @@ def drawn(augment, recipe, ragged, seed):
     return batch, images, draws
 
 
-def assert_equals_torchvision(recipe, ragged, replay=replayed_in_floats):
+def assert_equals_torchvision(recipe, ragged):
     """Assert that a recipe is fused, and equals torchvision's functions called with its draws."""
     __tracebackhide__ = True
     augment = gpuaug.fuse(recipe.make(), ragged=ragged)
     assert_fused(augment, recipe, ragged)
-    for seed in recipe.seeds:
-        batch, images, draws = drawn(augment, recipe, ragged, seed)
-        assert_values(augment(batch, draws=draws), replay(draws, images), atol=recipe.atol, share=recipe.share, draws=draws)
+    of_floats = recipe if ragged or recipe.units_of_bytes else replace(recipe, dtype=torch.float32)
+    for seed, own in zip(recipe.seeds, (recipe, of_floats), strict=False):
+        batch, images, draws = drawn(augment, own, ragged, seed)
+        share = max(own.share, BYTES_OFF) if own.dtype == torch.uint8 else own.share
+        assert_values(augment(batch, draws=draws), replayed(draws, images), atol=own.atol, share=share, draws=draws)
 
 
 def through_kornia(pipeline, images, params):

@@ -15,8 +15,7 @@ from triton import next_power_of_2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeat_per_view
-from gpuaug.fusion.backends.torch_backend import as_bits, mask_fills
+from gpuaug.fusion.backends.readers import MaskLayout, as_bits, dtype_of, mask_fills, repeat_per_view
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
@@ -229,7 +228,11 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         and not front.nearest
         and not front.before.ops
         and shortest_side > 1,
-        "ANTIALIAS": (_FILTERS[front.filter], _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
+        "RESIZE": (
+            _FILTERS[front.filter],
+            _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0,
+            front.rounds_axes and dtype_of(images) == torch.uint8,
+        ),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
         "PROGRAM": point_program_with_flags(pass_, in_unit_range=in_unit_range),
@@ -258,9 +261,11 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     blocks = tiles * planes
     constants["SUM_COUNT"] = next_power_of_2(blocks)
     contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
-    code, mask_column, flags = constants["PROGRAM"][contrast_index]
-    sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
-    contrast_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
+    program = constants["PROGRAM"]
+    position = len(program) - len(pass_.point_ops) + contrast_index
+    code, mask_column, flags, rule = program[position]
+    sum_program = (*program[:position], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST, rule))
+    contrast_program = ((code, mask_column, flags | FROM_CONTRAST, rule), *program[position + 1 :])
     # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that skips samples,
     # because ``contrast_kernel`` does not read the buffer route.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT

@@ -33,6 +33,7 @@ from gpuaug.fusion.backends.triton.taps import (
     antialiased_line,
     blend_fill,
     first_neighbour,
+    fixed_point_weights,
     half_to_even,
     interpolate_neighbours,
     interpolate_taps,
@@ -81,7 +82,7 @@ def interpolate(
     pointer, x, y, row, plane_stride, line_stride, plane, fill_r, fill_g, fill_b, SOURCE_W: tl.constexpr,
     ADJACENT_TAPS: tl.constexpr, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr, RGB: tl.constexpr,
     INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
-    WARP_COLUMN: tl.constexpr, WARP_FILL_COLUMN: tl.constexpr, MAP_BEFORE: tl.constexpr,
+    WARP_COLUMN: tl.constexpr, WARP_FILL_COLUMN: tl.constexpr, MAP_BEFORE: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Return the interpolated pixels of a tile, (r, g, b); without ``RGB``, one channel three times.
 
@@ -124,14 +125,21 @@ def interpolate(
             top, weight_y = first_neighbour(source_y, start_y, count_y, HALF_PIXEL)
             # Unsigned, so that adding the offset to a pointer needs no sign extension.
             offset = ((start_y + top) * line_stride + (start_x + left) * SOURCE_W).to(tl.uint32)
-            r = interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE)
-            g = interpolate_neighbours(green, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE) if RGB else r
-            b = interpolate_neighbours(blue, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE) if RGB else r
+            if ROUNDS:
+                weight_x, weight_y = fixed_point_weights(weight_x, weight_y, row + WARP_COLUMN)
+            r = interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
+            g = r
+            b = r
+            if RGB:
+                g = interpolate_neighbours(green, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
+                b = interpolate_neighbours(blue, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
         else:
             floor_x = tl.floor(source_x)
             floor_y = tl.floor(source_y)
             weight_x = source_x - floor_x
             weight_y = source_y - floor_y
+            if ROUNDS:
+                weight_x, weight_y = fixed_point_weights(weight_x, weight_y, row + WARP_COLUMN)
             left = floor_x.to(tl.int32)
             top = floor_y.to(tl.int32)
             x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
@@ -140,12 +148,18 @@ def interpolate(
             y1 = tap_axis(top + 1, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
             t00, t10 = tap_at(x0, y0, line_stride, SOURCE_W), tap_at(x1, y0, line_stride, SOURCE_W)
             t01, t11 = tap_at(x0, y1, line_stride, SOURCE_W), tap_at(x1, y1, line_stride, SOURCE_W)
-            r = interpolate_taps(pointer, t00, t10, t01, t11, weight_x, weight_y, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+            r = interpolate_taps(
+                pointer, t00, t10, t01, t11, weight_x, weight_y, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
+            )
             g = r
             b = r
             if RGB:
-                g = interpolate_taps(green, t00, t10, t01, t11, weight_x, weight_y, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0])
-                b = interpolate_taps(blue, t00, t10, t01, t11, weight_x, weight_y, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+                g = interpolate_taps(
+                    green, t00, t10, t01, t11, weight_x, weight_y, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
+                )
+                b = interpolate_taps(
+                    blue, t00, t10, t01, t11, weight_x, weight_y, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
+                )
     if MAX_VALUE:
         r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)
     if WARP_FILL_COLUMN >= 0:
@@ -221,7 +235,7 @@ def gather_kernel(
     source, image_layouts, out, rows, block_sums, saved_pixels,
     images, out_height, out_width, tiles_x, row_stride, tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED_LAYOUT: tl.constexpr, VIEWS_AND_FRAMES: tl.constexpr,
-    SOURCE_STRIDES: tl.constexpr, SOURCE_W: tl.constexpr, ADJACENT_TAPS: tl.constexpr, ANTIALIAS: tl.constexpr,
+    SOURCE_STRIDES: tl.constexpr, SOURCE_W: tl.constexpr, ADJACENT_TAPS: tl.constexpr, RESIZE: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, FULL_TILES: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, MAX_VALUE: tl.constexpr,
     EXACT_DIVISION: tl.constexpr, OUT_SIZE_COLUMN: tl.constexpr, INTERPOLATION: tl.constexpr,
@@ -255,8 +269,9 @@ def gather_kernel(
         WARP_COLUMN, WARP_FILL_COLUMN: First column of the interpolation, and of the fill of a warp, or -1.
         MAP_BEFORE, MAP_AFTER: Index map before and after the interpolation: (padding mode of ``map_index`` or 0 without a map,
             first column, first column of the fill).
-        ANTIALIAS: (Filter or 0, largest value of the source, to which results are clamped, or 0). With a filter, a block is
-            32 threads and computes its lines one after another. A triangle filter then sums each source line only once.
+        RESIZE: (Antialiasing filter or 0; largest value of the source, to which its results are clamped, or 0; whether a
+            resize of bytes rounds to bytes after each axis). With a filter, a block is 32 threads and computes its lines one
+            after another. A triangle filter then sums each source line only once.
         OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass, and lie
             at the top left of (``out_height``, ``out_width``); or -1.
         CONTRAST_COLUMN: Column of the apply mask of the contrast whose mean is computed; -1 to store output pixels.
@@ -324,12 +339,12 @@ def gather_kernel(
             if SUMS_GREY:
                 tl.store(block_sums + sample * blocks + plane * tiles + tile, 0.0)
             return
-    x, y = tile_pixels(left, top, TILE[0] if ANTIALIAS[0] == 0 else 1, TILE[1], WORDS)
+    x, y = tile_pixels(left, top, TILE[0] if RESIZE[0] == 0 else 1, TILE[1], WORDS)
     gather_x = x if FULL_TILES else tl.minimum(x, width - 1)
     inside_x = x == x
     if MAP_AFTER[0] > 0:
         gather_x, inside_x = map_index(gather_x, row + MAP_AFTER[1], 0, MAP_AFTER[0])
-    if ANTIALIAS[0] == 0:
+    if RESIZE[0] == 0:
         gather_y = y if FULL_TILES else tl.minimum(y, height - 1)
         inside_y = y == y
         if MAP_AFTER[0] > 0:
@@ -337,7 +352,7 @@ def gather_kernel(
         r, g, b = interpolate(
             pointer, gather_x, gather_y, row, plane_stride, line_stride, plane, fill_r, fill_g, fill_b, SOURCE_W, ADJACENT_TAPS,
             MAX_VALUE, EXACT_DIVISION, RGB, INTERPOLATION, HALF_PIXEL, NEAREST, ZEROS, WARP_COLUMN, WARP_FILL_COLUMN,
-            MAP_BEFORE,
+            MAP_BEFORE, RESIZE[2],
         )  # fmt: skip
         if MAP_AFTER[0] == 2:
             r, g, b = fill_padding(r, g, b, inside_x & inside_y, row + MAP_AFTER[2], plane, RGB)
@@ -349,7 +364,7 @@ def gather_kernel(
         end = tl.minimum(top + TILE[0], height)
         scale_x, start_x, count_x = load_resize(row + WARP_COLUMN)
         source_x = resize_coordinates(gather_x, scale_x, HALF_PIXEL, False)
-        resize_x = source_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(source_x, scale_x, count_x, ANTIALIAS[0]))
+        resize_x = source_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(source_x, scale_x, count_x, RESIZE[0]))
         resize_y = load_resize(row + WARP_COLUMN + 3)
         zeros = source_x * 0.0
         grey = zeros
@@ -361,7 +376,7 @@ def gather_kernel(
                 y, inside_y = map_index(y, row + MAP_AFTER[1], 1, MAP_AFTER[0])
             r, g, b, state = antialiased_line(
                 pointer, y, state, resize_x, resize_y, row + MAP_BEFORE[1], line_stride, plane_stride, fill_r, fill_g, fill_b,
-                HALF_PIXEL, SOURCE_W, RGB, MAX_VALUE, MAP_BEFORE[0], ANTIALIAS[0], ANTIALIAS[1],
+                HALF_PIXEL, SOURCE_W, RGB, MAX_VALUE, MAP_BEFORE[0], RESIZE[0], RESIZE[1], RESIZE[2],
             )  # fmt: skip
             if MAX_VALUE:
                 r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)

@@ -10,6 +10,7 @@ from types import FunctionType
 import triton
 import triton.language as tl
 
+from gpuaug.fusion import pixels
 from gpuaug.fusion.ops import channel as channels
 from gpuaug.fusion.ops import color, color_jitter, filters, positional
 
@@ -24,6 +25,10 @@ INCREMENT_1 = tl.constexpr(positional.INCREMENTS[1])
 RED = tl.constexpr(channels.GREY[0])
 TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
 TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)
+IN_BYTES = tl.constexpr(color_jitter.IN_BYTES)
+ROUNDED = tl.constexpr(pixels.ROUNDED)
+TRUNCATED = tl.constexpr(pixels.TRUNCATED)
+TRUNCATED_256 = tl.constexpr(pixels.TRUNCATED_256)
 GREEN = tl.constexpr(channels.GREY[1])
 BLUE = tl.constexpr(channels.GREY[2])
 LEVELS = tl.constexpr(filters.LEVELS)
@@ -159,6 +164,46 @@ def div_by_255(value):
     """Divide bytes by 255, correctly rounded, by one Newton iteration with fused products and sums."""
     quotient = value * (1 / 255)
     return tl.fma(tl.fma(quotient, -255.0, value), 1 / 255, quotient)
+
+
+@triton.jit
+def nearest_integer(value):
+    """Round to the nearest integer, and halves to the nearest even integer, for absolute values below 2²²."""
+    # Floats around 1.5 · 2²³ are integers.
+    return value + 12582912.0 - 12582912.0
+
+
+@triton.jit
+def to_bytes(value, scale, offset):
+    """Convert values in [0, 1] to bytes by a ``ByteRule``, as fractions of 255."""
+    return div_by_255(nearest_integer(value * scale + offset))
+
+
+@triton.jit
+def rounded_up(value):
+    """Round values in [0, 255] to the nearest byte; of two as near, to the larger one."""
+    return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
+
+
+@triton.jit
+def fixed_point_steps(scale):
+    """Return the number of steps from 0 to 1 of the weights of a resize of bytes (``fixed_point`` of ``pixels.py``)."""
+    # A float without the bits of its fraction is a power of two.
+    power_of_two = (tl.maximum(scale, 0.5).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return power_of_two * 32768.0
+
+
+@triton.jit
+def fixed_point(weights, scale):
+    """Round the weights of a resize of bytes as PyTorch does."""
+    steps = fixed_point_steps(scale)
+    return nearest_integer(weights * steps) * tl.div_rn(1.0, steps)
+
+
+@triton.jit
+def pixel_to_bytes(r, g, b, scale, offset):
+    """Apply ``to_bytes`` to three channels."""
+    return to_bytes(r, scale, offset), to_bytes(g, scale, offset), to_bytes(b, scale, offset)
 
 
 @triton.jit
@@ -303,9 +348,13 @@ def clamped_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
 
 @triton.jit
 def grey_of(r, g, b, FLAGS: tl.constexpr):
-    """Return the weighted sum of the channels of a pixel; with torchvision's weights if ``FLAGS`` has ``TORCHVISION_GREY``."""
+    """Return the weighted sum of the channels of a pixel.
+
+    With torchvision's weights if ``FLAGS`` has ``TORCHVISION_GREY``; truncated to bytes if it has ``IN_BYTES``.
+    """
     red: tl.constexpr = TORCHVISION_RED if TORCHVISION_GREY & FLAGS else RED
-    return r * red + g * GREEN + b * BLUE
+    grey = r * red + g * GREEN + b * BLUE
+    return to_bytes(grey, TRUNCATED[0], TRUNCATED[1]) if IN_BYTES & FLAGS else grey
 
 
 @triton.jit

@@ -1,21 +1,26 @@
 """Pointwise ops as device functions, which kernels call between reading and storing a pixel.
 
-A *program* is a compile-time list of (code of the op, its first column in the row, flags), one entry per op, so that a kernel
-contains only the code of these ops. Parameters that differ between samples are loaded from the sample's row of the parameter
-table. Arithmetic is in ``pixel_math.py``. The method ``apply`` of an op computes the same in torch.
+A *program* is a compile-time list of (code of the op, its first column in the row, flags, conversion of its result to bytes),
+one entry per op, so that a kernel contains only the code of these ops (``PointProgram``). Parameters that differ between
+samples are loaded from the sample's row of the parameter table. Arithmetic is in ``pixel_math.py``. The method ``apply`` of an
+op computes the same in torch.
 """
 
 import triton
 import triton.language as tl
 
 from gpuaug.fusion.backends.triton.pixel_math import (
+    IN_BYTES,
     NO_NAN,
+    TRUNCATED,
+    TRUNCATED_256,
     clamp01,
     clamped_sums,
     compiled,
     grey_of,
     normal,
     normalize,
+    pixel_to_bytes,
     rotate_hue,
     scale_saturation,
 )
@@ -57,7 +62,7 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
     """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
     ``IS_JITTER``: adjust as Kornia's ``ColorJitter``, whose contrast scales differences from ``mean``; else as ``ColorJiggle``.
-    ``FLAGS``: flags of ``color_jitter.py``: bit n if adjustment n is active, ``NO_NAN`` and ``TORCHVISION_GREY``.
+    ``FLAGS``: flags of ``color_jitter.py``: bit n if adjustment n is active, ``NO_NAN``, ``TORCHVISION_GREY`` and ``IN_BYTES``.
     """
     if FLAGS & 1:
         if adjustment == 0:
@@ -86,6 +91,10 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
     if FLAGS & 8:
         if adjustment == 3:
             r, g, b = rotate_hue(r, g, b, tl.load(row + 4))
+    if IN_BYTES & FLAGS:
+        if adjustment < 4:
+            scale = tl.where(adjustment == 3, TRUNCATED_256[0], TRUNCATED[0])
+            r, g, b = pixel_to_bytes(r, g, b, scale, TRUNCATED[1])
     return r, g, b
 
 
@@ -221,9 +230,14 @@ def apply_point_ops(
     never stored, so that the compiler removes their computation.
     """
     for index in tl.static_range(OP_COUNT):
-        op_row = row + PROGRAM[index][1]
-        if tl.load(op_row) != 0:
-            r, g, b = apply_op_or_pick(
-                r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
-            )
+        if PROGRAM[index][1] < 0:
+            r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3][0], PROGRAM[index][3][1])
+        else:
+            op_row = row + PROGRAM[index][1]
+            if tl.load(op_row) != 0:
+                r, g, b = apply_op_or_pick(
+                    r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
+                )
+                if PROGRAM[index][3][0] > 0:
+                    r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3][0], PROGRAM[index][3][1])
     return r, g, b

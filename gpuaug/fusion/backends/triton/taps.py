@@ -13,7 +13,7 @@ coordinates, such as a flip, a crop or padding.
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum
+from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, rounded_up
 
 
 @triton.jit
@@ -182,6 +182,12 @@ def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
 
 
 @triton.jit
+def fixed_point_weights(weight_x, weight_y, columns):
+    """Round the weights of a resize of bytes. ``columns``: address of the columns of the resize."""
+    return fixed_point(weight_x, tl.load(columns)), fixed_point(weight_y, tl.load(columns + 3))
+
+
+@triton.jit
 def half_to_even(coordinate):
     """Round to the nearest integer, and halves to the nearest even integer, as ``grid_sample`` does."""
     floor = tl.floor(coordinate)
@@ -193,17 +199,24 @@ def half_to_even(coordinate):
 
 @triton.jit
 def interpolate_taps(
-    pointer, t00, t10, t01, t11, weight_x, weight_y, fill, MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr,
+    pointer, t00, t10, t01, t11, weight_x, weight_y, fill,
+    MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Interpolate one channel bilinearly between four taps, whose digits are their x and y.
 
-    ``weight_x``, ``weight_y``: weights of the two taps to the right, and of the two lower taps.
+    ``weight_x``, ``weight_y``: weights of the two taps to the right, and of the two lower taps. ``ROUNDS``: round to bytes
+    after each axis.
     """
     v00 = load_tap(pointer, t00, fill, MAX_VALUE, ZEROS, PADDING)
     v10 = load_tap(pointer, t10, fill, MAX_VALUE, ZEROS, PADDING)
     v01 = load_tap(pointer, t01, fill, MAX_VALUE, ZEROS, PADDING)
     v11 = load_tap(pointer, t11, fill, MAX_VALUE, ZEROS, PADDING)
-    return lerp(lerp(v00, v10, weight_x, MAX_VALUE), lerp(v01, v11, weight_x, MAX_VALUE), weight_y, MAX_VALUE)
+    upper = lerp(v00, v10, weight_x, MAX_VALUE)
+    lower = lerp(v01, v11, weight_x, MAX_VALUE)
+    if ROUNDS:
+        upper, lower = rounded_up(upper), rounded_up(lower)
+    value = lerp(upper, lower, weight_y, MAX_VALUE)
+    return rounded_up(value) if ROUNDS else value
 
 
 @triton.jit
@@ -304,12 +317,14 @@ def negative_zeros(like):
 
 @triton.jit
 def line_sums(
-    line, coordinate, scale, start, count, map_columns, not_padding_y, plane_stride, fill_r, fill_g, fill_b,
+    line, coordinate, scale, start, count, inverse, map_columns, not_padding_y, plane_stride, fill_r, fill_g, fill_b,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, MAX_VALUE: tl.constexpr, PADDING: tl.constexpr, FILTER: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted sums of a line's pixels along x, (W,) per channel.
 
-    ``line``: address of the line. ``not_padding_y``: whether the line is not in constant padding.
+    ``line``: address of the line. ``not_padding_y``: whether the line is not in constant padding. ``ROUNDS``: return weighted
+    means rounded to bytes, with the inverse sums of weights ``inverse``.
     """
     first, distance, shrink, length = padded_range(coordinate, scale, count, FILTER)
     r = negative_zeros(coordinate)
@@ -318,6 +333,8 @@ def line_sums(
     tap = 0
     while tap < length:
         weight = filter_weight(tap * shrink + distance, FILTER)
+        if ROUNDS:
+            weight = fixed_point(weight * inverse, scale)
         x = start + first + tap
         in_window = weight == weight  # true, in the shape of the weight
         not_padding = in_window
@@ -332,6 +349,8 @@ def line_sums(
             value_b = load_tap(line + 2 * plane_stride, source_tap, fill_b, MAX_VALUE, False, PADDING)
             g, b = add_weighted(g, weight, value_g, MAX_VALUE), add_weighted(b, weight, value_b, MAX_VALUE)
         tap += 1
+    if ROUNDS:
+        r, g, b = rounded_up(r), rounded_up(g), rounded_up(b)
     return r, g, b
 
 
@@ -339,7 +358,7 @@ def line_sums(
 def antialiased_line(
     pointer, y, state, resize_x, resize_y, map_columns, line_stride, plane_stride, fill_r, fill_g, fill_b,
     HALF_PIXEL: tl.constexpr, SOURCE_W: tl.constexpr, RGB: tl.constexpr, MAX_VALUE: tl.constexpr, PADDING: tl.constexpr,
-    FILTER: tl.constexpr, CLAMP: tl.constexpr,
+    FILTER: tl.constexpr, CLAMP: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted means for the pixels of output line ``y``, (W,) per channel, and the state for the next line.
 
@@ -349,6 +368,7 @@ def antialiased_line(
     ``state``: (output line to which the sums belong, or -1 without sums; next source line; sum of weights; sums of r, g and b).
     ``resize_x``: source coordinates of the columns, scale, window, and inverse sums of weights. ``resize_y``: scale and window.
     A window is its first pixel and its number of pixels. ``CLAMP``: largest value of the result; 0 for no clamping.
+    ``ROUNDS``: round to bytes after each axis. The sums are then weighted means.
     """
     state_line, line, total, r, g, b = state
     source_x, scale_x, start_x, count_x, inverse_x = resize_x
@@ -365,27 +385,40 @@ def antialiased_line(
     next_r = zeros
     next_g = zeros
     next_b = zeros
+    inverse_y = 1.0
+    next_inverse_y = 1.0
+    if ROUNDS:
+        inverse_y = tl.div_rn(1.0, weight_sum(coordinate, scale_y, count_y, FILTER))
+        if FILTER == 1:
+            next_inverse_y = tl.div_rn(1.0, weight_sum(next_coordinate, scale_y, count_y, FILTER))
     while line < end:
         source_line = start_y + line
         not_padding = source_line == source_line  # true, in the shape of the index
         if PADDING > 0:
             source_line, not_padding = map_index(source_line, map_columns, 1, PADDING)
         line_r, line_g, line_b = line_sums(
-            pointer + source_line * line_stride, source_x, scale_x, start_x, count_x, map_columns, not_padding, plane_stride,
-            fill_r, fill_g, fill_b, SOURCE_W, RGB, MAX_VALUE, PADDING, FILTER,
+            pointer + source_line * line_stride, source_x, scale_x, start_x, count_x, inverse_x, map_columns, not_padding,
+            plane_stride, fill_r, fill_g, fill_b, SOURCE_W, RGB, MAX_VALUE, PADDING, FILTER, ROUNDS,
         )  # fmt: skip
         weight = filter_weight((line.to(tl.float32) - coordinate) * shrink, FILTER)
+        if ROUNDS:
+            weight = fixed_point(weight * inverse_y, scale_y)
         total += weight
         r, g = add_weighted(r, weight, line_r, MAX_VALUE), add_weighted(g, weight, line_g, MAX_VALUE)
         b = add_weighted(b, weight, line_b, MAX_VALUE)
         if FILTER == 1:
             weight = filter_weight((line.to(tl.float32) - next_coordinate) * shrink, FILTER)
+            if ROUNDS:
+                weight = fixed_point(weight * next_inverse_y, scale_y)
             next_total += weight
             next_r, next_g = add_weighted(next_r, weight, line_r, MAX_VALUE), add_weighted(next_g, weight, line_g, MAX_VALUE)
             next_b = add_weighted(next_b, weight, line_b, MAX_VALUE)
         line += 1
-    inverse = inverse_x * tl.div_rn(1.0, total)
-    r, g, b = r * inverse, g * inverse, b * inverse
+    if ROUNDS:
+        r, g, b = rounded_up(r), rounded_up(g), rounded_up(b)
+    else:
+        inverse = inverse_x * tl.div_rn(1.0, total)
+        r, g, b = r * inverse, g * inverse, b * inverse
     if CLAMP > 0:
         # A cubic filter may exceed the range of its input.
         largest: tl.constexpr = CLAMP * 1.0
@@ -400,12 +433,20 @@ def antialiased_line(
 
 
 @triton.jit
-def interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W: tl.constexpr, MAX_VALUE: tl.constexpr):
-    """Interpolate one channel bilinearly between four adjacent pixels. ``offset``: offset of the upper left pixel."""
+def interpolate_neighbours(
+    pointer, offset, weight_x, weight_y, line_stride, SOURCE_W: tl.constexpr, MAX_VALUE: tl.constexpr, ROUNDS: tl.constexpr
+):
+    """Interpolate one channel bilinearly between four adjacent pixels.
+
+    ``offset``: offset of the upper left pixel. ``ROUNDS``: round to bytes after each axis.
+    """
     v00 = as_float(tl.load(pointer + offset), MAX_VALUE)
     v10 = as_float(tl.load(pointer + SOURCE_W + offset), MAX_VALUE)
     v01 = as_float(tl.load(pointer + line_stride + offset), MAX_VALUE)
     v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), MAX_VALUE)
     upper_mean = v00 + weight_x * (v10 - v00)
     lower_mean = v01 + weight_x * (v11 - v01)
-    return upper_mean + weight_y * (lower_mean - upper_mean)
+    if ROUNDS:
+        upper_mean, lower_mean = rounded_up(upper_mean), rounded_up(lower_mean)
+    mean = upper_mean + weight_y * (lower_mean - upper_mean)
+    return rounded_up(mean) if ROUNDS else mean

@@ -9,6 +9,7 @@ were tried with torchvision 0.29.1.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import UNCHANGED_TYPE, TypeChange, names_used, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
-from gpuaug.fusion.pixels import LARGEST
+from gpuaug.fusion.pixels import LARGEST, UNCHANGED, ByteRule
 
 Call = tuple[str, dict[str, Any]]
 """Call that repeats an op on one image: (name of a function in ``torchvision.transforms.v2.functional``, keyword arguments)."""
@@ -50,6 +51,10 @@ class TorchvisionOp(Op):
 
     unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
     """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
+
+    byte_rule: ClassVar[ByteRule] = UNCHANGED
+    """Conversion of results to bytes by torchvision. ``UNCHANGED`` also if it converts within the op."""
+
     image_dtype: torch.dtype = torch.float32
     """dtype that images would have at this position of the pipeline without gpuaug."""
 
@@ -58,6 +63,7 @@ class TorchvisionOp(Op):
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         self.units = units
+        self.to_bytes = self.byte_rule if units == torch.uint8 else None
         super().__init__(name, transform)
 
     def _read_common(self, module: Any) -> None:
@@ -92,17 +98,18 @@ class TorchvisionOp(Op):
         """Convert a pixel value from the units of the input images to [0, 1]."""
         return float(value) / LARGEST.get(self.units, 1)
 
-    def unit_fill(self, transform: Any, *, truncates: bool = False) -> float | list[float]:
+    def unit_fill(self, transform: Any, to_integer: Callable[[float], int] | None = None) -> float | list[float]:
         """Fill value of images in [0, 1]: one number, or a list with one number per channel.
 
         Args:
             transform: Transform of the user.
-            truncates: Whether torchvision truncates the fill value of integer images, as transforms without interpolation do.
+            to_integer: Function by which torchvision converts the fill value of integer images, where it does not interpolate.
         """
         value = image_fill(transform)
-        to_integer = truncates and self.units in LARGEST
-        numbers = np.atleast_1d(0 if value is None else value)
-        fills = [self.to_unit_range(int(number) if to_integer else number) for number in numbers]
+        numbers = np.atleast_1d(0 if value is None else value).tolist()
+        if to_integer is not None and self.units in LARGEST:
+            numbers = map(to_integer, numbers)
+        fills = [self.to_unit_range(number) for number in numbers]
         return fills[0] if len(fills) == 1 else fills
 
 

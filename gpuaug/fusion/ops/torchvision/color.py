@@ -17,6 +17,7 @@ from gpuaug.fusion.ops import channel, color, color_jitter
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp
+from gpuaug.fusion.pixels import TRUNCATED
 
 _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 """Adjustments of a color jitter, by index. An adjustment is active if the user has set its bounds."""
@@ -36,8 +37,8 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 
     @property
     def flags(self) -> int:  # type: ignore[override]
-        """One bit per active adjustment, and ``TORCHVISION_GREY``."""
-        return super().flags | color_jitter.TORCHVISION_GREY
+        """One bit per active adjustment, ``TORCHVISION_GREY``, and for bytes ``IN_BYTES``."""
+        return super().flags | color_jitter.TORCHVISION_GREY | (0 if self.to_bytes is None else color_jitter.IN_BYTES)
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
         """Require one or three channels. Saturation and hue do not change images of one."""
@@ -134,6 +135,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     """
 
     channel_counts = (1, 3)
+    byte_rule = TRUNCATED
     lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
 
     @property

@@ -122,7 +122,7 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
         # ``gpuaug.PadIfSmaller``, ``gpuaug.FixedSizeCrop`` and a class of open_clip have no such setting.
         self._mode = getattr(transform, "padding_mode", "constant")
         # torchvision's ``pad`` truncates the fill of integer images.
-        self.fill = self.unit_fill(transform, truncates=True) if self._mode == "constant" else 0.0
+        self.fill = self.unit_fill(transform, int) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -283,7 +283,7 @@ class ZoomOut(TorchvisionOp, crop.ShiftOp):
     edge = "constant"
 
     def _read(self, transform: Any) -> None:
-        self.fill = self.unit_fill(transform, truncates=True)
+        self.fill = self.unit_fill(transform, int)
         self._min_scale, self._max_scale = transform.side_range
 
     @property

@@ -12,12 +12,14 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, pair
+from gpuaug.fusion.pixels import ROUNDED, TRUNCATED
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
     """``v2.GaussianBlur``, with one standard deviation per sample for both axes."""
 
     lowers = (v2.GaussianBlur,)
+    byte_rule = ROUNDED
     border = "reflect"
 
     def _read(self, transform: Any) -> None:
@@ -36,6 +38,7 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
 
     lowers = (v2.RandomAdjustSharpness,)
     call = ("adjust_sharpness", "sharpness_factor")
+    byte_rule = TRUNCATED
     channel_counts = (1, 3)
     unfused_dtypes = (torch.int16,)
 
@@ -72,14 +75,11 @@ class Equalize(TorchvisionOp, filters.Equalize):
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
-    """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
+    """``v2.RandomAutocontrast``. A constant channel is unchanged."""
 
     lowers = (v2.RandomAutocontrast,)
     call = ("autocontrast",)
+    byte_rule = TRUNCATED
     channel_counts = (1, 3)
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
-
-    def _read(self, transform: Any) -> None:
-        self.rounds_to_levels = self.units == torch.uint8
-        self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)

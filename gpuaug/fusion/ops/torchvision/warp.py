@@ -24,14 +24,17 @@ from gpuaug.fusion.ops.torchvision.base import (
     mask_fill,
     size_rounded_down,
 )
+from gpuaug.fusion.pixels import ROUNDED
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
     """Base class of torchvision's warps."""
 
+    byte_rule = ROUNDED
+
     def _read(self, transform: Any) -> None:
         self.nearest = interpolation_of(transform) == "nearest"
-        self.fill = self.unit_fill(transform)
+        self.fill = self.unit_fill(transform, round if self.nearest else None)
         self.mask_fill = mask_fill(transform)
         # With bilinear interpolation, border pixels differ between fill=0 and fill=None. With nearest they do not.
         is_zero = image_fill(transform) is None or (self.nearest and not np.any(self.fill))

@@ -11,6 +11,7 @@ from support import internals
 from support.comparison.box_windows import TRANSFORMS, boxes_in, numbers_of, op_of
 from support.comparison.replay import photographs
 from support.comparison.statistics import apart
+from support.comparison.torchvision_replay import BYTES_OFF, scaled
 from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -188,13 +189,13 @@ PIPELINES = {
 def through_torchvision(image, target, augment, draws, sample, monkeypatch):
     """What torchvision's transforms make of a sample for its draws."""
     judged = any(getattr(transform, "min_area", None) == JUDGE.min_area for transform in augment.pipeline[0])
-    sample_of, sample = sample, (tv_tensors.Image(image.float() / 255), {**target})
+    sample_of, sample = sample, (tv_tensors.Image(image), {**target})
     kinds = (tv_tensors.Image, tv_tensors.BoundingBoxes, tv_tensors.Mask)
 
     def on_all(function, *args, **options):
         image, target = sample
         made = {key: function(value, *args, **options) if isinstance(value, kinds) else value for key, value in target.items()}
-        return function(image, *args, fill=51 / 255, **options) if "padding" in options else function(image, *args), made
+        return function(image, *args, fill=51, **options) if "padding" in options else function(image, *args), made
 
     for op, drawn in zip(internals.program(augment).ops, internals.drawn(draws), strict=True):
         height, width = sample[0].shape[1:]
@@ -229,7 +230,7 @@ def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(name, 
     skipped += any((~drawn["apply_mask"]).sum() for drawn in internals.drawn(draws) if "numbers" in drawn)
     for index, (image, target) in enumerate(zip(images, targets, strict=True)):
         expected = through_torchvision(image, target, augment, draws, index, monkeypatch)
-        torch.testing.assert_close(made[index], expected[0].as_subclass(torch.Tensor), atol=5e-5, rtol=0)
+        assert_values(made[index], scaled(expected[0]), atol=1e-6, share=BYTES_OFF)
         # A flip of torchvision's takes boxes out of the frame by a rounding error.
         kept = v2.SanitizeBoundingBoxes()(v2.ClampBoundingBoxes()(*expected))[1]
         (got,) = gpuaug.sanitize([followed[index]])
@@ -276,13 +277,13 @@ def test_boxes_end_at_the_frame_of_the_image_that_is_cropped(monkeypatch):
     augment, (batch, _, targets) = gpuaug.fuse([middle, transform, RESIZE], dtype=torch.float32), batch_of(False)
     draws = augment.draw(batch.shape, seed=1)
     images, _ = augment(batch, targets, data_keys=KEYS, draws=draws)
-    whole, numbers = gpuaug.fuse([middle], dtype=torch.float32)(batch), internals.drawn(draws)[1]["numbers"]
+    whole, numbers = middle(batch), internals.drawn(draws)[1]["numbers"]
     for index, target in enumerate(targets):
         with monkeypatch.context() as patched:
             GivenNumbers(internals.program(augment).box_crop, numbers[index], 20, 24).into(patched)
             (left, top, width, height), _ = theirs(transform, middle(target["boxes"]), 20, 24)
         expected = functional.resized_crop(whole[index], top, left, height, width, [30, 26], antialias=True)
-        torch.testing.assert_close(images[index], expected, atol=5e-5, rtol=0)
+        assert_values(images[index], scaled(expected), atol=1e-6, share=BYTES_OFF)
 
 
 AFTER_A_CROP = [v2.RandomResizedCrop((40, 36)), v2.RandomIoUCrop(), RESIZE]

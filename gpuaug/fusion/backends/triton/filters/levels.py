@@ -54,18 +54,11 @@ Such a pass reads few channels, so several thread blocks compute the table of a 
 """
 
 
-@triton.jit
-def round_to_levels(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
-    """Round values in [0, 1] to byte levels, as fractions of 255. NaN stays NaN."""
-    level = tl.floor(clamp01(value) * FACTOR + OFFSET)
-    return tl.div_rn(level, 255.0 + 0.0 * level)
-
-
 @kernel
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, ROUNDS: tl.constexpr, PICKS_OP: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, PICKS_OP: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Compute the table of a channel (equalize), or its minimum and maximum (auto contrast).
@@ -77,7 +70,6 @@ def table_kernel(
             of the channel, or its minimum and maximum, and ``levels_kernel`` combines them.
         KEEPS_VALUES: Whether the table has -1 for a channel that must not change (``equalize_table``).
         FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
-        ROUNDS: Whether auto contrast rounds values to levels.
         ROUTE_COLUMN: Column of the buffer route, or -1.
 
     Grid: (samples, planes, splits of a channel).
@@ -114,7 +106,6 @@ def table_kernel(
             for start in range(0, pixels, BLOCK):
                 index = tl.minimum(start + tl.arange(0, BLOCK), pixels - 1)
                 value = load_exact(pointer + index // width * source_h + index % width * SOURCE_W, BYTES)
-                value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
                 minimum = tl.minimum(minimum, value)
                 maximum = tl.maximum(maximum, value)
                 has_nan = tl.where(value == value, has_nan, 1)
@@ -214,7 +205,7 @@ def levels_kernel(
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr,
-    ROUNDS: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr,
     ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Map pixels through the tables, or minima and maxima, that ``table_kernel`` wrote.
@@ -239,7 +230,6 @@ def levels_kernel(
             if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
                 value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
             else:
-                value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
                 value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
@@ -325,7 +315,6 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS_VALUES": keeps, "SPLITS": splits, "PICKS_OP": equalize_op is not contrast_op}
-    settings["ROUNDS"] = contrast_op.rounds_to_levels and not common["BYTES"]
     constants = {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": BLOCK}
     tables = Launch(table_kernel, (batch, channels, splits), integers, constants, warps=8)
     epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)

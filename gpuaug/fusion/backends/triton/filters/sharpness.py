@@ -14,7 +14,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     with_channel,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, kernel
-from gpuaug.fusion.backends.triton.pixel_math import clamp01, div_by_255
+from gpuaug.fusion.backends.triton.pixel_math import ROUNDED, clamp01, div_by_255, to_bytes
 from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops.filters import SharpnessOp
 from gpuaug.fusion.program.plan import OpPass
@@ -23,11 +23,12 @@ from gpuaug.fusion.program.plan import OpPass
 @triton.jit
 def sharpen_tile(
     pointer, first_y, x, height, width, stride_y, factor,
-    SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ROUNDS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Sharpen a tile of one plane, (ACROSS, ALONG), starting at line ``first_y``: blend it with its 3x3 blur, by ``factor``.
 
-    ``x``: (ACROSS, 1) columns. ``stride_y``: elements between lines. Border pixels of the image are not blurred.
+    ``x``: (ACROSS, 1) columns. ``stride_y``: elements between lines. Border pixels of the image are not blurred. ``ROUNDS``:
+    whether the blur is rounded to bytes.
     """
     along = tl.arange(0, ALONG)[None, :]
     sum_3x3 = tl.zeros((ACROSS, ALONG), tl.float32)
@@ -43,6 +44,8 @@ def sharpen_tile(
         sum_3x3 = tl.where((tap_y >= 0) & (tap_y < 3), sum_3x3 + (left + middle + right), sum_3x3)
         centre = tl.where(tap_y == 1, middle, centre)
     smooth = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if BYTES else 1 / 13)
+    if ROUNDS:
+        smooth = to_bytes(smooth, ROUNDED[0], ROUNDED[1])
     if BYTES:
         centre = div_by_255(centre)
     y = first_y + along
@@ -56,7 +59,7 @@ def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
+    TILES: tl.constexpr, ROUNDS: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Sharpen the samples whose apply mask is set. Row: apply mask, factor.
 
@@ -75,7 +78,9 @@ def sharpness_kernel(
         b = r
         for channel in range(3 if RGB else 1):
             plane_pointer = pointer + channel * source_c
-            value = sharpen_tile(plane_pointer, first_y, x, height, width, source_h, factor, SOURCE_W, BYTES, ALONG, ACROSS)
+            value = sharpen_tile(
+                plane_pointer, first_y, x, height, width, source_h, factor, SOURCE_W, BYTES, ROUNDS, ALONG, ACROSS
+            )
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:
         pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
@@ -85,4 +90,4 @@ def sharpness_kernel(
 
 def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     """Prepare the launch of a pass whose front is a sharpness op."""
-    return storing_launch(sharpness_kernel, pass_, source, rows, out, {})
+    return storing_launch(sharpness_kernel, pass_, source, rows, out, {"ROUNDS": pass_.front.to_bytes is not None})
