@@ -37,6 +37,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "items": ("bench.suites.training.items", []),
     "feeds": ("bench.suites.transport.feeds", []),
     "files": ("bench.suites.transport.files", []),
+    "bucket": ("bench.suites.transport.bucket", []),
     "clips_files": ("bench.suites.transport.clips_files", []),
     "augment": ("bench.suites.augmentation.augment", []),
     "augment_presets": (

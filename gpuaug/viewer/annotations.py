@@ -184,7 +184,8 @@ def _kornia_corners(boxes: Array, key: str) -> Array:
     corners: Array = vertices(torch.from_numpy(boxes), KORNIA_FORMATS[key]).numpy()
     if key == "bbox":  # may be rotated
         return corners + 0.5 + 0.5 * np.sign(corners - corners.mean(1, keepdims=True))  # type: ignore[no-any-return]
-    return corners + np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    corners += np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    return corners
 
 
 def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> Array:
@@ -194,8 +195,8 @@ def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> A
             f"boxes must be axis-aligned to be drawn, got {box_format.upper()}. Pass the enclosing boxes, computed from the "
             "corners (n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
         )
-    corners: Array = vertices(torch.from_numpy(boxes), TARGET_DICT_FORMATS[box_format], shape).numpy()
-    return corners + 0.5
+    corners: Array = vertices(torch.from_numpy(boxes), TARGET_DICT_FORMATS[box_format], shape).numpy() + 0.5
+    return corners
 
 
 def _masks(masks: Array) -> Iterator[Mask]:

@@ -93,18 +93,3 @@ def test_check_names_the_faulty_key(good, spoil, text):
 @pytest.mark.parametrize("path", sorted(RECORDED.rglob("*.json")), ids=lambda path: str(path.relative_to(RECORDED)))
 def test_recorded_results_are_good(path):
     check_result(json.loads(path.read_text()))
-
-
-def test_the_table_shows_each_figure_once_and_fits_80_columns(good):
-    from rich.console import Console
-
-    console = Console(width=80, record=True)
-    other = ROW | {"name": "encoder in the loop (serial)", "case": "train a head", "steps_per_s": 12345.6}
-    console.print(results.table([ROW, other], "title"))
-    text = console.export_text()
-    assert "0.90-1.10" in text
-    assert "12,346" in text
-    assert "encoder in the loop (serial)" in text, "wrapped"
-    assert "batch" not in text
-    console.print(results.table([ROW, ROW | {"batch_size": 32}], "title"))
-    assert "batch" in console.export_text(), "needed when it differs"

@@ -21,6 +21,10 @@ PIPELINES = {
     **{name: make for name, make in clips.FIRST.items() if not name.startswith("chosen")},
     "a policy": lambda: [K.RandomHorizontalFlip(), K.auto.RandAugment(n=2, m=8)],
     "what Kornia runs": lambda: [K.RandomCrop((14, 14)), K.RandomMedianBlur(), K.RandomHorizontalFlip()],
+    "choices": lambda: [
+        v2.RandomChoice([v2.RandomResizedCrop((12, 14)), v2.Compose([v2.RandomResize(5, 20), v2.Resize((12, 14))])]),
+        v2.RandomChoice([v2.RandomResizedCrop(8), v2.CenterCrop(8)]),
+    ],
     "drawn sizes": lambda: [v2.RandomZoomOut(), v2.ScaleJitter((16, 16), (0.5, 2.0)), v2.RandomCrop(12, pad_if_needed=True)],
 }
 LAYOUTS = {

@@ -1,6 +1,7 @@
 """Images of different sizes: each as Kornia makes it by itself, from the same draws."""
 
 import random
+import re
 
 import kornia.augmentation as K
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import internals
+from support.batches.clips import FRAMES, clips, clips_of
 from support.batches.ragged import SIZES, copies, images_of, pack, targets_of
 from support.comparison.values import assert_values
 from support.ops.pipelines import by_the_batch
@@ -206,20 +208,6 @@ def test_ragged_draws_are_prefetched_for_many_batches():
     assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_ragged_batches_in_a_loader_are_the_same_at_every_depth(depth):
-    batches = [(pack(images_of(SIZES[index:])), torch.arange(len(SIZES) - index)) for index in range(3)]
-
-    def run(at):
-        stage = gpuaug.TransformStage(gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True))
-        return [images for images, _ in gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=1, depth=at)]
-
-    reference = run(0)
-    assert [len(images) for images in reference] == [5, 4, 3]
-    for one, other in zip(run(depth), reference, strict=True):
-        assert_values(one, other)
-
-
 def test_ragged_pipeline_takes_dense_images():
     image = images_of([(40, 50)])[0]
     augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)
@@ -298,3 +286,200 @@ def test_conversions_to_rgb_leave_rgb_images_as_they_are():
         made = gpuaug.fuse(v2.Compose([crop, first]), ragged=True)(pack(grey))
         assert made.shape == (2, 3, 16, 20)
         assert_values(made[:, 0], made[:, 2])
+
+
+# Clips
+
+
+def test_a_ragged_pipeline_takes_clips_of_one_size():
+    """As a stage that decodes gives them where all have one."""
+    videos = clips(2, FRAMES, 3, 20, 24).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    ragged, dense = (gpuaug.fuse(v2.RandomResizedCrop(12), ragged=each) for each in (True, False))
+    draws = dense.draw(videos.shape, seed=0)
+    assert_values(ragged(videos, draws=draws), dense(videos, draws=draws))
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_dicts_of_the_frames_of_ragged_clips_equal_one_dict_per_clip(data):
+    frames = data.draw(st.integers(2, 4))
+    sizes = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4))
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=len(sizes) * frames, max_size=len(sizes) * frames))
+    batch = gpuaug.collate_ragged([(torch.randint(256, (frames, 3, *size), dtype=torch.uint8),) for size in sizes])[0]
+    per_frame = [
+        {
+            "boxes": torch.rand(count, 4) * 20,
+            "labels": torch.randint(9, (count,)),
+            "masks": torch.randint(0, 2, (count, *sizes[index // frames]), dtype=torch.uint8),
+            "keypoints": torch.rand(count, 2, 2) * 30,
+        }
+        for index, count in enumerate(counts)
+    ]
+    clips = [per_frame[start : start + frames] for start in range(0, len(per_frame), frames)]
+    per_clip = [{key: torch.cat([record[key] for record in clip]) for key in clip[0]} for clip in clips]
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12), v2.RandomRotation(20)], ragged=True)
+    draws = augment.draw(batch, seed=0)
+    _, of_clips = augment(batch, per_clip, data_keys=["input", "targets"], draws=draws)
+    _, of_frames = augment(batch, clips, data_keys=["input", "targets"], draws=draws)
+    for clip, whole in zip(of_frames, of_clips, strict=True):
+        assert len(clip) == frames
+        for key, value in whole.items():
+            assert_values(torch.cat([record[key] for record in clip]), value)
+
+
+def test_boxes_as_shares_of_ragged_clips():
+    batch = clips_of("hwc")
+    shares = torch.tensor([[0.5, 0.5, 0.4, 0.2]])
+    augment = gpuaug.fuse(v2.Resize((12, 16)), ragged=True, boxes="cxcywh_share")
+    _, got = augment(batch, [{"boxes": shares + index / 50} for index in range(3)], data_keys=["input", "targets"])
+    for index, record in enumerate(got):
+        assert_values(record["boxes"], shares + index / 50, atol=1e-6)
+
+
+def test_windows_that_are_read_are_those_of_the_clips():
+    batch = clips_of("hwc")
+    augment = gpuaug.fuse([v2.RandomResizedCrop(12)], ragged=True)
+    windows = augment.windows_read(batch.shapes)
+    assert windows.table.shape == (3 * FRAMES, 4)
+    assert (windows.table.reshape(3, FRAMES, 4) == windows.table.reshape(3, FRAMES, 4)[:, :1]).all()
+    assert len({tuple(row) for row in windows.table.tolist()}) == 3
+
+
+def test_ragged_clips_are_shown():
+    batch = clips_of("hwc")
+    loader = gpuaug.StreamedLoader([(batch, torch.arange(3))], [gpuaug.fuse(v2.Resize((12, 14)), ragged=True)], device="cpu")
+    figure = gpuaug.show(loader, n=2)
+    assert len(figure.axes) == 4
+
+
+# Refusals
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+NOT_SIZED = {
+    "as its end": (
+        [K.RandomHorizontalFlip()],
+        "pipeline must give images one size with ragged=True, got RandomHorizontalFlip_0 at the end.",
+    ),
+    "of one side": ([K.Resize(32)], "pipeline must give images one size with ragged=True, got Resize_0 at the end."),
+    "blur first": (
+        [K.RandomInvert(), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.CenterCrop(8)],
+        "one size with ragged=True, got RandomGaussianBlur_1: it reads other pixels of an image, or their coordinates. Put",
+    ),
+    "levels first": (
+        [K.RandomEqualize(), K.CenterCrop(8)],
+        "got RandomEqualize_0: it reads other pixels of an image, or their",
+    ),
+    "erasing first": ([K.RandomErasing(), K.CenterCrop(8)], "got RandomErasing_0: it reads other pixels of an image, or their"),
+    "mix first": ([K.RandomMixUpV2(), K.CenterCrop(8)], "got RandomMixUpV2_0: it reads other pixels of an image, or their"),
+    "kornia first": (
+        [K.RandomMedianBlur(), K.CenterCrop(8)],
+        "one size with ragged=True, got RandomMedianBlur_0: no lowering for this type. Put",
+    ),
+    "by chance": (
+        [K.RandomResizedCrop((8, 8), p=0.5)],
+        "got RandomResizedCrop_0: with p=0.5 the size of the output depends on the draw. Put",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED)
+def test_pipelines_with_ragged_output_are_refused(name):
+    modules, text = NOT_SIZED[name]
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
+        gpuaug.fuse(K.AugmentationSequential(*modules), ragged=True)
+    assert "such as RandomResizedCrop((224, 224))" in str(caught.value)
+
+
+CROP = "v2.RandomCrop((224, 224), pad_if_needed=True)"
+NOT_SIZED_AGAIN = {
+    "as its end": (
+        [v2.RandomShortestSize([8, 12]), v2.RandomHorizontalFlip()],
+        "pipeline must give images one size after RandomShortestSize_0, got RandomHorizontalFlip_1 at the end. Put a "
+        f"transform to one size after it, such as {CROP}, or keep RandomShortestSize_0 in the dataset.",
+    ),
+    "blur first": (
+        [v2.CenterCrop(20), v2.ScaleJitter((8, 8)), v2.GaussianBlur(3), v2.RandomCrop(8, pad_if_needed=True)],
+        "one size after ScaleJitter_1, got GaussianBlur_2: it reads other pixels of an image, or their coordinates. Put a",
+    ),
+    "left to torchvision": (
+        [v2.RandomZoomOut(), v2.GaussianNoise(), v2.CenterCrop(8)],
+        "after RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put a transform to one size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED_AGAIN)
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+def test_pipelines_that_draw_sizes_and_keep_them_are_refused(name):
+    modules, text = NOT_SIZED_AGAIN[name]
+    for options in ({}, {"ragged": True}):
+        with raises(text):
+            gpuaug.fuse(modules, **options)
+
+
+TOO_SMALL = {
+    "crop": (
+        [v2.ScaleJitter((40, 40), (0.7, 2.0)), v2.RandomCrop(24)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 24x24 out of 21x28. Pad or resize before it.",
+    ),
+    "reflection": (
+        [v2.RandomShortestSize([20], 20), v2.RandomCrop(30, pad_if_needed=True, padding_mode="reflect")],
+        "images must fit RandomCrop_1, got 36x48{}, which pads by reflection by a whole side or more. Pad or resize before it.",
+    ),
+    "skipped": (
+        [v2.RandomApply([v2.RandomShortestSize([80])]), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "not turned": (
+        [v2.RandomRotation(45, expand=True), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "turn skipped": (
+        [v2.RandomApply([v2.RandomRotation((40, 50), expand=True)]), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "no pixels": (
+        [v2.ScaleJitter((40, 40), (0.03, 2.0)), v2.RandomCrop(24, pad_if_needed=True)],
+        "images must fit ScaleJitter_0, got 36x48{}, which comes out without pixels. Pad or resize before it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_SMALL)
+def test_images_that_may_be_drawn_too_small_are_refused_whatever_is_drawn(name):
+    modules, text = TOO_SMALL[name]
+    with raises(text.format("")):
+        gpuaug.fuse(modules)(torch.zeros(0, 3, 36, 48))
+    with raises(text.format(" at 1 of the batch")):
+        gpuaug.fuse(modules, ragged=True).draw(pack(images_of([(48, 48), (36, 48)])))
+
+
+def test_ragged_image_without_pixels_is_refused():
+    batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
+    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave the image out."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
+
+
+def test_ragged_batch_must_be_uint8():
+    batch = pack(images_of())
+    floats = Ragged(batch.data.float(), batch.places, batch.shapes)
+    with pytest.raises(
+        gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16 or int16 in a ragged batch, got torch.float32\. Create"
+    ):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
+
+
+def test_ragged_batch_shorter_than_its_shapes_is_refused():
+    batch = pack(images_of())
+    short = Ragged(batch.data[:-1], batch.places, batch.shapes)
+    text = "A ragged batch must agree with its shapes, 44034 elements of 5 images, got {} and places {} of torch.{}. Create"
+    with raises(text.format(44033, "(5, 3)", "int64")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
+    with raises(text.format(44034, "(4, 3)", "int64")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places[1:], batch.shapes))
+    with raises(text.format(44034, "(5, 3)", "float32")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places.float(), batch.shapes))

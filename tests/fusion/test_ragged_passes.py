@@ -83,14 +83,6 @@ def test_each_image_equals_torchvision(name):
         assert_values(got, expected, atol=2e-4, share=2e-3 if jumps else 0, draws=draws)
 
 
-@pytest.mark.parametrize("name", ["two fills", "two drawn sizes", "colour between"])
-def test_sizes_drawn_for_images_of_one_size_equal_torchvision(name):
-    images = torch.stack(images_of([(30, 40)] * 3)).float() / 255
-    augment = gpuaug.fuse(PIPELINES[name]())
-    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
-    assert_values(augment(images, draws=draws), replayed(draws, images), atol=1e-4, share=2e-3)
-
-
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize(
     "name",

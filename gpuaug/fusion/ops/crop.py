@@ -5,6 +5,7 @@ output to input pixels, and for boxes and keypoints as matrices, from input to o
 skip the op. The *canvas* is the padded image.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -56,7 +57,33 @@ class VerticalFlip(_Flip):
     description = "flip up and down"
 
 
-class Crop(IndexOp):
+class ShiftOp(IndexOp):
+    """Base class of ops that shift images by whole pixels: crops, and padding on the left and top."""
+
+    @abstractmethod
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+        """(column, row) of the input image at which the output of the op begins; negative if the image is padded there."""
+
+    def _applied_start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+        """``start`` for samples that the op is applied to, (0, 0) for samples that skip the op."""
+        x, y = self.start(draws, size)
+        applies = draws["apply_mask"]
+        return (np.where(applies, x, 0), np.where(applies, y, 0)) if self.is_random else (x, y)
+
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
+        """Shift by the start. Samples that skip the op already have the output size."""
+        x, y = self._applied_start(draws, size)
+        return IndexMap(AxisMap(offset=as_float64(x)), AxisMap(offset=as_float64(y)))
+
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
+        """Translation matrices: (1, 3, 3) if all samples are shifted equally, else (B, 3, 3)."""
+        x, y = self._applied_start(draws, size)
+        matrix = np.tile(np.eye(3), (size.batch if np.ndim(x) or np.ndim(y) else 1, 1, 1))
+        matrix[:, 0, 2], matrix[:, 1, 2] = -x, -y
+        return matrix
+
+
+class Crop(ShiftOp):
     """``RandomCrop`` with ``cropping_mode="slice"``, including padding."""
 
     lowers = (K.RandomCrop,)
@@ -134,26 +161,17 @@ class Crop(IndexOp):
             return super().params(draws, size)
         return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
 
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Shift by the start of the crop minus the padding. Samples that skip the op already have the size of the crop."""
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+        """Start of the crop in the padded image minus the padding."""
         left, _, top, _ = self._padding(size)
-        apply_mask = draws["apply_mask"]
-        return IndexMap(
-            AxisMap(offset=np.where(apply_mask, draws["x"] - left, 0.0)),
-            AxisMap(offset=np.where(apply_mask, draws["y"] - top, 0.0)),
-        )
-
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Translation matrices, (B, 3, 3)."""
-        shifts = self.map(draws, size)
-        return translations(size, -shifts.x.offset, -shifts.y.offset)
+        return draws["x"] - left, draws["y"] - top
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
         return f"crop {self._height}x{self._width}"
 
 
-class CenterCrop(IndexOp):
+class CenterCrop(ShiftOp):
     """``CenterCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.CenterCrop,)
@@ -176,25 +194,15 @@ class CenterCrop(IndexOp):
         """Size of the crop."""
         return size.to(self._height, self._width)
 
-    def start(self, size: Size) -> tuple[Any, Any]:
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop, rounded down."""
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Parameters of Kornia's ``CenterCrop``: the result of ``corners``, as int64."""
-        left, top = (np.full(size.batch, first) for first in self.start(size))
+        left, top = (np.full(size.batch, first) for first in self.start(draws, size))
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Shift by the start of the crop."""
-        left, top = applied_shift(self, draws, *self.start(size))
-        return IndexMap(AxisMap(offset=as_float64(left)), AxisMap(offset=as_float64(top)))
-
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
-        left, top = applied_shift(self, draws, *self.start(size))
-        return translations(size, -left, -top)
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -275,21 +283,6 @@ def unsupported_padding(padding: Sequence[Any], edge: Edge, size: Size) -> str |
 def identities(size: Size) -> Array:
     """Identity matrices: (1, 3, 3) for images of one size, (B, 3, 3) if they differ in size."""
     return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
-
-
-def applied_shift(op: Op, draws: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
-    """(``x``, ``y``) for samples that ``op`` is applied to, (0, 0) for samples that skip ``op``."""
-    if not op.is_random:
-        return x, y
-    applies = draws["apply_mask"]
-    return np.where(applies, x, 0), np.where(applies, y, 0)
-
-
-def translations(size: Size, x: Any, y: Any) -> Array:
-    """Matrices that shift by (``x``, ``y``) pixels, numbers or arrays (B,): (1, 3, 3) for numbers, else (B, 3, 3)."""
-    matrix = np.tile(np.eye(3), (size.batch if np.ndim(x) or np.ndim(y) else 1, 1, 1))
-    matrix[:, 0, 2], matrix[:, 1, 2] = x, y
-    return matrix
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:

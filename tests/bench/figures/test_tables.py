@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.figures import tables
+from bench.figures import plot, sheets, show, tables
 from gpuaug.benchkit import results
 
 TEXT = """Before.
@@ -72,3 +72,19 @@ def test_cases_that_are_named_are_lines_with_a_column_for_each_row():
     assert "| images/s, B=32 | blur |\n" in alone
     with pytest.raises(ValueError, match=r"A case must be one that 'augment' has here, got \['hue'\]\. Correct the page\."):
         tables.markdown(result, cases=["crop", "hue"])
+
+
+# Pictures
+
+
+def test_plot_draws_each_result(measured, tmp_path):
+    paths = plot.main(["--results", str(measured), "--images", str(tmp_path / "images")])
+    assert sorted(path.name for path in paths) == ["encoder_decoder.png", "lifetimes.png"]
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_sheets_and_pictures_are_drawn(tmp_path, photograph_cache):
+    flags = ["--images", str(tmp_path), "--side", "24"]
+    targets = [*sheets.main([*flags, "--only", "segmentation", "--device", "cpu"]), *show.main(flags)]
+    assert len(targets) == 4
+    assert all(path.stat().st_size > 1000 for path in targets)

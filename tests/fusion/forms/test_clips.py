@@ -66,28 +66,6 @@ def test_targets_of_frames_replay(name, data_format):
             assert_values(one, other, atol=2e-4, share=0.01 if key == "mask" else 0, about=key)
 
 
-@pytest.mark.parametrize("library", ["Kornia", "torchvision"])
-def test_masks_and_boxes_land_on_their_pixels_in_every_frame(library):
-    given = boxes(BATCH, FRAMES, 1)
-    masks = painted(given)
-    images = masks.expand(-1, -1, 3, -1, -1).contiguous()
-    given = given - torch.tensor([0, 0, 1, 1])  # the last pixel is one of the box
-    of_library = K if library == "Kornia" else v2
-    augment = gpuaug.fuse([of_library.RandomCrop((20, 28)), of_library.RandomHorizontalFlip(), of_library.RandomVerticalFlip()])
-    for _ in range(4):
-        pixels, made, landed = augment(images, masks, given, data_keys=["input", "mask", "bbox_xyxy"])
-        assert_values(pixels[:, :, :1], made)
-        assert landed.shape == given.shape
-        for clip in range(BATCH):
-            for frame in range(FRAMES):
-                rows, columns = made[clip, frame, 0].nonzero().unbind(1)
-                if not len(rows):
-                    continue
-                left, top, right, bottom = landed[clip, frame, 0].tolist()
-                found = [columns.min().item(), rows.min().item(), columns.max().item(), rows.max().item()]
-                assert found == [max(left, 0), max(top, 0), min(right, 27), min(bottom, 19)]
-
-
 @pytest.mark.parametrize("whole", [False, True], ids=["of frames", "of clips"])
 def test_valid_follows_padded_boxes(whole):
     given = boxes(BATCH, 5) if whole else boxes(BATCH, FRAMES, 5)

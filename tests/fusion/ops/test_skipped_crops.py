@@ -9,6 +9,7 @@ from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
 from support.comparison.values import assert_values
+from support.ops.skipped import ANTIALIASED, SKIPPING, fault
 from support.targets.detection import annotations, masks
 
 import gpuaug
@@ -183,3 +184,13 @@ def test_ragged_pipeline_may_not_begin_with_a_crop_that_may_be_skipped(kind, siz
     text = f"got {kind.__name__}_0: with p=0.5 the size of the output depends on the draw. Put a transform"
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
         gpuaug.fuse([by_chance(kind(size), by, 0.5)], ragged=True)
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_skipped_samples_keep_every_bit(name):
+    assert not fault(SKIPPING[name])
+
+
+@pytest.mark.parametrize("name", ANTIALIASED)
+def test_antialias_leaves_every_bit_of_skipped_samples(name):
+    assert not fault(ANTIALIASED[name], antialias=True)

@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.boxes import maximum, minimum
+from gpuaug.fusion.backends.triton.boxes import minimum
 from gpuaug.fusion.backends.triton.crops import bits24_of, splitmix64_mix, uniform_of
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.pixel_math import maximum
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT
 from gpuaug.fusion.ops.torchvision.iou_crop import ROUNDS, SEED_LENGTH, IoUCrop

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.pixel_math import maximum
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping
 
 BLOCK = 128
@@ -26,12 +27,6 @@ _NUMBERS_PER_BOX = {"vertices": 8, "corners": 4, "sides": 4, "centre": 4}
 def minimum(a, b):
     """Return the minimum, or NaN if one is NaN, as in torch."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def maximum(a, b):
-    """Return the maximum, or NaN if one is NaN, as in torch."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -165,11 +165,9 @@ def interpolate(
     if WARP_FILL_COLUMN >= 0:
         inside_weight = weight_inside(source_x, count_x, NEAREST) * weight_inside(source_y, count_y, NEAREST)
         warp_r, warp_g, warp_b = load_fill(row + WARP_FILL_COLUMN, plane, RGB)
-        r, g, b = (
-            blend_fill(r, inside_weight, warp_r),
-            blend_fill(g, inside_weight, warp_g),
-            blend_fill(b, inside_weight, warp_b),
-        )
+        r = blend_fill(r, inside_weight, warp_r)
+        g = blend_fill(g, inside_weight, warp_g)
+        b = blend_fill(b, inside_weight, warp_b)
     if INTERPOLATION == 0 and MAP_BEFORE[0] == 2:
         r, g, b = tl.where(not_padding, r, fill_r), tl.where(not_padding, g, fill_g), tl.where(not_padding, b, fill_b)
     return r, g, b

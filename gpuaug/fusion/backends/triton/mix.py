@@ -87,15 +87,9 @@ def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) 
 
 @triton.jit
 def class_probabilities(
-    label,
-    column,
-    in_bounds,
-    label_k,
-    DENSE: tl.constexpr,
-    DENSE_FACTOR: tl.constexpr,
-    ON_VALUE: tl.constexpr,
-    OFF_VALUE: tl.constexpr,
-):
+    label, column, in_bounds, label_k,
+    DENSE: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr, OFF_VALUE: tl.constexpr,
+):  # fmt: skip
     """Return the probabilities of a block of classes. ``label``: address of the class index, or of the first probability."""
     if DENSE:
         return tl.load(label + column * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE

@@ -404,11 +404,8 @@ def antialiased_line(
         if ROUNDS:
             weight = fixed_point(weight * inverse_y, scale_y)
         total += weight
-        r, g, b = (
-            add_weighted(r, weight, line_r, MAX_VALUE),
-            add_weighted(g, weight, line_g, MAX_VALUE),
-            add_weighted(b, weight, line_b, MAX_VALUE),
-        )
+        r, g = add_weighted(r, weight, line_r, MAX_VALUE), add_weighted(g, weight, line_g, MAX_VALUE)
+        b = add_weighted(b, weight, line_b, MAX_VALUE)
         if FILTER == 1:
             weight = filter_weight((line.to(tl.float32) - next_coordinate) * shrink, FILTER)
             if ROUNDS:

@@ -205,8 +205,7 @@ class Solarize(TorchvisionOp, color.Solarize):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the number that only Kornia's transform adds to the pixels."""
-        out[:, 1] = self._threshold
-        out[:, 2] = 0
+        out[:, 1:] = self._threshold, 0
 
 
 class Posterize(TorchvisionOp, color.Posterize):
@@ -229,8 +228,7 @@ class Posterize(TorchvisionOp, color.Posterize):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the step between two levels, and 0.5, with which values are rounded to the nearest byte."""
-        out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
-        out[:, 2] = 0.5
+        out[:, 1:] = 2.0 ** (8 - self.module.bits), 0.5  # type: ignore[operator]
 
 
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):

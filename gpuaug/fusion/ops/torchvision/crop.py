@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion import transforms
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, IndexOp, as_float64, unsupported_skip
+from gpuaug.fusion.ops.geometry import Edge, FrameOp, IdentityOp, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -97,7 +97,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         """Reason if samples that skip the op would have another size than the others, or ``None``."""
         return unsupported_skip(self, size=size)
 
-    def start(self, size: Size) -> tuple[Any, Any]:
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop in the image; negative if the image is padded on the left or top."""
         return _margin(size.width, self._width), _margin(size.height, self._height)
 
@@ -106,7 +106,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         return [("center_crop", {"output_size": [self._height, self._width]})]
 
 
-class _PaddingOp(TorchvisionOp, IndexOp):
+class _PaddingOp(TorchvisionOp, crop.ShiftOp):
     """Base class of ops that pad.
 
     Args:
@@ -182,19 +182,10 @@ class Pad(_PaddingOp):
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
-    def _start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
-        """(first column, first row) of the image in the padded image."""
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+        """Negative padding on the left and top."""
         left, _, top, _ = self._padding(size)
-        return crop.applied_shift(self, draws, left, top)
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Shift by the padding on the left and top."""
-        left, top = self._start(draws, size)
-        return IndexMap(AxisMap(offset=-as_float64(left)), AxisMap(offset=-as_float64(top)))
-
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Translation matrix, input to output pixels."""
-        return crop.translations(size, *self._start(draws, size))
+        return -left, -top
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``pad`` with its arguments."""
@@ -284,7 +275,7 @@ class FixedSizeCrop(RandomCrop):
         }
 
 
-class ZoomOut(TorchvisionOp, IndexOp):
+class ZoomOut(TorchvisionOp, crop.ShiftOp):
     """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
     lowers = (v2.RandomZoomOut,)
@@ -323,20 +314,9 @@ class ZoomOut(TorchvisionOp, IndexOp):
             "y": np.floor((canvas.height - size.height).astype(np.float32) * uniform_y),
         }
 
-    def _start(self, draws: OpDraws) -> tuple[Array, Array]:
-        """Offset of the image on the canvas in pixels, (x, y); 0 for samples that skip the op."""
-        return np.where(draws["apply_mask"], draws["x"], 0.0), np.where(draws["apply_mask"], draws["y"], 0.0)
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Shift by the offset of the image on the canvas."""
-        x, y = self._start(draws)
-        return IndexMap(AxisMap(offset=-x), AxisMap(offset=-y))
-
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Translation matrix, input to output pixels."""
-        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[:, 0, 2], matrix[:, 1, 2] = self._start(draws)
-        return matrix
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+        """Negative offset of the image on the canvas."""
+        return -draws["x"], -draws["y"]
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``pad`` with ``padding`` in pixels and ``fill``."""

@@ -135,6 +135,12 @@ def blur_down(bits, weights_y):
     return tl.dot(weights_y, tl.trans(to_centred(bits))).to(tl.float16)
 
 
+@triton.jit
+def blur_across(previous, current, following, weights, SCALE: tl.constexpr):
+    """Blur the columns ``current`` of a strip along x, and map them to [0, 1]. ``weights``: of columns left, centre, right."""
+    return tl.dot(following, weights[2], tl.dot(current, weights[1], tl.dot(previous, weights[0]))) * SCALE + SCALE
+
+
 @kernel
 def blur_strips_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
@@ -169,6 +175,7 @@ def blur_strips_kernel(
         weights_left = gaussian_weights(index[:, None] - index[None, :] - REACH, exponent_x, norm_x, TAPS_X)
         weights_centre = gaussian_weights(index[:, None] - index[None, :], exponent_x, norm_x, TAPS_X)
         weights_right = gaussian_weights(index[:, None] - index[None, :] + REACH, exponent_x, norm_x, TAPS_X)
+        weights_x = weights_left, weights_centre, weights_right
         lines_inside = (lines >= 0) & (lines < height) | (BORDER > 0)
         lines = border_index(lines, height, BORDER) * source_h
         green_pointer = pointer + (source_c if RGB else 0)
@@ -191,22 +198,9 @@ def blur_strips_kernel(
                 g = load_aligned(green_pointer, lines + x, mask, REACH)
                 b = load_aligned(blue_pointer, lines + x, mask, REACH)
             if first >= 0:
-                red = (
-                    tl.dot(next_r, weights_right, tl.dot(current_r, weights_centre, tl.dot(previous_r, weights_left))) * scale
-                    + scale
-                )
-                green = (
-                    tl.dot(next_g, weights_right, tl.dot(current_g, weights_centre, tl.dot(previous_g, weights_left))) * scale
-                    + scale
-                    if RGB
-                    else red
-                )
-                blue = (
-                    tl.dot(next_b, weights_right, tl.dot(current_b, weights_centre, tl.dot(previous_b, weights_left))) * scale
-                    + scale
-                    if RGB
-                    else red
-                )
+                red = blur_across(previous_r, current_r, next_r, weights_x, scale)
+                green = blur_across(previous_g, current_g, next_g, weights_x, scale) if RGB else red
+                blue = blur_across(previous_b, current_b, next_b, weights_x, scale) if RGB else red
                 store_tile(
                     red, green, blue, first + index[None, :], y, sample, plane, height, width, row, out, out_c, out_h,
                     OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
