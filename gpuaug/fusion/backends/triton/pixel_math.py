@@ -186,17 +186,10 @@ def rounded_up(value):
 
 
 @triton.jit
-def fixed_point_steps(scale):
-    """Return the number of steps from 0 to 1 of the weights of a resize of bytes (``fixed_point`` of ``pixels.py``)."""
-    # A float without the bits of its fraction is a power of two.
-    power_of_two = (tl.maximum(scale, 0.5).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    return power_of_two * 32768.0
-
-
-@triton.jit
 def fixed_point(weights, scale):
-    """Round the weights of a resize of bytes as PyTorch does."""
-    steps = fixed_point_steps(scale)
+    """Round the weights of a resize of bytes as PyTorch does (``fixed_point`` of ``pixels.py``)."""
+    # A float without the bits of its fraction is a power of two.
+    steps = (tl.maximum(scale, 0.5).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 32768.0
     return nearest_integer(weights * steps) * tl.div_rn(1.0, steps)
 
 
