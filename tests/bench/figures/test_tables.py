@@ -40,40 +40,6 @@ def test_tables_are_rewritten_from_the_results(measured, tmp_path, capsys):
     assert tables.main([*flags, "--check"]) == 0
 
 
-def many_figures():
-    """Two cases at two batch sizes; one row is measured at one size only, and one has no GPU time."""
-    rows = [
-        {
-            "case": case,
-            "name": name,
-            "batch_size": size,
-            "images_per_s": rate * size,
-            "ratio": rate / 10.0,
-            "gpu_ms": 10.0 / rate,
-        }
-        for case in ("crop", "blur")
-        for name, rate in (("peer", 10.0), ("gpuaug", 70.0), ("compiled", 20.0))
-        for size in (32, 64)
-        if name != "compiled" or size == 32
-    ]
-    del rows[0]["gpu_ms"]
-    settings = {"baseline": "peer", "columns": ["name", "images_per_s", "gpu_ms"]}
-    return results.result("augment", rows=rows, settings=settings, device=torch.device("cpu"))
-
-
-def test_cases_that_are_named_are_lines_with_a_column_for_each_row():
-    result = many_figures()
-    page = "<!-- table: augment by case rows: gpuaug; peer cases: blur; crop -->\n<!-- end -->\n"
-    rewritten = tables.rewrite(page, {"augment": result})
-    assert "| images/s, B=32 | gpuaug | peer |\n| --- | ---: | ---: |\n" in rewritten
-    assert "| blur | 2,240 (7.00x) | 320 |\n| crop | 2,240 (7.00x) | 320 |\n" in rewritten
-    assert tables.rewrite(rewritten, {"augment": result}) == rewritten
-    alone = tables.rewrite("<!-- table: augment cases: blur -->\n<!-- end -->\n", {"augment": result})
-    assert "| images/s, B=32 | blur |\n" in alone
-    with pytest.raises(ValueError, match=r"A case must be one that 'augment' has here, got \['hue'\]\. Correct the page\."):
-        tables.markdown(result, cases=["crop", "hue"])
-
-
 # Pictures
 
 
@@ -88,3 +54,11 @@ def test_sheets_and_pictures_are_drawn(tmp_path, photograph_cache):
     targets = [*sheets.main([*flags, "--only", "segmentation", "--device", "cpu"]), *show.main(flags)]
     assert len(targets) == 4
     assert all(path.stat().st_size > 1000 for path in targets)
+
+
+def test_a_case_that_no_row_has_is_refused():
+    result = results.result(
+        "augment", rows=[{"case": "crop", "name": "ours", "images_per_s": 1.0}], settings={}, device=torch.device("cpu")
+    )
+    with pytest.raises(ValueError, match=r"A case must be one that 'augment' has here, got \['hue'\]\. Correct the page\."):
+        tables.markdown(result, cases=["crop", "hue"])
