@@ -62,7 +62,7 @@ BUDGETS = {
     "cli": 245,
     "core": 1_556,
     "decode": 4_595,
-    "feed": 2_395,
+    "feed": 2_377,
     "fusion": 12_410,
     "integrations": 49,
     "loader": 1_366,
