@@ -33,7 +33,6 @@ from gpuaug.feed.wrapped_loader import (
     has_persistent_workers,
     inner_iterator,
     release_error,
-    state_reader,
     wake,
 )
 
@@ -65,27 +64,17 @@ class FeedIterator:
     Args:
         loader: The wrapped loader.
         iterator: Result of ``iter(loader)``.
-        current_stream: Function that returns the handle of the calling thread's current stream.
-        read_state: Function that reads the state of the wrapped loader. Default: it reads the state of ``iterator``.
-        receive: Function that converts an object from the loader.
+        pull: Function that calls ``next(iterator)`` and returns the result.
+        state_at_start: State of the wrapped loader before the first batch; ``None`` if only its own ``state_dict`` would tell.
     """
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        iterator: Iterator[Any],
-        current_stream: Callable[[], Any],
-        read_state: StateReader | None = None,
-        receive: Receive | None = None,
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], pull: Callable[[], Pulled], state_at_start: Any) -> None:
         self.loader = loader
         self.iterator = iterator
-        read_state = read_state or state_reader(loader, iterator)
-        self._pull = _make_pull(iterator, read_state, current_stream, receive or _without_slot)
+        self._pull = pull
+        self.state_at_start = state_at_start
         self._end_message: str | None = None
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
-        self.state_at_start: Any = read_state(None)
-        """State of the wrapped loader before the first batch; ``None`` if only its own ``state_dict`` would tell."""
         self.draws_ahead = DrawsAhead()
         """Draws of the wrapped loader's sampler, if it is read by its indices; else of no generator."""
 
@@ -136,15 +125,8 @@ class FeedIterator:
 class ThreadFeedIterator(FeedIterator):
     """One iteration over any other loader, which a background thread reads."""
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        iterator: Iterator[Any],
-        current_stream: Callable[[], Any],
-        read_state: StateReader | None = None,
-        receive: Receive | None = None,
-    ) -> None:
-        super().__init__(loader, iterator, current_stream, read_state, receive)
+    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], pull: Callable[[], Pulled], state_at_start: Any) -> None:
+        super().__init__(loader, iterator, pull, state_at_start)
         self._process = os.getpid()
         self._mailbox = Mailbox()
         target = _make_thread_target(_ThreadSettings(), self._pull, self._mailbox)
@@ -212,7 +194,7 @@ def open_feed_iterator(
     iterator, read_state = begin(loader)
     _take_over(iterations_of(iterator))  # a generator returns itself from iter()
     kind = FeedIterator if type(loader) in {list, tuple} else ThreadFeedIterator
-    return kind(loader, iterator, current_stream, read_state, receive)
+    return kind(loader, iterator, make_pull(iterator, read_state, current_stream, receive), read_state(None))
 
 
 def iterations_of(iterator: Any) -> list["FeedIterator"]:
@@ -259,17 +241,10 @@ class _ThreadSettings:
         return torch.inference_mode(self._inference)
 
 
-def _without_slot(batch: Any) -> tuple[Any, None]:
-    return batch, None
-
-
-# The functions of the thread hold no reference to the FeedIterator: a reference would keep it alive as long as the thread.
-
-
-def _make_pull(
-    iterator: Iterator[Any], read_state: StateReader, current_stream: Callable[[], Any], receive: Receive
+def make_pull(
+    iterator: Iterator[Any], read_state: StateReader, current_stream: Callable[[], Any], receive: Receive | None = None
 ) -> Callable[[], Pulled]:
-    """Return a function that calls ``next(iterator)`` and returns the result."""
+    """Return a function that calls ``next(iterator)`` and returns the result. For ``receive`` see ``open_feed_iterator``."""
 
     def pull() -> Pulled:
         began_s = time.perf_counter()
@@ -278,7 +253,7 @@ def _make_pull(
         except StopIteration:
             return Pulled(ended=True, state=read_state(True))
         state = read_state(False)
-        batch, slot = receive(loader_output)
+        batch, slot = (loader_output, None) if receive is None else receive(loader_output)
         start_and_end_s = began_s, time.perf_counter()
         return Pulled(batch, stream=current_stream(), slot=slot, state=state, start_and_end_s=start_and_end_s)
 

@@ -62,7 +62,7 @@ BUDGETS = {
     "cli": 245,
     "core": 1_556,
     "decode": 4_595,
-    "feed": 2_383,
+    "feed": 2_365,
     "fusion": 12_521,
     "integrations": 49,
     "loader": 1_366,

@@ -16,7 +16,8 @@ from gpuaug import FeatureStage, StreamedLoader, TransformStage, step_first
 from gpuaug.core import batch, devices, rng, streams
 from gpuaug.feed import feed
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.feed.prefetch import FeedIterator
+from gpuaug.feed.prefetch import FeedIterator, make_pull
+from gpuaug.feed.wrapped_loader import begin_after
 from gpuaug.stages import cuda_graph, feature, graph_memory
 
 
@@ -184,6 +185,16 @@ class Source:
         return (self._form(self._cuda.host_batch()) for _ in range(self._length))
 
 
+def read_with(patch, feed_type):
+    """Let loaders be read by iterators of this subclass of ``FeedIterator``, on the training thread."""
+
+    def open_feed_iterator(source, current_stream, *_):
+        iterator, read_state = begin_after(source)
+        return feed_type(source, iterator, make_pull(iterator, read_state, current_stream), read_state(None))
+
+    patch.setattr(feed, "open_feed_iterator", open_feed_iterator)
+
+
 def script_arrivals(patch, there):
     """Let a script say whether a batch is there when it is asked for, not the timing of threads."""
     script = itertools.cycle(there)
@@ -197,11 +208,7 @@ def script_arrivals(patch, there):
             except Exception as error:
                 return Pulled(error=error, ended=True)
 
-    patch.setattr(
-        feed,
-        "open_feed_iterator",
-        lambda source, current_stream, *_: ScriptedFeedIterator(source, iter(source), current_stream),
-    )
+    read_with(patch, ScriptedFeedIterator)
 
 
 def kernel(cuda, *values):

@@ -14,7 +14,7 @@ from concurrent.futures import wait
 
 import pytest
 import torch
-from protocol.scenarios import install, kernel, name_lanes
+from protocol.scenarios import install, kernel, name_lanes, read_with
 from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from support.gpu.stream_double import Buffer, FakeEvent, FakeStream, HostBuffer
@@ -27,7 +27,6 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, decoding, nvjpeg, work
 from gpuaug.decode.decoders.base import PREPARED
-from gpuaug.feed import feed
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.ring import Ring
 from gpuaug.loader.iterator import PipelinedIterator
@@ -169,7 +168,7 @@ class Machine:
         patch.setattr(work.Work, "to", copied)
         patch.setattr(Lane, "copy_parts", copy_parts)
         patch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
-        patch.setattr(feed, "open_feed_iterator", lambda source, current, *_: Slotted(source, iter(source), current))
+        read_with(patch, Slotted)
 
     def _decode(self, files, number):
         cuda, history = self.cuda, self.cuda.history

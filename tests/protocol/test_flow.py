@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from protocol.scenarios import STRUCTURED, Source, install, kernel, make_stage, script_arrivals
+from protocol.scenarios import STRUCTURED, Source, install, kernel, make_stage, read_with, script_arrivals
 from support.process.interrupts import Interrupt
 from support.process.waiting import WAIT_S
 
@@ -36,9 +36,7 @@ def test_what_was_launched_ahead_is_not_in_the_state(cuda, monkeypatch, depth):
             found.state = self.pulled
             return found
 
-    monkeypatch.setattr(
-        feed, "open_feed_iterator", lambda source, current_stream, *_: Dated(source, iter(source), current_stream)
-    )
+    read_with(monkeypatch, Dated)
     streamed = StreamedLoader(Stateful(cuda, 6), device="cuda", depth=depth)
     for number, _ in enumerate(streamed, start=1):
         (iterator,) = streamed._feed_iterators

@@ -7,7 +7,18 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from protocol.scenarios import STRUCTURED, Encoder, FakeTorch, Source, install, kernel, make_stage, name_lanes, script_arrivals
+from protocol.scenarios import (
+    STRUCTURED,
+    Encoder,
+    FakeTorch,
+    Source,
+    install,
+    kernel,
+    make_stage,
+    name_lanes,
+    read_with,
+    script_arrivals,
+)
 from support.gpu.stream_double import FakeGraph, FakeStream, HostBuffer
 from support.gpu.stream_history import OVERWRITTEN, REUSED, UNREADY
 from torch import nn
@@ -15,7 +26,6 @@ from torch import nn
 from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
-from gpuaug.feed import feed
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.ring import Ring
 from gpuaug.stages import feature
@@ -446,9 +456,7 @@ def test_slots_are_written_again_after_their_copy(monkeypatch, depth):
                 pulled.batch = InSlot(cuda, pulled.slot)
             return pulled
 
-    monkeypatch.setattr(
-        feed, "open_feed_iterator", lambda source, current_stream, *_: Slotted(source, iter(source), current_stream)
-    )
+    read_with(monkeypatch, Slotted)
     streamed = StreamedLoader(range(12), [lambda images: kernel(cuda, images)], device="cuda", depth=depth)
     streamed._shared.feed._rings.append(weakref.ref(ring))
     for received in streamed:

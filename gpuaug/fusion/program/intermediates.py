@@ -91,8 +91,8 @@ def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> PointProgra
     """
     conversions = len(pass_.point_program) - len(pass_.point_ops)
     program = [*pass_.point_program[:conversions]]
-    for op, (code, column, flags, rule) in zip(pass_.point_ops, pass_.point_program[conversions:], strict=True):
+    for op, (code, column, flags, scale, offset) in zip(pass_.point_ops, pass_.point_program[conversions:], strict=True):
         is_jitter = isinstance(op, ColorJitter | ColorJiggle)
-        program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags, rule))
+        program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags, scale, offset))
         in_unit_range = in_unit_range and op.keeps_unit_range
     return tuple(program)

@@ -19,7 +19,7 @@ from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, Point
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.pixels import UNCHANGED, ByteRule
+from gpuaug.fusion.pixels import UNCHANGED
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
 from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, check_sizes
 
@@ -27,8 +27,8 @@ F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
 
 
-PointProgram: TypeAlias = tuple[tuple[int, int, int, ByteRule], ...]
-"""(code, first column, flags, conversion of the result to bytes) per pointwise op.
+PointProgram: TypeAlias = tuple[tuple[int, int, int, float, float], ...]
+"""(code, first column, flags, scale, offset) per pointwise op: ``scale`` and ``offset`` are the ``ByteRule`` of the result.
 
 If the result of the front is converted to bytes, the first entry is this conversion, as an op with code 0. Its column is that
 of the front's apply mask; -1 for a gather, which has none: pixels that are not interpolated are bytes already.
@@ -367,7 +367,7 @@ def _can_skip_samples(passes: Sequence[Pass]) -> bool:
 
 def _conversion(front: Gather | FrontOp, column: int) -> PointProgram:
     """Return the entry for the conversion of the front's result to bytes, if there is one. ``column``: see ``PointProgram``."""
-    return () if front.to_bytes in (None, UNCHANGED) else ((0, column, 0, front.to_bytes),)
+    return () if front.to_bytes in (None, UNCHANGED) else ((0, column, 0, *front.to_bytes),)
 
 
 def _point_program(point_ops: Sequence[PointOp], column: int, channels: int, frames: int) -> tuple[PointProgram, int]:
@@ -375,7 +375,7 @@ def _point_program(point_ops: Sequence[PointOp], column: int, channels: int, fra
     point_program = []
     for point_op in point_ops:
         flags = point_op.flags_for(channels, frames)
-        point_program.append((point_op.code, column, flags, point_op.to_bytes or UNCHANGED))
+        point_program.append((point_op.code, column, flags, *(point_op.to_bytes or UNCHANGED)))
         column += point_op.row_width(channels)
     return tuple(point_program), column
 

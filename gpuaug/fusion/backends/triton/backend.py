@@ -263,9 +263,9 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
     program = constants["PROGRAM"]
     position = len(program) - len(pass_.point_ops) + contrast_index
-    code, mask_column, flags, rule = program[position]
-    sum_program = (*program[:position], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST, rule))
-    contrast_program = ((code, mask_column, flags | FROM_CONTRAST, rule), *program[position + 1 :])
+    code, mask_column, flags, *rule = program[position]
+    sum_program = (*program[:position], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST, *rule))
+    contrast_program = ((code, mask_column, flags | FROM_CONTRAST, *rule), *program[position + 1 :])
     # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that skips samples,
     # because ``contrast_kernel`` does not read the buffer route.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT

@@ -231,13 +231,13 @@ def apply_point_ops(
     """
     for index in tl.static_range(OP_COUNT):
         if PROGRAM[index][1] < 0:
-            r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3][0], PROGRAM[index][3][1])
+            r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3], PROGRAM[index][4])
         else:
             op_row = row + PROGRAM[index][1]
             if tl.load(op_row) != 0:
                 r, g, b = apply_op_or_pick(
                     r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
                 )
-                if PROGRAM[index][3][0] > 0:
-                    r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3][0], PROGRAM[index][3][1])
+                if PROGRAM[index][3] > 0:
+                    r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3], PROGRAM[index][4])
     return r, g, b
