@@ -5,6 +5,7 @@ import pytest
 import torch
 from support.batches.ragged import images_of, pack
 from support.comparison import device_crops, readers
+from support.comparison.executors import FLIPPED
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
 from support.gpu.launches import synchronisation_is_error
@@ -22,7 +23,9 @@ def disagreement(modules, images, dtype, memory_format, **options):
     expected, got = readers.through_both(modules, images, dtype, memory_format, **options)
     assert got.shape == expected.shape
     assert got.is_contiguous(memory_format=memory_format)
-    return (got.float() - expected.float()).abs().max().item() / (2e-5 if dtype == torch.float32 else 1e-2)
+    off = (got.float() - expected.float()).abs().flatten() / (2e-5 if dtype == torch.float32 else 1e-2)
+    returns_to_bytes = any(type(module).__module__.startswith("torchvision.") for module in modules)
+    return off.quantile(1 - FLIPPED).item() if returns_to_bytes else off.max().item()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])

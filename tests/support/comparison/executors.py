@@ -13,6 +13,9 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import LARGEST, converted
 from gpuaug.fusion.table.rows import draws_of_plan_ops, fill_table
 
+FLIPPED = 2e-3
+"""Share of the values at the border of two bytes that a card may round to the other byte: it fuses products and sums."""
+
 
 def through_both(modules, images, dtype, memory_format, frames=0):
     """Images and masks as torch makes them, and as the kernels do, pass by pass. ``frames``: number of frames of a clip."""
@@ -57,7 +60,7 @@ def disagreement(
         return difference(got, expected)
     of_floats = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
     step = of_floats.get(dtype) or max(1, round(tolerance * LARGEST[dtype]))
-    share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
+    share = 0.01 if name in TIES else FLIPPED if name in JUMPS else 0.0
     return difference(got, expected, atol=step, rtol=step if dtype.is_floating_point else 0, share=share, equal_nan=True)
 
 
@@ -67,8 +70,9 @@ def composition_difference(name, images):
         COMPOSITIONS[name](), images, torch.float32, torch.contiguous_format
     )
     # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.
-    tolerance = 2e-5 if any(word in name for word in SMOOTH) else 1e-7
-    text = difference(got, expected, atol=tolerance)
+    smooth = any(word in name for word in SMOOTH)
+    share = FLIPPED if smooth and images.is_cuda else 0
+    text = difference(got, expected, atol=2e-5 if smooth else 1e-7, share=share)
     if text:
         return f"{name}: {text}"
     # A turn takes either of two pixels half way between them.
