@@ -1,5 +1,11 @@
-"""Devices: conversion of the argument ``device``, the current GPU, and the GPUs on which Triton cannot run."""
+"""Devices: the argument ``device``, the current GPU, GPUs on which Triton cannot run, and waits of the host for a GPU."""
 
+import os
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +15,10 @@ from gpuaug.core.errors import ArgumentError, DeviceError, shown
 
 TRITON_FAILURES: dict[torch.device, str] = {}
 """GPU on which Triton cannot run the kernels of ``gpuaug.fuse`` → message of the warning or error about it."""
+
+_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
+_LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
+"""Prefixes of the file names of torch, this package, the module ``warnings`` and generated code."""
 
 
 def plain_torch_reason(device: torch.device) -> str | None:
@@ -66,3 +76,45 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()  # its only device
     elif device.type != "cpu":
         getattr(torch, device.type).synchronize(device)
+
+
+@contextmanager
+def host_waits() -> Iterator[list[str]]:
+    """Context manager that yields a list, in which ``file:line`` of the user's code is added where the host waits for a GPU.
+
+    The waits are found by PyTorch's sync debug mode, which warns about them. It does not detect explicit waits for an event or
+    a stream. Other warnings are shown as outside of the context.
+    """
+    lines: list[str] = []
+    show = warnings.showwarning
+
+    def record(message: Any, *args: Any, **options: Any) -> None:
+        # PyTorch warns within the operation that waits, so the stack has the user's line.
+        if "synchronizing CUDA operation" in str(message):
+            lines.append(user_line(traceback.extract_stack()[:-1]))
+        else:
+            show(message, *args, **options)
+
+    mode = cuda.get_sync_debug_mode()
+    restoring = warnings.catch_warnings()
+    try:
+        with restoring:
+            warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            warnings.showwarning = record
+            if mode == 0:  # a mode that the user has set stays
+                cuda.set_sync_debug_mode("warn")
+            yield lines
+            cuda.set_sync_debug_mode(mode)
+    except BaseException:  # including an interrupt while the mode or the warnings were being restored
+        cuda.set_sync_debug_mode(mode)
+        with suppress(RuntimeError, AttributeError):  # the context manager had not been entered
+            restoring.__exit__(None, None, None)
+        raise
+
+
+def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
+    """Return ``file:line`` of the innermost frame outside torch and this package."""
+    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FILES)]
+    innermost = (user_frames or stack)[-1]
+    return f"{innermost.filename}:{innermost.lineno}"

@@ -3,6 +3,7 @@
 The seed for one stage and one batch is called *key*: an integer in [0, 2⁶³) that depends on seed, epoch, rank, batch and stage.
 """
 
+import pickle
 import random
 from collections.abc import Callable
 from functools import partial
@@ -48,6 +49,12 @@ def numpy_generator() -> GlobalGenerator:
         _numpy_random.seed((key % 2**32, key >> 32, _NUMPY))
 
     return GlobalGenerator(save, seed)
+
+
+def host_states() -> tuple[Any, ...]:
+    """Return the states of the global generators of torch on the host, NumPy and Python. A draw changes them."""
+    torch_state = torch.default_generator.get_state().numpy().tobytes()
+    return torch_state, pickle.dumps(_numpy_random.get_state(legacy=False)), random.getstate()
 
 
 def device_generator(device: torch.device) -> GlobalGenerator | None:

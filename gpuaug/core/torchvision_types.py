@@ -14,21 +14,6 @@ from torch import Tensor, nn
 _MIXES = ("CutMix", "MixUp")
 """Transforms that are designed for batches, and draw once for all samples, as torchvision documents."""
 
-_PROBABILITY_ONLY = frozenset(
-    {
-        "RandomAdjustSharpness",
-        "RandomAutocontrast",
-        "RandomEqualize",
-        "RandomGrayscale",
-        "RandomHorizontalFlip",
-        "RandomInvert",
-        "RandomPosterize",
-        "RandomSolarize",
-        "RandomVerticalFlip",
-    }
-)
-"""Transforms that draw only whether they apply. With ``p=1`` they draw nothing."""
-
 _RANGE_ATTRIBUTES = {"GaussianBlur": "sigma", "JPEG": "quality"}
 """Transform that draws one parameter from a range → attribute with the range. It draws nothing if the range has one value."""
 
@@ -266,7 +251,7 @@ def names_drawing_once(transform: Any) -> tuple[str, ...]:
         return ()
     name = cls.__name__
     p = getattr(transform, "p", None)
-    if p == 0 or (p == 1 and name in _PROBABILITY_ONLY):
+    if p == 0:
         return ()
     names = (type(transform).__name__,)
     if hasattr(transform, "transforms"):
@@ -274,9 +259,11 @@ def names_drawing_once(transform: Any) -> tuple[str, ...]:
         return (names if draws else ()) + _names_drawing_once_in_children(transform)
     if name in _RANGE_ATTRIBUTES and len(set(getattr(transform, _RANGE_ATTRIBUTES[name], ()))) == 1:
         return ()
-    # Flips and policies of v2 draw in their forward method, and define no method of _DRAWING_METHODS.
-    draws = name.startswith(("Random", "_Random")) or "Aug" in name or any(map(_draws, cls.__mro__))
-    return names if draws else ()
+    # Flips draw only whether they apply, and policies of v2 draw in their forward method: neither has a method of
+    # _DRAWING_METHODS. RandomGrayscale of v2 counts channels in it.
+    draws_whether = name.startswith(("Random", "_Random")) and p != 1
+    draws_parameters = "Aug" in name or (name != "RandomGrayscale" and any(map(_draws, cls.__mro__)))
+    return names if draws_whether or draws_parameters else ()
 
 
 def _names_drawing_once_in_children(container: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from gpuaug.core.errors import GpuAugError, without_addresses
+from gpuaug.core.generators import host_states
 from gpuaug.core.rng import generator_lock
 from gpuaug.feed.wrapped_loader import Start
 
@@ -93,10 +94,10 @@ class DrawsAhead:
         """
         if not self._is_custom:
             return read()
-        before = _global_states()
+        before = host_states()
         items = read()
         # Within a stage, the stage holds the lock, and the numbers of the sampler belong to the stage.
-        self._locks = before != _global_states() and not generator_lock.in_context
+        self._locks = before != host_states() and not generator_lock.in_context
         return items
 
     def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
@@ -180,12 +181,6 @@ def _equal(value: Any, other: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.numpy().tobytes() == other.numpy().tobytes())  # a third of the time of torch.equal
     return pickle.dumps(value) == pickle.dumps(other)  # arrays in a state of NumPy cannot be compared with ==
-
-
-def _global_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of torch, NumPy and Python, to be compared."""
-    torch_state = torch.default_generator.get_state().numpy().tobytes()
-    return torch_state, pickle.dumps(np.random.get_state(legacy=False)), random.getstate()
 
 
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:

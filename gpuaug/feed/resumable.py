@@ -8,6 +8,7 @@ dropped indices. Their checksum is compared with the saved state.
 """
 
 import copy
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -157,29 +158,9 @@ def is_by_index(loader: Any) -> bool:
     return not isinstance(loader.dataset, IterableDataset)
 
 
-_ENTRIES: dict[str, Any] = {
-    "settings": int | str | None, "epochs": int, "generators": torch.Tensor, "begun": torch.Tensor, "order": int
-}  # fmt: skip
-"""Key of a mapping in a state → type of the mapping's values."""
-
-
 def is_index_state(state: Any) -> bool:
-    """Return whether ``state`` has the structure of a state of ``IndexedSource``."""
-    return (
-        isinstance(state, Mapping)
-        and isinstance(state.get("rank"), int)
-        and {"settings", "epochs", "generators"} <= state.keys()
-        and all(_maps_names(state.get(name, {}), value_type) for name, value_type in _ENTRIES.items())
-        and ("last" not in state or is_index_state(state["last"]))
-    )
-
-
-def _maps_names(entries: Any, value_type: Any) -> bool:
-    """Return whether ``entries`` maps strings to values of ``value_type``. Whole numbers must have at most 64 bits."""
-    return isinstance(entries, Mapping) and all(
-        isinstance(name, str) and isinstance(value, value_type) and not (isinstance(value, int) and value.bit_length() > 63)
-        for name, value in entries.items()
-    )
+    """Return whether ``state`` has the keys of a state of ``IndexedSource``."""
+    return isinstance(state, Mapping) and {"settings", "rank", "epochs", "generators"} <= state.keys()
 
 
 class IndexedSource(Source):
@@ -275,11 +256,12 @@ class IndexedSource(Source):
         """Return whether ``state`` is a state of this type of loader."""
         if not is_index_state(state):
             return False
-        with suppress(TypeError, RuntimeError):
+        with suppress(AttributeError, KeyError, OverflowError, RuntimeError, TypeError):
             for part in (state, state.get("last", state)):
+                array("q", [part["rank"], *part["epochs"].values(), *part.get("order", {}).values()])  # raises for other values
                 for name, value in (*part["generators"].items(), *part.get("begun", {}).items()):
                     torch.Generator(self.generators.get(name, torch.default_generator).device).set_state(value)
-            return True
+            return all(isinstance(value, int | str | None) for value in state["settings"].values())
         return False
 
     def index_state(self, state: Any) -> Mapping[str, Any] | None:

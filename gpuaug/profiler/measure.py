@@ -1,12 +1,9 @@
 """Measurements of a callable: its time, its work on the device, and its host synchronisations."""
 
 import json
-import os
 import tempfile
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpuaug.core.devices import synchronize
+from gpuaug.core.devices import host_waits, synchronize
 from gpuaug.core.streams import Lanes, ms_between
 
 Work = Callable[[], Any]
@@ -24,9 +21,6 @@ Work = Callable[[], Any]
 _LINK_BYTES = 64_000_000  # size of a copy that measures the bandwidth from host to device
 _LINK_COPIES = 12  # number of these copies
 _TRACED_CALLS = 3  # number of calls that torch.profiler traces
-_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-_LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
-"""Prefixes of the file names of torch, this package, the module ``warnings`` and generated code."""
 
 
 def figure_text(value: float) -> str:
@@ -136,26 +130,9 @@ def waits_at(work: Work, device: torch.device) -> str | None:
     """
     if device.type != "cuda":
         return None
-    lines: list[str] = []
-    saved_mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("warn")  # raises a warning that the mode is a prototype
-        warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
-        # PyTorch calls showwarning within the operation that waits, so the stack shows the user's line.
-        warnings.showwarning = lambda *_args, **_kwargs: lines.append(user_line(traceback.extract_stack()[:-1]))
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode(saved_mode)
+    with host_waits() as lines:
+        work()
     return lines[0] if lines else None
-
-
-def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """Return ``file:line`` of the innermost frame outside torch and this package."""
-    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FILES)]
-    innermost = (user_frames or stack)[-1]
-    return f"{innermost.filename}:{innermost.lineno}"
 
 
 def link_gb_per_s(lanes: Lanes) -> float | None:

@@ -8,27 +8,24 @@ batches, so it is the same for every ``depth`` of the loader.
 """
 
 import gc
-import random
 import sys
 import threading
-import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as _global_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from gpuaug.core import batch as batches
+from gpuaug.core.devices import host_waits
+from gpuaug.core.generators import host_states
 from gpuaug.core.streams import Lane
 from gpuaug.stages.encoders import EncoderCall, attribute_tensors, is_dense, value_tensors
 from gpuaug.stages.graph_memory import (
-    MAX_GRAPHS,
     MAX_SIGNATURES,
     MemoryNeed,
     PeakAllocation,
@@ -36,7 +33,7 @@ from gpuaug.stages.graph_memory import (
     Signature,
     Signatures,
     count_storage_bytes,
-    total_bytes,
+    fit,
 )
 
 _OUTPUT_TYPES = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
@@ -78,8 +75,7 @@ class GraphRunner:
         self._memory_format = memory_format
         self.max_bytes = max_bytes
         self._pool: Pool | None = None
-        self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
-        """Captured graphs, the least recently used first."""
+        self._graphs: dict[Signature, _Graph] = {}
         self._needs: dict[Signature, MemoryNeed] = {}
         """Memory of the graph of each signature that has run, captured or not."""
         self._weights: list[torch.Tensor] = []
@@ -129,7 +125,6 @@ class GraphRunner:
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
             self._add_graph(signature, inputs, signatures.needs[signature])
-        self._graphs.move_to_end(signature)
         graph, static_inputs, outputs, *_ = self._graphs[signature]
         with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
             for static_value, value in zip(static_inputs, inputs, strict=True):
@@ -151,10 +146,9 @@ class GraphRunner:
         if signature not in self._needs:
             self._run_and_inspect(inputs, signature)
         need = self._needs[signature]
-        fits = total_bytes([need, *(graph.need for graph in self._graphs.values())]) <= self.max_bytes
-        if not fits:
+        if not self._has_room(need):
             self.rejected_need = need
-        elif self.eager_reason is None and len(self._graphs) < MAX_GRAPHS:
+        elif self.eager_reason is None:
             self._add_graph(signature, inputs, need)
 
     def refresh(self) -> None:
@@ -184,29 +178,17 @@ class GraphRunner:
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. Before, delete the least recently used graphs as far as the memory limit requires."""
-        needs = [graph.need for graph in self._graphs.values()]
-        num_deleted = 0
-        while num_deleted < len(needs) and (
-            total_bytes([need, *needs[num_deleted:]]) > self.max_bytes or len(needs) - num_deleted >= MAX_GRAPHS
-        ):
-            num_deleted += 1
-        if num_deleted:
-            self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
-            for _ in range(num_deleted):
-                self._graphs.popitem(last=False)
-            self._measure()
-            # Delete all graphs if the pool is still too large: its memory does not shrink, and may be fragmented.
-            if not self._graphs or self.num_bytes > self.max_bytes:
-                self._delete_graphs()
+        """Capture a graph. Without room beside graphs of earlier iterators, delete all graphs before: a pool never shrinks."""
+        if not self._has_room(need):
+            self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
         self.captured += 1
-        self._measure()
+        static_inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
+        self.num_bytes = sum(value.nbytes for value in static_inputs) + (self._pool.num_bytes if self._pool is not None else 0)
 
-    def _measure(self) -> None:
-        """Update ``num_bytes``."""
-        inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
-        self.num_bytes = sum(value.nbytes for value in inputs) + (self._pool.num_bytes if self._pool is not None else 0)
+    def _has_room(self, need: MemoryNeed) -> bool:
+        """Return whether a graph fits into the limits together with all captured graphs."""
+        return fit([need, *(graph.need for graph in self._graphs.values())], self.max_bytes)
 
     def _delete_graphs(self) -> None:
         if self._graphs:
@@ -232,14 +214,14 @@ class GraphRunner:
 
     def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, record the memory of the graph, and set ``eager_reason`` if a capture would fail."""
-        states = _host_generator_states()
+        states = host_states()
         observer = _Observer()
         try:
-            with _host_waits() as waits, observer:
+            with host_waits() as waits, observer:
                 outputs = self._encode.run_eagerly(*inputs)
         finally:
             observer.remove()
-        if _host_generator_states() != states:
+        if host_states() != states:
             self.eager_reason = "its forward draws random numbers on the host, which a replay would repeat"
         elif waits:
             self.eager_reason = f"its forward makes the host wait for the device ({waits[0]})"
@@ -345,12 +327,6 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
     return None
 
 
-def _host_generator_states() -> tuple[Any, ...]:
-    """Return the states of the host's global generators. A draw changes them."""
-    numpy_state: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]
-
-
 @contextmanager
 def _as_in_a_capture() -> Iterator[None]:
     """Context manager in which ``torch.cuda.is_current_stream_capturing`` returns True for this thread."""
@@ -362,34 +338,6 @@ def _as_in_a_capture() -> Iterator[None]:
 
     with mock.patch.object(torch.cuda, "is_current_stream_capturing", is_capturing):
         yield
-
-
-@contextmanager
-def _host_waits() -> Iterator[list[str]]:
-    """Yield a list of ``file:line`` where the host waits for the device within the context, filled at its end.
-
-    The waits are found by PyTorch's sync debug mode, which warns about them. Other warnings are raised again.
-    """
-    locations: list[str] = []
-    mode = torch.cuda.get_sync_debug_mode()
-    recording = warnings.catch_warnings(record=True)
-    try:
-        with recording as caught:
-            warnings.simplefilter("always")
-            if mode == 0:  # a mode that the user has set stays
-                torch.cuda.set_sync_debug_mode("warn")
-            yield locations
-            torch.cuda.set_sync_debug_mode(mode)
-    except BaseException:  # including an interrupt while the mode or the warnings were being restored
-        torch.cuda.set_sync_debug_mode(mode)
-        with suppress(RuntimeError, AttributeError):  # the context manager had not been entered
-            recording.__exit__(None, None, None)
-        raise
-    for warning in caught:
-        if "synchronizing CUDA operation" in str(warning.message):
-            locations.append(f"{warning.filename}:{warning.lineno}")
-        elif "Synchronization debug mode is a prototype" not in str(warning.message):  # PyTorch's warning about the mode itself
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -80,37 +82,28 @@ def name_of(encoder: Encoder) -> str:
     return module if isinstance(callee, nn.Module) else f"{module}.{getattr(callee, '__name__', 'method')}"
 
 
+@dataclass(frozen=True, eq=False)
 class EncoderCall:
-    """Call of one encoder: in evaluation mode, without autograd, under autocast.
+    """Call of one encoder: in evaluation mode, without autograd, under autocast."""
 
-    Args:
-        encoder: The encoder.
-        output: Part of the encoder's result to return.
-        argument_names: Names of the encoder's arguments for the inputs. ``None``: inputs are passed by position.
-        device: Device type of the encoder, such as ``"cuda"``.
-        autocast: Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread.
-        memory_format: Memory format of four-dimensional inputs. ``None``: unchanged.
-    """
+    encoder: Encoder
+    output: Output
+    """Part of the encoder's result to return."""
+    argument_names: list[str] | None
+    """Names of the encoder's arguments for the inputs. ``None``: inputs are passed by position."""
+    device: str
+    """Device type of the encoder, such as ``"cuda"``."""
+    autocast: torch.dtype | None
+    """Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread."""
+    memory_format: torch.memory_format | None
+    """Memory format of four-dimensional inputs. ``None``: unchanged."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        output: Output,
-        argument_names: list[str] | None,
-        device: str,
-        autocast: torch.dtype | None,
-        memory_format: torch.memory_format | None,
-    ) -> None:
-        module = module_of(encoder)
+    @cached_property
+    def module(self) -> nn.Module:
+        """The module that the encoder calls."""
+        module = module_of(self.encoder)
         assert module is not None
-        self.module = module
-        self._encoder = encoder
-        self._output = output
-        self._argument_names = argument_names
-        self._device = device
-        self._autocast = autocast
-        self._memory_format = memory_format
+        return module
 
     def __call__(self, *values: Any) -> Any:
         """Return the selected part of the encoder's result, in new containers: an encoder may return one dict repeatedly.
@@ -120,15 +113,15 @@ class EncoderCall:
         """
         if any(getattr(module, "training", False) for module in self.module.modules()):  # frozen ScriptModules have none
             set_evaluation_mode(self.module)
-        values = tuple(_in_memory_format(value, self._memory_format) for value in values)
+        values = tuple(_in_memory_format(value, self.memory_format) for value in values)
         # cache_enabled=False, because converted weights in the cache would lie in the private memory of a CUDA graph.
-        autocast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
+        autocast = torch.autocast(self.device, dtype=self.autocast, cache_enabled=False) if self.autocast else nullcontext()
         with torch.no_grad(), autocast:
-            if self._argument_names is None:
-                result = self._encoder(*values)
+            if self.argument_names is None:
+                result = self.encoder(*values)
             else:
-                result = self._encoder(**dict(zip(self._argument_names, values, strict=True)))
-            part = _part(result, self._output)
+                result = self.encoder(**dict(zip(self.argument_names, values, strict=True)))
+            part = _part(result, self.output)
         # detach() returns a new tensor, so map_leaves rebuilds every container that holds tensors.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
@@ -144,7 +137,7 @@ class EncoderCall:
         result = self(*batches.map_leaves(batches.cached_by_id(_copied_if_inference), values))
         if versions != [_version(tensor) for tensor in inputs]:
             raise ArgumentError(
-                f"encoder must not write to its input, which other stages may read, got {name_of(self._encoder)}, which does. "
+                f"encoder must not write to its input, which other stages may read, got {name_of(self.encoder)}, which does. "
                 "Begin its forward with x = x.clone()."
             )
         return result

@@ -35,6 +35,11 @@ def total_bytes(needs: Sequence[MemoryNeed]) -> int:
     return max((need.peak_bytes for need in needs), default=0) + sum(need.io_bytes for need in needs)
 
 
+def fit(needs: Sequence[MemoryNeed], max_bytes: int) -> bool:
+    """Return whether graphs that share a pool are at most ``MAX_GRAPHS`` and need at most ``max_bytes``."""
+    return len(needs) <= MAX_GRAPHS and total_bytes(needs) <= max_bytes
+
+
 def count_storage_bytes(leaves: Iterable[Any]) -> int:
     """Return the bytes of the storages of the tensors among ``leaves``. A view keeps the whole storage of its base."""
     storage_bytes: dict[int, int] = {}
@@ -60,8 +65,7 @@ class Signatures:
         """
         if signature not in self._captured:
             needs = [self.needs[other] for other, captured in self._captured.items() if captured]
-            fits = len(needs) < MAX_GRAPHS and total_bytes([*needs, self.needs[signature]]) <= max_bytes
-            self._captured[signature] = fits
+            self._captured[signature] = fit([*needs, self.needs[signature]], max_bytes)
         return self._captured[signature]
 
 

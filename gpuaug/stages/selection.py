@@ -176,36 +176,26 @@ class Selection:
 
     def _put(self, batch: Batch, values: Mapping[Any, Any]) -> Batch:
         form = _form(batch)
-        for name in values:
-            if form == "leaf":
-                raise SelectionError(
-                    f"into must be left out for a batch that is a single {type(batch).__name__}, got {name!r}. "
-                    "To add a member, return a tuple or dict from collate_fn."
-                )
-            if form == "sequence" and not (_is_index(name) and -len(batch) <= name < len(batch) + len(values)):
-                raise SelectionError(
-                    f"into must be an index of a {type(batch).__name__} of {len(batch)}, or the index after its end, "
-                    f"got {name!r}. Pass an index from 0 to {len(batch)}."
-                )
-            if form == "record" and name not in _fields(batch):
-                raise SelectionError(
-                    f"into must be a field of {type(batch).__name__}, which has a fixed set of fields, got {name!r}. "
-                    f"It has {_listed(_fields(batch))}."
-                )
+        if form == "leaf":
+            raise SelectionError(
+                f"into must be left out for a batch that is a single {type(batch).__name__}, got {_listed(values)}. "
+                "To add a member, return a tuple or dict from collate_fn."
+            )
+        if form == "record" and not values.keys() <= {*_fields(batch)}:
+            raise SelectionError(
+                f"into must be a field of {type(batch).__name__}, which has a fixed set of fields, got {_listed(values)}. "
+                f"It has {_listed(_fields(batch))}."
+            )
         if form == "sequence":
-            from_start = dict(zip(_from_start(batch, values), values.values(), strict=True))
-            if len(from_start) < len(values):
+            names = _from_start(batch, values)
+            indices = {name for name in names if _is_index(name) and name >= 0}
+            new_indices = sorted(index for index in indices if index >= len(batch))
+            if len(indices) < len(names) or new_indices != list(range(len(batch), len(batch) + len(new_indices))):
                 raise SelectionError(
-                    f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
-                    "Count all indices from the start."
+                    f"into must be an index of a {type(batch).__name__} of {len(batch)}, or the index after its end, without "
+                    f"repetition or gap, got {_listed(values)}. Pass an index from 0 to {len(batch)}."
                 )
-            values = from_start
-            new_indices = sorted(index for index in values if index >= len(batch))
-            if new_indices != list(range(len(batch), len(batch) + len(new_indices))):
-                raise SelectionError(
-                    f"into must leave no gap after the end of a {type(batch).__name__} of {len(batch)}, got {new_indices}. "
-                    f"Number new members from {len(batch)} on."
-                )
+            values = dict(zip(names, values.values(), strict=True))
         return batches.replace(batch, values)
 
 

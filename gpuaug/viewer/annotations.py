@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.targets import BOXES
+from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, vertices
 from gpuaug.viewer.follow import Row
 
 Array = NDArray[Any]
@@ -179,35 +181,22 @@ def _boxes(corners: Array, names: Sequence[str] | None, valid: Array | None) -> 
 
 def _kornia_corners(boxes: Array, key: str) -> Array:
     """Return (N, 4, 2) corners in coordinates of pixel edges, from Kornia's boxes in coordinates of pixel centres."""
-    if key == "bbox":
-        centre = boxes.mean(1, keepdims=True)
-        return boxes + 0.5 + 0.5 * np.sign(boxes - centre)  # type: ignore[no-any-return]
-    first = boxes[:, :2]
-    return _corners(first, boxes[:, 2:] + 1 if key == "bbox_xyxy" else first + boxes[:, 2:])
+    corners: Array = vertices(torch.from_numpy(boxes), KORNIA_FORMATS[key]).numpy()
+    if key == "bbox":  # may be rotated
+        return corners + 0.5 + 0.5 * np.sign(corners - corners.mean(1, keepdims=True))  # type: ignore[no-any-return]
+    corners += np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    return corners
 
 
 def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> Array:
     """Return (N, 4, 2) corners in coordinates of pixel edges, from the axis-aligned boxes of a target dict."""
-    if box_format == "cxcywh_share":
-        boxes = boxes * np.array([shape[1], shape[0]] * 2)
-        box_format = "cxcywh"
-    # first: a corner or the centre. second: the opposite corner or the sides.
-    first, second = boxes[:, :2], boxes[:, 2:]
-    if box_format == "xyxy":
-        return _corners(first, second)
-    if box_format == "xywh":
-        return _corners(first, first + second)
-    if box_format == "cxcywh":
-        return _corners(first - second / 2, first + second / 2)
-    raise ArgumentError(
-        f"boxes must be axis-aligned to be drawn, got {box_format.upper()}. Pass the enclosing boxes, computed from the "
-        "corners (n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
-    )
-
-
-def _corners(top_left: Array, bottom_right: Array) -> Array:
-    (left, top), (right, bottom) = top_left.T, bottom_right.T
-    return np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(-1, 4, 2)
+    if box_format not in TARGET_DICT_FORMATS:
+        raise ArgumentError(
+            f"boxes must be axis-aligned to be drawn, got {box_format.upper()}. Pass the enclosing boxes, computed from the "
+            "corners (n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
+        )
+    corners: Array = vertices(torch.from_numpy(boxes), TARGET_DICT_FORMATS[box_format], shape).numpy() + 0.5
+    return corners
 
 
 def _masks(masks: Array) -> Iterator[Mask]:

@@ -11,13 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import torch
 from support.bench.small_models import use_small_model
 
 from bench.harness.result_check import check_result
 from gpuaug import cli
 from gpuaug.benchkit import loops, windows
-from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
 TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.05", "--repeats", "1"]
@@ -59,16 +57,6 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     ]
     assert in_line.startswith("On cpu stages run on the processor that trains, so nothing overlaps")
     assert next_step.endswith("gpuaug profile train.py:make.")
-
-
-def test_bench_says_why_fused_pipelines_run_in_plain_torch(class_folder, tmp_path, capsys, monkeypatch):
-    reason = "gpuaug.fuse runs in plain torch on cuda:0, for [no] reason."
-    monkeypatch.setitem(devices.TRITON_FAILURES, torch.device("cpu"), reason)
-    monkeypatch.setattr(cli, "_measure", lambda *_: [{"name": "a", "case": "b", "steps_per_s": 1.0}])
-    path = tmp_path / "uses.json"
-    assert cli.main([*TINY, "--data", str(class_folder), "--json", str(path)]) == 0
-    assert f"- {reason}" in " ".join(capsys.readouterr().out.split())
-    assert json.loads(path.read_text())["environment"]["plain_torch"] == reason
 
 
 def test_version_is_printed(capsys):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import gpuaug
-from gpuaug.benchkit import environment as module
 from gpuaug.benchkit.environment import allowed_cores, environment
 
 
@@ -55,37 +54,6 @@ def test_an_installation_inside_another_checkout_does_not_take_its_commit(tmp_pa
 def test_a_missing_program_is_tolerated(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert environment(torch.device("cpu"))["commit"] is None
-
-
-@pytest.mark.parametrize(
-    ("said", "driver", "power"),
-    [("580.1, 1980, 1980, 3201, 700.00, 5, 5, 16", "580.1", 700.0), ("580.1, 1, 1, 1, [N/A], 5, 5, 16", "580.1", None)],
-)
-def test_the_card_is_asked_for_by_its_uuid(monkeypatch, said, driver, power):
-    class Properties:
-        name, total_memory, uuid = "a card", 1 << 30, "12-34"
-
-    asked = []
-
-    def output(*command):
-        asked.append(command)
-        return said if command[0] == "nvidia-smi" else None
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    monkeypatch.setattr(module, "_output", output)
-    gpu = environment(torch.device("cuda"))["gpu"]
-    assert (gpu["name"], gpu["driver"], gpu["power_limit_w"], gpu["pcie_width"]) == ("a card", driver, power, 16)
-    assert any("--id=GPU-12-34" in command for command in asked)
-
-
-def test_a_card_without_nvidia_smi_is_still_named(monkeypatch):
-    class Properties:
-        name, total_memory, uuid = "a card", 1 << 30, "12-34"
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    monkeypatch.setattr(module, "_output", lambda *_: None)
-    gpu = environment(torch.device("cuda"))["gpu"]
-    assert (gpu["name"], gpu["driver"], gpu["clock_sm_mhz"]) == ("a card", None, None)
 
 
 @pytest.mark.gpu

@@ -31,12 +31,6 @@ def test_photographs_are_jpegs_in_class_folders_of_varied_sizes(photograph_cache
     assert len(sizes) > 10
 
 
-def test_photographs_are_made_once(photograph_cache, monkeypatch):
-    (made,) = (photograph_cache / "gpuaug").iterdir()
-    monkeypatch.setattr(photos, "_build", lambda _: pytest.fail("made again"))
-    assert photographs() == made
-
-
 def test_an_interrupted_build_leaves_nothing_behind(cache, monkeypatch):
     def interrupted(root):
         (root / "astronaut").mkdir()

@@ -36,12 +36,6 @@ def test_a_made_result_is_good_and_survives_the_file(good, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["uses.json"]
 
 
-def test_keys_are_sorted_so_that_two_files_compare_line_by_line(good, tmp_path):
-    results.write(tmp_path / "a.json", good)
-    results.write(tmp_path / "b.json", dict(reversed(good.items())))
-    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
-
-
 def test_not_a_number_becomes_null_and_then_fails_the_check(good, tmp_path):
     good["rows"][0] |= {"host_ms": float("nan"), "rounds": [1.0, float("inf")]}
     results.write(tmp_path / "nan.json", good)
@@ -99,29 +93,3 @@ def test_check_names_the_faulty_key(good, spoil, text):
 @pytest.mark.parametrize("path", sorted(RECORDED.rglob("*.json")), ids=lambda path: str(path.relative_to(RECORDED)))
 def test_recorded_results_are_good(path):
     check_result(json.loads(path.read_text()))
-
-
-def test_the_table_shows_each_figure_once_and_fits_80_columns(good):
-    from rich.console import Console
-
-    console = Console(width=80, record=True)
-    other = ROW | {"name": "encoder in the loop (serial)", "case": "train a head", "steps_per_s": 12345.6}
-    console.print(results.table([ROW, other], "title"))
-    text = console.export_text()
-    assert "0.90-1.10" in text
-    assert "12,346" in text
-    assert "encoder in the loop (serial)" in text, "wrapped"
-    assert "batch" not in text
-    console.print(results.table([ROW, ROW | {"batch_size": 32}], "title"))
-    assert "batch" in console.export_text(), "needed when it differs"
-
-
-def test_the_table_leaves_out_what_no_row_has():
-    from rich.console import Console
-
-    console = Console(width=80, record=True)
-    console.print(results.table([{"name": "one", "images_per_s": 5.0, "ratio": None}], "title"))
-    text = console.export_text()
-    assert "images/s" in text
-    assert "steps/s" not in text
-    assert "host" not in text

@@ -1,5 +1,3 @@
-from contextlib import contextmanager
-
 import pytest
 import torch
 
@@ -44,38 +42,6 @@ def test_a_window_counts_whole_steps_until_the_time_is_up_and_then_waits_for_the
     assert measured == {"a": [Window(steps=3, images=12, seconds=3.5, host_seconds=3.0)]}
 
 
-def test_steps_are_taken_within_the_context_of_their_variant_alone(clock):
-    @contextmanager
-    def within():
-        clock.log.append("enter")
-        yield
-        clock.log.append("exit")
-
-    variants = [clock.variant("a", discard=1, within=within), clock.variant("b")]
-    interleave(variants, device=CPU, seconds=1, repeats=1, warmup=0)
-    assert clock.log == [
-        "enter",
-        "a",
-        "exit",
-        "sync",
-        "sync",
-        *("enter", "a", "sync", "a", "sync", "exit"),
-        "sync",
-        "b",
-        "sync",
-    ]
-
-
-def test_the_device_is_synchronised_at_the_edges_of_windows_only(clock):
-    interleave([clock.variant("a", step_s=0.01)], device=CPU, seconds=5, repeats=3, warmup=2)
-    runs = "".join("s" if entry == "sync" else "." for entry in clock.log).split("s")
-    steps = [len(run) for run in runs]
-    assert steps[0] == 2, "the warm-up"
-    assert steps[1::2] == [0] * 4, "from the end of a window to the start of the next"
-    assert all(count >= 499 for count in steps[2::2])
-    assert clock.log.count("sync") == 1 + 2 * 3
-
-
 def test_every_other_round_goes_backwards(clock):
     variants = [clock.variant(name) for name in "abc"]
     interleave(variants, device=CPU, seconds=1, repeats=3, warmup=0, settle=lambda: clock.log.append("|"))
@@ -114,25 +80,6 @@ def test_every_iterator_is_closed_when_one_raises(clock, error):
         assert error.__notes__ == ["raised in step 1 of variant 'failing'"]
 
 
-def test_iterators_are_closed_after_a_run_and_need_not_be_generators(clock):
-    closed = []
-
-    class Steps:
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            clock.now += 1
-            return 1
-
-    class Closing(Steps):
-        def close(self):
-            closed.append(1)
-
-    interleave([Variant("plain", Steps), Variant("closing", Closing)], device=CPU, seconds=1, repeats=1)
-    assert closed == [1]
-
-
 def test_a_variant_that_ends_is_an_error_with_its_name(clock):
     with pytest.raises(ArgumentError, match=r"steps of variant 'short' must be endless, got an end after 2\. Restart the data"):
         interleave([Variant("short", lambda: iter([1, 1]))], device=CPU, warmup=3)
@@ -168,13 +115,6 @@ def test_summary_takes_medians_and_ratios_within_rounds():
     assert b.rounds == [200.0, 30.0, 1.0]
     assert (b.steps_per_s, b.images_per_s, b.host_ms) == (30.0, 240.0, 10.0)
     assert (b.ratio, b.ratio_low, b.ratio_high) == (2.0, 1.0, 3.0)
-
-
-def test_summary_without_a_baseline_has_no_ratios():
-    (row,) = summarise({"a": [Window(1, 2, 1.0, 1.0)]}, baseline=None)
-    assert (row.ratio, row.ratio_low, row.ratio_high) == (None, None, None)
-    assert row.record(case="x")["case"] == "x"
-    assert row.record(case="x")["steps_per_s"] == 1.0
 
 
 def test_summary_refuses_an_unknown_baseline():

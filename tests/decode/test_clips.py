@@ -218,13 +218,6 @@ def test_clips_that_a_dataset_decodes_are_collated_as_clips_of_files(form):
     assert all(torch.equal(*pair) for pair in zip(collated, from_files, strict=True))
 
 
-@pytest.mark.parametrize("case", ["an open group of pictures", "hevc", "vp9"])
-def test_frames_far_from_one_another(case):
-    path = path_of(case)
-    for numbers in ([0, 39], [1, 14, 38]):
-        assert np.array_equal(decoded(read_clip(path, numbers))[0], frames(path)[numbers])
-
-
 def test_frames_that_nothing_needs_are_not_packed():
     path = path_of("h264")  # of 40 frames, with key frames 0, 12, 22 and 34
     keys, dropped = [0, 12, 22, 34], 0

@@ -141,6 +141,16 @@ def test_a_library_that_is_missing_is_told(monkeypatch):
         registry.find_clips("auto", cuda)
 
 
+def test_a_card_without_memory_is_told_before_the_library_is_called(monkeypatch):
+    def full(device):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(nvdec_sessions, "library", object)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(CUDA error: out of memory\)"):
+        registry.find_clips("auto", torch.device("cuda", 0))
+
+
 ON_CARD = ["h264", "hevc", "vp9", "an open group of pictures", "BT.709", "BT.601 in full range", "turned left", "10 bits"]
 
 

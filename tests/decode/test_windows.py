@@ -12,7 +12,6 @@ from support.comparison.values import assert_values
 from support.files import nvjpeg_double
 from support.files.decode_devices import on_each_device
 from support.files.encoded import by_pil, encoded, mixed_files, psnr_db
-from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -196,23 +195,6 @@ def test_two_members_have_windows_of_their_own(device, monkeypatch):
     whole_images(monkeypatch)
     assert_equal(made, batches(device, stages, members=members)[0])
     assert undecoded > 0
-
-
-def test_windows_follow_from_the_position_also_after_a_resume(monkeypatch):
-    def loader():
-        source = DataLoader(FILES, batch_size=5, collate_fn=collate_encoded)
-        return StreamedLoader(source, [DecodeStage(), AUGMENT], device="cpu", seed=1)
-
-    expected = [batch.clone() for batch in loader()]
-    first = loader()
-    run = iter(first)
-    begun = [next(run).clone() for _ in range(2)]
-    again = loader()
-    again.load_state_dict(first.state_dict())
-    resumed = [*begun, *(batch.clone() for batch in again)]
-    assert_equal([resumed], [expected])
-    whole_images(monkeypatch)
-    assert_equal([[batch.clone() for batch in loader()]], [expected])
 
 
 def test_a_picture_shows_whole_images():

@@ -1,6 +1,5 @@
 """Samplers draw while they are read ahead: neither a plain ``DataLoader``'s order nor the draws of stages may depend on it."""
 
-import pickle
 import random
 import threading
 import time
@@ -136,26 +135,6 @@ def test_orders_of_two_open_iterators_do_not_depend_on_time(kind, cls, count_loa
         return interleaved(loaders[0], 2, wait_s, loaders[count_loaders - 1])
 
     assert run(3, AHEAD_S) == run(0, 0.0)
-
-
-def test_second_open_iterator_has_the_order_of_a_plain_dataloader():
-    plain, wrapped = (DataLoader(DATA, 3, shuffle=True, generator=generator()) for _ in range(2))
-    loader = StreamedLoader(wrapped, device="cpu")
-    first, second, _ = interleaved(loader, 1, AHEAD_S, loader)
-    assert [first, second] == interleaved(plain, 1, 0.0, plain)[:2]
-
-
-def test_a_copy_that_is_pickled_within_an_epoch_has_the_next_order_of_a_plain_dataloader():
-    plain, wrapped = (DataLoader(range(14), batch_sampler=PerBatch()) for _ in range(2))
-    expected = second_epoch(plain, 2)
-    loader = StreamedLoader(wrapped, device="cpu", depth=3)
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
-    time.sleep(AHEAD_S)
-    copy = pickle.loads(pickle.dumps(loader))
-    assert [batch.tolist() for batch in copy] == expected
-    assert len(list(iterator)) == 5
 
 
 def test_numbers_that_the_loop_draws_from_the_generator_are_not_drawn_again():

@@ -3,10 +3,9 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.batches.ragged import images_of, pack
 from support.comparison.replay import assert_replays as assert_replays_kornia
 from support.comparison.replay import photographs
-from support.comparison.torchvision_replay import assert_replays, replayed, scaled
+from support.comparison.torchvision_replay import assert_replays, scaled
 from support.comparison.values import assert_values
 from torchvision.transforms import InterpolationMode, v2
 
@@ -209,19 +208,6 @@ def test_what_torchvision_refuses_is_refused(dtype):
 
 
 @of_both_types
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
-def test_ragged_batches(layout, dtype):
-    images = images_of(dtype=dtype)
-    augment = gpuaug.fuse([v2.RandomResizedCrop((20, 24)), v2.RandomHorizontalFlip(), TO_FLOAT], ragged=True)
-    batch = pack(images, layout)
-    draws = augment.draw(batch, seed=3, dtype=dtype)
-    assert_values(augment(batch, draws=draws), replayed(draws, images), atol=2 / LARGEST[dtype])
-    moved = gpuaug.fuse(v2.RandomCrop((20, 24)), ragged=True)
-    draws = moved.draw(batch, seed=3, dtype=dtype)
-    assert_values(moved(batch, draws=draws), replayed(draws, images))
-
-
-@of_both_types
 def test_cut_mix_copies_whole_values(dtype):
     images = images_with_ends(dtype)
     augment = gpuaug.fuse(v2.CutMix(num_classes=4))
@@ -229,22 +215,3 @@ def test_cut_mix_copies_whole_values(dtype):
     assert mixed.dtype == dtype
     kept = (mixed.int() == images.int()) | (mixed.int() == images.roll(1, 0).int())
     assert kept.all()
-
-
-@of_both_types
-def test_batches_of_a_loader_and_views(dtype):
-    images = images_with_ends(dtype)
-    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(20)], views=2)
-    with gpuaug.StreamedLoader([(images, torch.arange(2))] * 2, [augment], device="cpu", seed=0) as loader:
-        for made, _ in loader:
-            assert made.dtype == dtype
-            assert made.shape == (4, 3, 20, 20)
-    assert augment(images[:0]).dtype == dtype
-
-
-def test_one_image_and_strides():
-    images = images_with_ends(torch.uint16)
-    flip = gpuaug.fuse(v2.RandomHorizontalFlip(1.0))
-    assert_values(flip(images[0]), images[0].flip(-1))
-    turned = images.permute(0, 1, 3, 2)
-    assert_values(flip(turned), turned.flip(-1))

@@ -188,13 +188,3 @@ def test_permutations_of_five_channels_have_the_libraries_distribution():
         mine, its = ({f"{index}": made[:, index].astype(float) for index in range(5)} for made in (mine, its))
         assert all(apart(mine[name], its[name]) < 1 for name in mine)
         assert together_apart(mine, its) < 1
-
-
-def test_way_out_of_channels_that_are_refused():
-    images = photographs(2, 4)
-    augment = gpuaug.fuse(v2.ColorJitter(0.4))
-    with pytest.raises(gpuaug.ArgumentError, match=r"must have 1 or 3 channels for ColorJitter, got 4\. Leave it out, or"):
-        augment(images)
-    assert augment(images[:, :3]).shape[1] == 3
-    with pytest.raises(gpuaug.ArgumentError, match=r"must have 3 channels for .*, from which RandAugment picks, got 4"):
-        gpuaug.fuse(K.auto.RandAugment(1, 5))(images)

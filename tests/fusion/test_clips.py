@@ -21,38 +21,6 @@ from gpuaug.fusion.backends import dispatch
 PIPELINES = {name: make for group in pipelines.GROUPS for name, make in getattr(pipelines, group).items()} | clips.FIRST
 
 
-@pytest.mark.parametrize("name", [name for name in PIPELINES if not name.startswith("chosen")])
-@pytest.mark.every(3)
-def test_clips_equal_each_frame_with_the_draws_of_the_clips(name):
-    """A mix takes the same frame of the other clip; noise alone differs, after the first frame of the first clip."""
-    videos = clips.clips()
-    augment = gpuaug.fuse(PIPELINES[name]())
-    got = augment(videos, draws=augment.draw(videos.shape, seed=3))
-    draws = augment.draw(videos[:, 0].shape, seed=3)
-    expected = torch.stack([augment(frames, draws=draws) for frames in videos.unbind(1)], 1)
-    assert got.shape == expected.shape
-    if any(isinstance(module, K.RandomGaussianNoise) for module in PIPELINES[name]()):
-        got, expected = got[:1, 0], expected[:1, 0]
-    assert_values(got, expected)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (number % 3 > 0 and name not in clips.FIRST))
-        for number, name in enumerate(clips.all_pipelines())
-    ],
-)
-def test_still_clips_stay_still(name):
-    """Also where batches are drawn for together, which begins with the second call."""
-    videos = clips.still()
-    modules = [module for module in PIPELINES[name]() if not isinstance(module, K.RandomGaussianNoise)]
-    augment = gpuaug.fuse(modules or [K.RandomHorizontalFlip()])
-    for _ in range(4):
-        got = augment(videos)
-        assert_values(got, got[:, :1].expand_as(got))
-
-
 @pytest.mark.parametrize("same_on_batch", [False, True])
 def test_noise_of_every_frame_differs(same_on_batch):
     videos = torch.full((4, 8, 1, 16, 16), 0.5)
@@ -171,44 +139,6 @@ def test_transforms_left_to_torchvision_are_called_once_for_each_clip():
     got = augment(videos)
     assert seen == [(4, 3, 21, 37)] * 2
     assert_values(got, (255 - videos).flip(-1))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("frames", [1, 2])
-def test_clips_of_all_types(dtype, frames):
-    videos = clips.clips(2, frames, dtype=dtype)
-    augment = gpuaug.fuse([v2.RandomResizedCrop((9, 11)), v2.RandomHorizontalFlip()])
-    draws = augment.draw(videos.shape, seed=0, dtype=dtype)
-    got = augment(videos, draws=draws)
-    assert got.dtype == dtype
-    frames_draws = augment.draw(videos[:, 0].shape, seed=0, dtype=dtype)
-    assert_values(got[:, -1], augment(videos[:, -1], draws=frames_draws))
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["planes", "pixels"])
-@pytest.mark.parametrize(
-    "form",
-    [lambda x: x, lambda x: x[:, ::2], lambda x: x.transpose(3, 4), lambda x: x[:1].expand(3, -1, -1, -1, -1)],
-    ids=["dense", "every second frame", "transposed", "expanded"],
-)
-def test_clips_of_any_strides(form, memory_format):
-    videos = form(clips.clips(3, 5))
-    augment = gpuaug.fuse(K.RandomResizedCrop((8, 10)), memory_format=memory_format)
-    draws = augment.draw(videos.shape, seed=0)
-    got = augment(videos, draws=draws)
-    assert_values(got, gpuaug.fuse(K.RandomResizedCrop((8, 10)))(videos.contiguous(), draws=draws))
-    assert got.flatten(0, 1).is_contiguous(memory_format=memory_format)
-
-
-@pytest.mark.parametrize("name", ["crop and colours", "noise", "mixup", "what Kornia runs"])
-@left_to_kornia
-def test_views_of_clips_equal_single_views(name):
-    videos = clips.clips(3, 4, 3, 20, 24)
-    augment, single = (gpuaug.fuse(KORNIA[name](), views=views) for views in (3, 1))
-    draws = augment.draw(videos.shape, seed=5)
-    expected = torch.cat([single(videos, draws=view) for view in draws.views])
-    assert_values(augment(videos, draws=draws), expected)
-    assert augment(videos).shape == expected.shape
 
 
 def test_labels_of_clips_are_mixed_with_their_partners():

@@ -16,11 +16,11 @@ from support.comparison.values import assert_values
 from support.ops.other_arguments import KORNIA, TORCHVISION
 from support.ops.other_arguments import made as changeable
 from support.profiler import tables
+from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.rng import next_seed
 from gpuaug.fusion.lower import torchvision
 from gpuaug.fusion.policies.auto_augment import POLICIES
 from gpuaug.fusion.program import program
@@ -82,18 +82,6 @@ def test_call_takes_one_number_from_the_global_generator():
     assert not torch.equal(first, second)
     torch.manual_seed(5)
     assert_values(augment(images), first)
-
-
-def test_draws_can_be_pickled_and_replayed_by_another_module():
-    images = photographs()
-    draws = gpuaug.fuse(pipeline()).draw(images.shape, seed=1)
-    kept = pickle.loads(pickle.dumps(draws))
-    again = gpuaug.fuse(pipeline())
-    assert_values(again(images, draws=kept), again(images, draws=draws))
-    for one, other in zip(draws.as_kornia(), kept.as_kornia(), strict=True):
-        assert one.name == other.name
-        for key in one.data:
-            assert_values(one.data[key], other.data[key])
 
 
 def test_fused_module_has_no_state():
@@ -326,18 +314,6 @@ def test_copies_keep_training_mode():
     assert copy.deepcopy(augment.train()).training
 
 
-@pytest.mark.parametrize("views", [1, 2])
-def test_images_of_a_known_kind_are_augmented_as_unknown_ones_are(views):
-    augment, images = gpuaug.fuse(pipeline(), memory_format=torch.channels_last, views=views), photographs(6)
-    torch.manual_seed(3)
-    first, second = augment(images), augment(images)
-    torch.manual_seed(3)
-    seeds = [next_seed() for _ in range(2)]
-    replayed = [augment(images, draws=augment.draw(images.shape, seed)) for seed in seeds]
-    assert_values(torch.stack([first, second]), torch.stack(replayed))
-    assert second.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_calls_that_differ_from_a_known_one_are_looked_at_again():
     augment, images = gpuaug.fuse(pipeline()), photographs(4)
     augment(images)
@@ -460,3 +436,64 @@ def test_the_parameters_of_the_last_call_of_a_module_are_not_copied():
     (copied,) = gpuaug.fuse(module).pipeline
     assert copied is not module
     assert copied._params is module._params
+
+
+# Refusals
+
+
+HELD = (K.RandomHorizontalFlip(p=1.0), v2.RandomInvert(1.0), K.AugmentationSequential(K.RandomVerticalFlip(p=1.0)))
+
+
+@pytest.mark.parametrize("holder", [nn.ModuleList, nn.Sequential, list, tuple])
+def test_modules_in_any_sequence_run_in_order(holder):
+    images = torch.rand(2, 3, 4, 5)
+    pipeline = holder(*[HELD] if holder is not nn.Sequential else HELD)
+    for nested in (pipeline, [pipeline], nn.ModuleList([pipeline]) if isinstance(pipeline, nn.Module) else (pipeline,)):
+        torch.testing.assert_close(gpuaug.fuse(nested)(images), 1 - images.flip(-1, -2))
+
+
+class Empty(nn.Module):
+    """A module of the user without ``forward``."""
+
+
+@pytest.mark.parametrize(
+    "module", [nn.ModuleDict({"flip": HELD[0]}), nn.ParameterList(), Empty()], ids=lambda m: type(m).__name__
+)
+def test_modules_without_forward_are_refused_by_fuse(module):
+    for pipeline in (module, [module], nn.Sequential(HELD[0], module), K.AugmentationSequential(module)):
+        with pytest.raises(gpuaug.ArgumentTypeError, match=f"got {type(module).__name__}, which has no forward"):
+            gpuaug.fuse(pipeline)
+
+
+def test_a_sequence_that_can_be_called_is_a_transform_of_its_own():
+    class Own(list):
+        def __call__(self, image):
+            return 255 - image
+
+    images = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
+    with pytest.warns(gpuaug.GpuAugWarning, match="Own_0 is not fused"):
+        augment = gpuaug.fuse(v2.Compose([Own([v2.RandomHorizontalFlip(1.0)])]))
+    torch.testing.assert_close(augment(images), 255 - images)
+
+
+@left_to_kornia
+@pytest.mark.parametrize(
+    ("module", "shape", "note"),
+    [
+        (K.RandomSharpness(p=1.0), (2, 3, 2, 8), "RandomSharpness_0: the image has no 3x3 pixels."),
+        (K.CenterCrop(9), (2, 3, 8, 8), "CenterCrop_0: crops 9x9 out of 8x8."),
+    ],
+)
+def test_errors_of_kornia_name_the_module_and_why_kornia_runs_it(module, shape, note):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 of Kornia's own type
+        gpuaug.fuse([module])(torch.zeros(shape))
+    (found,) = caught.value.__notes__
+    assert found.startswith(f"gpuaug: raised by Kornia, which runs {note}")
+
+
+@pytest.mark.parametrize(("key", "shape"), [("mask", (2, 1, 4, 4)), ("bbox_xyxy", (2, 5, 4))])
+def test_targets_on_another_device_are_refused(key, shape):
+    with pytest.raises(
+        gpuaug.DeviceError, match=f"{key} must be on cpu, where the images are, got meta. Move it to that device."
+    ):
+        gpuaug.fuse(K.RandomInvert())(torch.zeros(2, 3, 4, 4), torch.zeros(shape, device="meta"), data_keys=["input", key])

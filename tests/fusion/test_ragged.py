@@ -1,5 +1,8 @@
 """Images of different sizes: each as Kornia makes it by itself, from the same draws."""
 
+import random
+import re
+
 import kornia.augmentation as K
 import numpy as np
 import pytest
@@ -7,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import internals
-from support.batches.pairwise import sweep
-from support.batches.ragged import SIZES, copies, images_of, one_by_one, pack, targets_of
-from support.comparison.replay import as_kornia_takes_them
+from support.batches.clips import FRAMES, clips, clips_of
+from support.batches.ragged import SIZES, copies, images_of, pack, targets_of
 from support.comparison.values import assert_values
 from support.ops.pipelines import by_the_batch
+from support.ops.skipped import half_the_samples
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
@@ -63,18 +66,6 @@ CLOSE = {
 
 def container(modules):
     return K.AugmentationSequential(*modules)
-
-
-@pytest.mark.parametrize(("name", "layout"), sweep([*EXACT, *CLOSE], ["chw", "hwc"]))
-def test_ragged_images_equal_kornia_on_each_alone(name, layout):
-    images, pipeline = images_of(), container({**EXACT, **CLOSE}[name]())
-    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
-    for seed in range(2):
-        draws = augment.draw(batch, seed=seed)
-        expected, got = one_by_one(pipeline, images, seed), augment(batch, draws=draws)
-        assert got.shape == expected.shape
-        # Kornia's own rounding grows with the sides, up to 125 here, and the last of these divides by 0.2.
-        assert_values(got, expected, atol=0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
 
 
 @given(
@@ -149,23 +140,56 @@ AHEAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), sweep(AHEAD, [(1, False), (2, True), (1, True), (2, False)]), ids=str)
-def test_ragged_calls_equal_draw_for_any_sizes(name, options):
-    """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
-    views, follow = options
-    augment = gpuaug.fuse(AHEAD[name](), ragged=True, views=views)
-    turns = [pack(images_of(SIZES[first:] + SIZES[:first])) for first in range(4)]
-    batches = [turns[index % 4] for index in range(6)]
-    others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
-    keys = ["input", "keypoints"][: 1 + follow]
+PIPELINES = {
+    **EXACT,
+    **CLOSE,
+    **AHEAD,
+    "antialiased": lambda: [v2.RandomResizedCrop((12, 14))],
+    "colours first": lambda: [v2.RandomInvert(), v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)],
+    "turned first": lambda: [K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((12, 14))],
+    "skipped crop": lambda: [K.Resize((20, 24)), half_the_samples(K.RandomResizedCrop((20, 24)))],
+    "skipped crop, padded": lambda: [K.RandomResizedCrop((20, 24)), by_the_batch(K.RandomCrop((20, 24), padding=4))],
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.every(2)
+def test_each_image_of_a_ragged_batch_equals_a_batch_of_it_alone(name):
+    """Images and clips with their targets. Every pipeline has a layout, a type and a number of views and frames of its own."""
+    choices = random.Random(name)
+    views, frames = choices.choice([1, 2]), 1 if name == "noise" else choices.choice([1, 1, 2])
+    layout, dtype = choices.choice(["chw", "hwc"]), choices.choice([torch.uint8, torch.uint8, torch.uint16, torch.int16])
+    dtype = torch.uint8 if name in ("policies", "Kornia's policies", "colours first") else dtype
+    sizes = SIZES[: 5 if frames == 1 else 3]
+    images = images_of([size for size in sizes for _ in range(frames)], dtype=dtype)
+    targets, keys = targets_of(images[::frames]), ["input", "targets"]
+    augment, single = (gpuaug.fuse(PIPELINES[name](), ragged=ragged, views=views) for ragged in (True, False))
+
+    def batch_from(first):
+        """The batch, turned so that another image comes first."""
+        batch = pack(images[first * frames :] + images[: first * frames], layout)
+        return Ragged(batch.data, batch.places, Shapes(batch.shapes.sizes, 3, layout, frames=frames * (frames > 1)))
+
+    batch = batch_from(0)
+    draws = augment.draw(batch, seed=5, dtype=dtype)
+    got, records = augment(batch, targets, data_keys=keys, draws=draws)
+    for index in range(len(sizes)):
+        video = torch.stack(images[index * frames : (index + 1) * frames])
+        dense = copies(video if frames > 1 else video[0], len(sizes))
+        draws = single.draw(dense.shape, seed=5, dtype=dtype)
+        alone, expected = single(dense, [targets[index]] * len(sizes), data_keys=keys, draws=draws)
+        for sample in range(index, len(got), len(sizes)):
+            assert_values(got[sample], alone[sample], atol=1e-6 if got.is_floating_point() else 0)
+            assert list(records[sample]) == [*targets[index], "valid"]
+            for key, value in expected[sample].items():
+                assert_values(records[sample][key], value, about=key)
+    # Numbers are drawn ahead, before the sizes are known that they turn into draws with.
+    turns = [batch_from(number % 3) for number in range(5)]
     torch.manual_seed(0)
-    got = [augment(batch, *others, data_keys=keys) for batch in batches]
+    results = [augment(turn, data_keys=["input"]) for turn in turns]
     torch.manual_seed(0)
-    for batch, made in zip(batches, got, strict=True):
-        expected = augment(batch, *others, data_keys=keys, draws=augment.draw(batch))
-        for one, other in zip(made, expected, strict=True):
-            assert_values(one, other)
-    assert not torch.equal(got[0][0], got[4][0])
+    for turn, made in zip(turns, results, strict=True):
+        assert_values(augment(turn, draws=augment.draw(turn, dtype=dtype)), made)
 
 
 def test_ragged_draws_are_prefetched_for_many_batches():
@@ -184,20 +208,6 @@ def test_ragged_draws_are_prefetched_for_many_batches():
     assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_ragged_batches_in_a_loader_are_the_same_at_every_depth(depth):
-    batches = [(pack(images_of(SIZES[index:])), torch.arange(len(SIZES) - index)) for index in range(3)]
-
-    def run(at):
-        stage = gpuaug.TransformStage(gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True))
-        return [images for images, _ in gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=1, depth=at)]
-
-    reference = run(0)
-    assert [len(images) for images in reference] == [5, 4, 3]
-    for one, other in zip(run(depth), reference, strict=True):
-        assert_values(one, other)
-
-
 def test_ragged_pipeline_takes_dense_images():
     image = images_of([(40, 50)])[0]
     augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)
@@ -205,54 +215,6 @@ def test_ragged_pipeline_takes_dense_images():
     dense = augment(torch.stack([image, image]))
     torch.manual_seed(0)
     assert_values(augment(pack([image, image])), dense)
-
-
-def test_ragged_boxes_and_keypoints_equal_kornia():
-    """Boxes and keypoints follow each image's own geometry."""
-    images = images_of()
-    pipeline = K.AugmentationSequential(
-        K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), data_keys=["input", "bbox_xyxy", "keypoints"]
-    )
-    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
-    boxes = torch.tensor([[3.0, 4.0, 20.0, 30.0]]).repeat(len(images), 1, 1)
-    points = torch.tensor([[5.0, 6.0], [30.0, 8.0]]).repeat(len(images), 1, 1)
-    _, got_boxes, got_points = augment(batch, boxes, points, draws=augment.draw(batch, seed=2))
-    single = gpuaug.fuse(pipeline)
-    for index, image in enumerate(images):
-        dense = as_kornia_takes_them(copies(image, len(images)))
-        params = single.draw(dense.shape, seed=2).as_kornia()
-        _, expected_boxes, expected_points = pipeline(dense, boxes, points, params=params)
-        torch.testing.assert_close(got_boxes[index], expected_boxes[index], atol=1e-3, rtol=0)
-        torch.testing.assert_close(got_points[index], expected_points[index], atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("views", [1, 2])
-def test_ragged_targets_equal_each_image_alone(views):
-    images = images_of()
-    pipeline = [K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), K.RandomRotation(20.0, p=0.5), K.RandomErasing()]
-    augment, single = (gpuaug.fuse(pipeline, ragged=ragged, views=views) for ragged in (True, False))
-    batch, targets, keys = pack(images), targets_of(images), ["input", "targets"]
-    got_images, got = augment(batch, targets, data_keys=keys, draws=augment.draw(batch, seed=5))
-    assert len(got) == views * len(images)
-    for index, image in enumerate(images):
-        dense = copies(image, len(images))
-        draws = single.draw(dense.shape, seed=5)
-        alone = single(dense, [targets[index]] * len(images), data_keys=keys, draws=draws)
-        for place in range(index, len(got), len(images)):
-            assert_values(got_images[place], alone[0][place])
-            assert list(got[place]) == [*targets[index], "valid"]
-            for name, value in alone[1][place].items():
-                assert_values(got[place][name], value, about=name)
-
-
-def test_ragged_masks_are_a_list():
-    images = images_of()
-    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
-    masks = [target["masks"] for target in targets_of(images)]
-    _, got = augment(pack(images), masks, data_keys=["input", "mask"])
-    for mask, image, made in zip(masks, images, got, strict=True):
-        top, left = (image.shape[1] - 20) // 2, (image.shape[2] - 20) // 2
-        assert_values(made, mask[:, top : top + 20, left : left + 20])
 
 
 @pytest.mark.parametrize("modules", [[K.RandomResizedCrop((24, 24))], [K.RandomHorizontalFlip(), K.CenterCrop(24)]])
@@ -324,3 +286,200 @@ def test_conversions_to_rgb_leave_rgb_images_as_they_are():
         made = gpuaug.fuse(v2.Compose([crop, first]), ragged=True)(pack(grey))
         assert made.shape == (2, 3, 16, 20)
         assert_values(made[:, 0], made[:, 2])
+
+
+# Clips
+
+
+def test_a_ragged_pipeline_takes_clips_of_one_size():
+    """As a stage that decodes gives them where all have one."""
+    videos = clips(2, FRAMES, 3, 20, 24).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    ragged, dense = (gpuaug.fuse(v2.RandomResizedCrop(12), ragged=each) for each in (True, False))
+    draws = dense.draw(videos.shape, seed=0)
+    assert_values(ragged(videos, draws=draws), dense(videos, draws=draws))
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_dicts_of_the_frames_of_ragged_clips_equal_one_dict_per_clip(data):
+    frames = data.draw(st.integers(2, 4))
+    sizes = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4))
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=len(sizes) * frames, max_size=len(sizes) * frames))
+    batch = gpuaug.collate_ragged([(torch.randint(256, (frames, 3, *size), dtype=torch.uint8),) for size in sizes])[0]
+    per_frame = [
+        {
+            "boxes": torch.rand(count, 4) * 20,
+            "labels": torch.randint(9, (count,)),
+            "masks": torch.randint(0, 2, (count, *sizes[index // frames]), dtype=torch.uint8),
+            "keypoints": torch.rand(count, 2, 2) * 30,
+        }
+        for index, count in enumerate(counts)
+    ]
+    clips = [per_frame[start : start + frames] for start in range(0, len(per_frame), frames)]
+    per_clip = [{key: torch.cat([record[key] for record in clip]) for key in clip[0]} for clip in clips]
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12), v2.RandomRotation(20)], ragged=True)
+    draws = augment.draw(batch, seed=0)
+    _, of_clips = augment(batch, per_clip, data_keys=["input", "targets"], draws=draws)
+    _, of_frames = augment(batch, clips, data_keys=["input", "targets"], draws=draws)
+    for clip, whole in zip(of_frames, of_clips, strict=True):
+        assert len(clip) == frames
+        for key, value in whole.items():
+            assert_values(torch.cat([record[key] for record in clip]), value)
+
+
+def test_boxes_as_shares_of_ragged_clips():
+    batch = clips_of("hwc")
+    shares = torch.tensor([[0.5, 0.5, 0.4, 0.2]])
+    augment = gpuaug.fuse(v2.Resize((12, 16)), ragged=True, boxes="cxcywh_share")
+    _, got = augment(batch, [{"boxes": shares + index / 50} for index in range(3)], data_keys=["input", "targets"])
+    for index, record in enumerate(got):
+        assert_values(record["boxes"], shares + index / 50, atol=1e-6)
+
+
+def test_windows_that_are_read_are_those_of_the_clips():
+    batch = clips_of("hwc")
+    augment = gpuaug.fuse([v2.RandomResizedCrop(12)], ragged=True)
+    windows = augment.windows_read(batch.shapes)
+    assert windows.table.shape == (3 * FRAMES, 4)
+    assert (windows.table.reshape(3, FRAMES, 4) == windows.table.reshape(3, FRAMES, 4)[:, :1]).all()
+    assert len({tuple(row) for row in windows.table.tolist()}) == 3
+
+
+def test_ragged_clips_are_shown():
+    batch = clips_of("hwc")
+    loader = gpuaug.StreamedLoader([(batch, torch.arange(3))], [gpuaug.fuse(v2.Resize((12, 14)), ragged=True)], device="cpu")
+    figure = gpuaug.show(loader, n=2)
+    assert len(figure.axes) == 4
+
+
+# Refusals
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+NOT_SIZED = {
+    "as its end": (
+        [K.RandomHorizontalFlip()],
+        "pipeline must give images one size with ragged=True, got RandomHorizontalFlip_0 at the end.",
+    ),
+    "of one side": ([K.Resize(32)], "pipeline must give images one size with ragged=True, got Resize_0 at the end."),
+    "blur first": (
+        [K.RandomInvert(), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.CenterCrop(8)],
+        "one size with ragged=True, got RandomGaussianBlur_1: it reads other pixels of an image, or their coordinates. Put",
+    ),
+    "levels first": (
+        [K.RandomEqualize(), K.CenterCrop(8)],
+        "got RandomEqualize_0: it reads other pixels of an image, or their",
+    ),
+    "erasing first": ([K.RandomErasing(), K.CenterCrop(8)], "got RandomErasing_0: it reads other pixels of an image, or their"),
+    "mix first": ([K.RandomMixUpV2(), K.CenterCrop(8)], "got RandomMixUpV2_0: it reads other pixels of an image, or their"),
+    "kornia first": (
+        [K.RandomMedianBlur(), K.CenterCrop(8)],
+        "one size with ragged=True, got RandomMedianBlur_0: no lowering for this type. Put",
+    ),
+    "by chance": (
+        [K.RandomResizedCrop((8, 8), p=0.5)],
+        "got RandomResizedCrop_0: with p=0.5 the size of the output depends on the draw. Put",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED)
+def test_pipelines_with_ragged_output_are_refused(name):
+    modules, text = NOT_SIZED[name]
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
+        gpuaug.fuse(K.AugmentationSequential(*modules), ragged=True)
+    assert "such as RandomResizedCrop((224, 224))" in str(caught.value)
+
+
+CROP = "v2.RandomCrop((224, 224), pad_if_needed=True)"
+NOT_SIZED_AGAIN = {
+    "as its end": (
+        [v2.RandomShortestSize([8, 12]), v2.RandomHorizontalFlip()],
+        "pipeline must give images one size after RandomShortestSize_0, got RandomHorizontalFlip_1 at the end. Put a "
+        f"transform to one size after it, such as {CROP}, or keep RandomShortestSize_0 in the dataset.",
+    ),
+    "blur first": (
+        [v2.CenterCrop(20), v2.ScaleJitter((8, 8)), v2.GaussianBlur(3), v2.RandomCrop(8, pad_if_needed=True)],
+        "one size after ScaleJitter_1, got GaussianBlur_2: it reads other pixels of an image, or their coordinates. Put a",
+    ),
+    "left to torchvision": (
+        [v2.RandomZoomOut(), v2.GaussianNoise(), v2.CenterCrop(8)],
+        "after RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put a transform to one size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED_AGAIN)
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+def test_pipelines_that_draw_sizes_and_keep_them_are_refused(name):
+    modules, text = NOT_SIZED_AGAIN[name]
+    for options in ({}, {"ragged": True}):
+        with raises(text):
+            gpuaug.fuse(modules, **options)
+
+
+TOO_SMALL = {
+    "crop": (
+        [v2.ScaleJitter((40, 40), (0.7, 2.0)), v2.RandomCrop(24)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 24x24 out of 21x28. Pad or resize before it.",
+    ),
+    "reflection": (
+        [v2.RandomShortestSize([20], 20), v2.RandomCrop(30, pad_if_needed=True, padding_mode="reflect")],
+        "images must fit RandomCrop_1, got 36x48{}, which pads by reflection by a whole side or more. Pad or resize before it.",
+    ),
+    "skipped": (
+        [v2.RandomApply([v2.RandomShortestSize([80])]), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "not turned": (
+        [v2.RandomRotation(45, expand=True), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "turn skipped": (
+        [v2.RandomApply([v2.RandomRotation((40, 50), expand=True)]), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "no pixels": (
+        [v2.ScaleJitter((40, 40), (0.03, 2.0)), v2.RandomCrop(24, pad_if_needed=True)],
+        "images must fit ScaleJitter_0, got 36x48{}, which comes out without pixels. Pad or resize before it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_SMALL)
+def test_images_that_may_be_drawn_too_small_are_refused_whatever_is_drawn(name):
+    modules, text = TOO_SMALL[name]
+    with raises(text.format("")):
+        gpuaug.fuse(modules)(torch.zeros(0, 3, 36, 48))
+    with raises(text.format(" at 1 of the batch")):
+        gpuaug.fuse(modules, ragged=True).draw(pack(images_of([(48, 48), (36, 48)])))
+
+
+def test_ragged_image_without_pixels_is_refused():
+    batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
+    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave the image out."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
+
+
+def test_ragged_batch_must_be_uint8():
+    batch = pack(images_of())
+    floats = Ragged(batch.data.float(), batch.places, batch.shapes)
+    with pytest.raises(
+        gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16 or int16 in a ragged batch, got torch.float32\. Create"
+    ):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
+
+
+def test_ragged_batch_shorter_than_its_shapes_is_refused():
+    batch = pack(images_of())
+    short = Ragged(batch.data[:-1], batch.places, batch.shapes)
+    text = "A ragged batch must agree with its shapes, 44034 elements of 5 images, got {} and places {} of torch.{}. Create"
+    with raises(text.format(44033, "(5, 3)", "int64")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
+    with raises(text.format(44034, "(4, 3)", "int64")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places[1:], batch.shapes))
+    with raises(text.format(44034, "(5, 3)", "float32")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places.float(), batch.shapes))

@@ -5,7 +5,7 @@ import itertools
 import kornia.augmentation as K
 import pytest
 import torch
-from support.batches.ragged import copies, images_of, one_by_one, pack, targets_of
+from support.batches.ragged import copies, images_of, pack, targets_of
 from support.comparison.torchvision_replay import replayed
 from support.comparison.values import assert_values
 from torchvision import tv_tensors
@@ -83,29 +83,6 @@ def test_each_image_equals_torchvision(name):
         assert_values(got, expected, atol=2e-4, share=2e-3 if jumps else 0, draws=draws)
 
 
-@pytest.mark.parametrize("name", ["two fills", "two drawn sizes", "colour between"])
-def test_sizes_drawn_for_images_of_one_size_equal_torchvision(name):
-    images = torch.stack(images_of([(30, 40)] * 3)).float() / 255
-    augment = gpuaug.fuse(PIPELINES[name]())
-    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
-    assert_values(augment(images, draws=draws), replayed(draws, images), atol=1e-4, share=2e-3)
-
-
-KORNIA = {
-    "colour first": lambda: [K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomInvert(), K.RandomResizedCrop((12, 16))],
-    "two interpolations": lambda: [K.RandomRotation(20.0, p=0.7), K.RandomSolarize(), K.RandomResizedCrop((12, 16))],
-    "letterbox": lambda: [K.RandomGrayscale(), K.Resize(30, side="long"), K.PadTo((30, 30))],
-}
-
-
-@pytest.mark.parametrize("name", KORNIA)
-def test_each_image_equals_kornia(name):
-    images, pipeline = images_of(SIZES), K.AugmentationSequential(*KORNIA[name]())
-    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
-    draws = augment.draw(batch, seed=3)
-    assert_values(augment(batch, draws=draws), one_by_one(pipeline, images, seed=3), atol=1e-4, share=1e-3)
-
-
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize(
     "name",
@@ -158,16 +135,6 @@ def test_stacked_masks_of_images_of_one_size_follow_as_each_alone(channels):
     _, together = augment(batch, masks, data_keys=["input", "mask"], draws=draws)
     _, apart = augment(batch, list(masks), data_keys=["input", "mask"], draws=draws)
     assert_values(together.view(3, -1, 12, 16), torch.stack(apart).view(3, -1, 12, 16))
-
-
-def test_calls_draw_what_draw_gives():
-    augment = gpuaug.fuse(PIPELINES["distort, resized crop"](), ragged=True)
-    batches = [pack(images_of(SIZES[first:])) for first in range(3)]
-    torch.manual_seed(0)
-    got = [augment(batch) for batch in batches]
-    torch.manual_seed(0)
-    for batch, made in zip(batches, got, strict=True):
-        assert_values(augment(batch, draws=augment.draw(batch)), made)
 
 
 def test_explain_counts_the_bytes_of_images_between_passes():

@@ -86,26 +86,6 @@ def test_types_and_values_are_those_of_torchvision(seed):
     torch.testing.assert_close(got, expected, atol=max(tolerance, 2e-6), rtol=0, msg=lambda text: f"{names} of {dtype}: {text}")
 
 
-PERMUTATIONS = {
-    "flips, crops, pads": lambda: [v2.RandomHorizontalFlip(), v2.RandomCrop(24, padding=5, fill=77), v2.RandomVerticalFlip()],
-    "reflected": lambda: [v2.Pad(4, padding_mode="reflect"), v2.RandomCrop((20, 30))],
-    "channels": lambda: [v2.RandomChannelPermutation(), v2.RandomInvert(), v2.RandomPosterize(3), v2.RandomSolarize(90)],
-    "erased": lambda: [v2.RandomErasing(0.9, value=200), v2.RandomHorizontalFlip()],
-}
-
-
-@pytest.mark.parametrize("name", PERMUTATIONS)
-def test_bytes_that_are_moved_are_torchvisions_bit_for_bit(name):
-    images, augment = photographs(8), gpuaug.fuse(v2.Compose(PERMUTATIONS[name]()))
-    draws = augment.draw(images.shape, seed=1)
-    got = augment(images, draws=draws)
-    assert got.dtype == torch.uint8
-    for image, made, calls in zip(images, got, draws.as_torchvision(), strict=True):
-        for function, arguments in calls:
-            image = getattr(v2.functional, function)(image, **arguments)
-        assert_values(made, image)
-
-
 ROUNDED = {
     "torchvision's": lambda: [
         v2.RandomResizedCrop(24),
@@ -387,17 +367,6 @@ def test_empty_batches_get_the_channels_of_full_ones():
     for transform in (v2.RGB(), v2.Compose([TO_FLOAT, v2.Normalize([0.5] * 3, [0.5] * 3)])):
         augment, images = gpuaug.fuse(transform), photographs(2, 1)
         assert augment(images[:0]).shape == (0, *augment(images).shape[1:]) == (0, 3, 32, 48)
-
-
-def test_a_state_of_another_output_type_is_refused_by_name():
-    def loader(**options):
-        augment = gpuaug.fuse(v2.RandomHorizontalFlip(), **options)
-        return gpuaug.StreamedLoader([photographs()], [augment], device="cpu", seed=0)
-
-    for one, other in (({}, {"dtype": torch.float32}), ({"dtype": torch.float16}, {})):
-        with pytest.raises(gpuaug.ArgumentError, match=r"dtype=torch\."):
-            loader(**one).load_state_dict(loader(**other).state_dict())
-    loader().load_state_dict(loader(dtype=torch.uint8).state_dict())
 
 
 CUBIC_LATER = {

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 from support import internals
-from support.batches.pairwise import sweep
-from support.batches.ragged import images_of, one_by_one, pack
-from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
+from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from torch.nn import functional
-from torchvision.transforms import v2
 
 import gpuaug
 
@@ -41,59 +38,10 @@ def container(name):
     return K.AugmentationSequential(*MODULES[name]())
 
 
-@pytest.mark.parametrize(("name", "views"), sweep(MODULES, [2, 5, 1]))
-@left_to_kornia
-def test_views_equal_kornia_on_their_draws(name, views):
-    images, pipeline = photographs(3, 3, 20, 24), container(name)
-    augment = gpuaug.fuse(pipeline, views=views)
-    draws = augment.draw(images.shape, seed=4)
-    got = augment(images, draws=draws)
-    assert len(draws.views) == views
-    expected = torch.cat([pipeline(as_kornia_takes_them(images), params=view.as_kornia()) for view in draws.views])
-    assert got.shape == expected.shape
-    assert_values(got, expected, atol=3e-4)
-    halves = got.chunk(views)
-    assert views == 1 or not torch.equal(halves[0], halves[1])
-
-
-@pytest.mark.parametrize("name", MODULES)
-@left_to_kornia
-def test_views_equal_single_views_bit_for_bit(name):
-    images, pipeline = photographs(3, 3, 20, 24), container(name)
-    augment, single = gpuaug.fuse(pipeline, views=3), gpuaug.fuse(pipeline)
-    draws = augment.draw(images.shape, seed=9)
-    alone = [single(images, draws=view) for view in draws.views]
-    assert_values(augment(images, draws=draws), torch.cat(alone))
-
-
-@pytest.mark.parametrize("name", MODULES)
-@left_to_kornia
-def test_call_with_views_equals_draw(name):
-    augment, images = gpuaug.fuse(container(name), views=2), photographs(3, 3, 20, 24)
-    for seed in range(2):
-        torch.manual_seed(seed)
-        got = [augment(images) for _ in range(5)]  # from the second on, drawn ahead
-        torch.manual_seed(seed)
-        for each in got:
-            assert_values(each, augment(images, draws=augment.draw(images.shape)))
-
-
 def test_first_view_equals_a_single_view():
     images = photographs(3, 3, 20, 24)
     one, two = (gpuaug.fuse(container("crops"), views=views).draw(images.shape, seed=3) for views in (1, 2))
     assert_values(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
-
-
-def test_views_draw_sizes_of_their_own():
-    modules = [v2.RandomZoomOut(), v2.ScaleJitter((16, 16), (0.5, 2.0)), v2.RandomCrop(12, pad_if_needed=True)]
-    images, augment, single = photographs(3, 3, 20, 24), gpuaug.fuse(modules, views=2), gpuaug.fuse(modules)
-    for seed in range(4):
-        torch.manual_seed(seed)
-        got = augment(images)
-        torch.manual_seed(seed)
-        draws = augment.draw(images.shape)
-        assert_values(got, torch.cat([single(images, draws=view) for view in draws.views]))
-        assert len({draws.of(index)["ScaleJitter_1"]["scale"] for index in range(6)}) == 6
 
 
 def test_views_of_different_seeds_differ():
@@ -195,16 +143,6 @@ def test_views_of_labels_of_every_type(name):
     got = two(images, labels, data_keys=keys)[1]
     assert type(got) is type(labels)
     assert list(map(str, got)) == list(map(str, labels)) * 2
-
-
-def test_views_of_ragged_images():
-    images = images_of()
-    pipeline = K.AugmentationSequential(K.RandomResizedCrop((16, 16)), K.RandomHorizontalFlip())
-    augment = gpuaug.fuse(pipeline, ragged=True, views=3)
-    batch = pack(images, "hwc")
-    views = augment(batch, draws=augment.draw(batch, seed=0)).chunk(3)
-    for number, got in enumerate(views):
-        assert_values(got, one_by_one(pipeline, images, seed=0, view=number, views=3), atol=1e-4)
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -1,7 +1,11 @@
 """The kernels on a GPU: equal to the torch executor, without a synchronisation, in a loader, and for every size."""
 
+import json
+import os
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import kornia.augmentation as K
 import pytest
@@ -12,7 +16,7 @@ from support.batches import clips
 from support.comparison.executors import composition_difference, disagreement
 from support.comparison.replay import assert_replays, both, photographs
 from support.comparison.values import assert_values
-from support.gpu.launches import synchronisation_is_error
+from support.gpu.launches import kernels_of, synchronisation_is_error
 from support.ops import compositions, pipelines, skipped
 from torchvision.transforms import v2
 
@@ -20,6 +24,8 @@ import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton.launch import Launch, compile_in_parallel
+from gpuaug.fusion.backends.triton.mix import soft_labels
+from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 pytestmark = pytest.mark.gpu
@@ -307,3 +313,115 @@ def test_kernels_that_threads_compile_at_the_same_time_keep_their_launchers():
         launch(tensors)
     values = torch.arange(out.shape[1], dtype=torch.float32)
     assert_values(out.cpu(), torch.stack([values + total for _, _, total in cases]))
+
+
+# Mixes
+
+
+KEYS = ["input", "class"]
+
+
+def pipeline():
+    mixes = K.RandomMixUpV2(), K.RandomCutMixV2(use_correct_lambda=True)
+    return K.AugmentationSequential(
+        K.RandomHorizontalFlip(), K.AugmentationSequential(*mixes, random_apply=1), K.Normalize(0.5, 0.25)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("classes", [2, 1000, 21841])
+def test_labels_kernel_equals_torch(classes, dtype):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.zeros(64, 12)
+    table[:, 3] = torch.randperm(64, generator=generator)
+    table[:, 4] = torch.rand(64, generator=generator) * (torch.rand(64, generator=generator) < 0.8)
+    # Some are no class: what is written for them must stay in their rows.
+    values = torch.randint(-100, classes + 100, (64,), generator=generator).to(dtype).cuda()
+    soft = SoftLabels(classes, 0.1)
+    for rows in (None, table[:, 2:].cuda()):
+        torch.testing.assert_close(soft_labels(soft, values, rows), soft.convert(values, rows), atol=1e-6, rtol=0)
+        shares = torch.rand(64, classes, generator=generator)
+        shares = (shares if dtype.is_floating_point else shares > 0.9).to(dtype).cuda()
+        tolerance = 1e-3 if dtype is torch.float16 else 1e-6
+        torch.testing.assert_close(soft_labels(soft, shares, rows), soft.convert(shares, rows), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_mixed_images_and_labels_equal_the_cpu(pick):
+    augment, images, labels = gpuaug.fuse(pipeline(), pick=pick, num_classes=10), photographs(16), torch.arange(16) % 10
+    for seed in range(6):
+        draws = augment.draw(images.shape, seed=seed)
+        expected = augment(images, labels, data_keys=KEYS, draws=draws)
+        got = augment(images.cuda(), labels.cuda(), data_keys=KEYS, draws=draws)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=0)
+
+
+def test_mix_call_is_three_launches_without_synchronisation():
+    augment = gpuaug.fuse(pipeline(), pick="sample", num_classes=1000, label_smoothing=0.1)
+    images, labels = photographs(16).cuda(), torch.full((16,), -100, device="cuda")
+    augment(images, labels, data_keys=KEYS)
+    kernels = kernels_of(lambda: augment(images, labels, data_keys=KEYS))
+    assert kernels == ["gather_kernel", "labels_kernel", "mix_kernel"]
+
+
+# Plain torch
+
+
+ROOT = Path(__file__).parents[2]
+PTXAS = '#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 12.8, V12.8.93" || exit 3\n'
+
+
+def read_by(variables, tmp_path):
+    """What the program prints with these environment variables, and an empty cache of Triton."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("CC", "GPUAUG_REQUIRE_TRITON")}
+    kept |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    kept = {name: value for name, value in (kept | variables).items() if value is not None}
+    done = subprocess.run(
+        [sys.executable, "-m", "support.gpu.plain_torch"], env=kept, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout[done.stdout.rindex("\n{\n") :])
+
+
+def of_triton(read):
+    return [warning for warning in read["warnings"] if "Triton" in warning]
+
+
+def without_ptxas(tmp_path):
+    path = tmp_path / "ptxas"
+    path.write_text(PTXAS)
+    path.chmod(0o755)
+    return {"TRITON_PTXAS_PATH": str(path), "TRITON_PTXAS_BLACKWELL_PATH": str(path)}
+
+
+@pytest.mark.parametrize("lacks", ["a compiler", "ptxas"])
+def test_what_is_missing_is_said_everywhere(lacks, tmp_path):
+    read = read_by({"PATH": str(tmp_path)} if lacks == "a compiler" else without_ptxas(tmp_path), tmp_path)
+    (reason,) = of_triton(read)
+    assert reason.startswith("gpuaug.fuse runs in plain torch on cuda:0, about 50 times slower, because Triton cannot run")
+    assert ("compiler" if lacks == "a compiler" else "ptxas") in reason.partition("(")[2].partition("). See")[0]
+    assert read["explain"][0].endswith("; run by torch")
+    assert reason in read["explain"]
+    assert read["verdict"][0] == read["bench"][0] == read["result"] == reason
+    assert "run by torch" in read["repr"]
+
+
+def test_a_required_triton_is_an_error(tmp_path):
+    read = read_by({"PATH": str(tmp_path), "GPUAUG_REQUIRE_TRITON": "1"}, tmp_path)
+    assert read["error"].startswith("DeviceError: gpuaug.fuse cannot run on cuda:0 with GPUAUG_REQUIRE_TRITON set, because")
+    assert of_triton(read) == []
+
+
+def test_a_home_that_cannot_be_written(tmp_path):
+    read = read_by({"HOME": "/dev/null", "TRITON_CACHE_DIR": None, "GPUAUG_REQUIRE_TRITON": "1"}, tmp_path)
+    (told,) = of_triton(read)
+    assert told.startswith(
+        "Triton compiles its kernels anew in every process, because its cache /dev/null/.triton/cache cannot"
+    )
+    assert read["explain"][0].endswith("; run by triton")
+    assert read["result"] is None
+    assert not Path(read["cache"]).exists()

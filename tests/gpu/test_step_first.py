@@ -403,12 +403,94 @@ print("same", flush=True)
 """
 
 
+FRAMEWORKS = """
+import copy, os, sys, tempfile
+from contextlib import nullcontext
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import gpuaug
+
+torch.manual_seed(0)
+start = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+dataset = TensorDataset(torch.randn(192, 512))
+device = f"cuda:{os.environ['LOCAL_RANK']}"
+
+def augment(inputs):
+    torch.cuda._sleep(1_000_000)
+    return inputs + 0.1 * torch.rand_like(inputs)
+
+def loss_of(model, batch):
+    torch.cuda._sleep(2_000_000)
+    return model(batch[0]).square().mean()
+
+def with_accelerate(first):
+    from accelerate import Accelerator
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = copy.deepcopy(start)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-3), DataLoader(dataset, 8)
+    )
+    loader = gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=0)], seed=1)
+    with gpuaug.step_first(accelerator.device) if first else nullcontext():
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+            del batch
+    return accelerator.unwrap_model(model)
+
+def with_lightning(first):
+    import pytorch_lightning as pl
+    from gpuaug.integrations.lightning import StreamLoaders
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = copy.deepcopy(start)
+
+        def training_step(self, batch, _):
+            return loss_of(self.layers, batch)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    module = Module()
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="gpu", devices=2, strategy="ddp", accumulate_grad_batches=2,
+        callbacks=[StreamLoaders(train=[gpuaug.TransformStage(augment, on=0)], seed=1)], default_root_dir=tempfile.mkdtemp(),
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+    with gpuaug.step_first(device) if first else nullcontext():
+        trainer.fit(module, DataLoader(dataset, 8))
+    return module.layers
+
+train = globals()[sys.argv[1]]
+want, got = ([weight.cpu() for weight in train(first).parameters()] for first in (False, True))
+torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+assert not all(torch.equal(weight, other) for weight, other in zip(got, start.parameters(), strict=True))
+torch.distributed.destroy_process_group()
+print("same", flush=True)
+"""
+
+
 @pytest.mark.multigpu
-@pytest.mark.parametrize("wrapper", ["data_parallel", "fully_sharded", "fsdp_1"])
-def test_training_on_two_gpus_is_the_same_on_either_stream(wrapper, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        *((RANKS, wrapper) for wrapper in ("data_parallel", "fully_sharded", "fsdp_1")),
+        (FRAMEWORKS, "with_accelerate"),
+        (FRAMEWORKS, "with_lightning"),
+    ],
+    ids=lambda value: "" if "\n" in value else value,
+)
+def test_training_on_two_gpus_is_the_same_on_either_stream(script, name, tmp_path):
+    if script is FRAMEWORKS:
+        pytest.importorskip({"with_accelerate": "accelerate", "with_lightning": "pytorch_lightning"}[name])
     path = tmp_path / "train.py"
-    path.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path), wrapper]
+    path.write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path), name]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}, capture_output=True, text=True, timeout=240

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from functools import partial
 
 import kornia.augmentation as K
 import pytest
@@ -14,9 +13,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import ArgumentError, DecodeStage, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse
+from gpuaug import ArgumentError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse
 from gpuaug.core.errors import shown
-from gpuaug.loader.definition import definition
 
 STRICT = "To resume with different batches, pass strict=False to load_state_dict."
 
@@ -25,45 +23,12 @@ def brighter(images, by=0.1):
     return images + by
 
 
-class Brighter:
-    def __call__(self, images):
-        return images + 0.1
-
-
-class Shown(Brighter):
-    def __repr__(self):
-        return f"Shown(held={object.__repr__(self)})"
-
-
 def pipeline(p=0.5, **options):
     return K.AugmentationSequential(K.RandomHorizontalFlip(p=p), K.RandomVerticalFlip(p=0.3), **options)
 
 
 def encoder(width=3):
     return nn.Sequential(nn.Flatten(), nn.Linear(12, width)).requires_grad_(False)
-
-
-DEFINITIONS = {
-    "a function": (lambda: brighter, "transform=brighter(by=0.1)"),
-    "a method": (lambda: Brighter().__call__, "transform=Brighter.__call__(Brighter)"),
-    "an object": (Brighter, "transform=Brighter"),
-    "an object that shows another": (Shown, f"transform=Shown(held=<{__name__}.Shown object>)"),
-    "a partial function": (lambda: partial(brighter, by=0.2), "transform=partial(brighter(by=0.1), by=0.2)"),
-    "a module": (lambda: nn.Linear(2, 3), "transform=Linear(in_features=2, out_features=3, bias=True)"),
-    "other members": (lambda: TransformStage(brighter, on=("a", "b"), name="x"), "on=('a', 'b'), transform=brighter(by=0.1)"),
-    "a decoder": (
-        lambda: DecodeStage(min_side=64, backend="cpu"),
-        "on_error='raise', options=Options(channels=3, min_side=64, exif=True, max_pixels=178956970, max_bytes=4294967296, "
-        "scales_windows=False)",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", DEFINITIONS)
-def test_definition_is_of_arguments_alone(kind):
-    make, text = DEFINITIONS[kind]
-    given = make()
-    assert definition(TransformStage(given) if callable(given) and not isinstance(given, DecodeStage) else given) == text
 
 
 DIFFERENT = {

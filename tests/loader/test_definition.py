@@ -256,29 +256,3 @@ def test_object_within_itself_has_a_definition():
     inner = Preset(8)
     inner.size = inner
     assert defined(inner).count("Preset") == 1
-
-
-REFUSED = {
-    "RandomApply in a list": [[v2.RandomApply([v2.RandomInvert(1.0)], p)] for p in (0.1, 0.9)],
-    "RandomApply in nn.Sequential": [nn.Sequential(v2.RandomApply([v2.RandomInvert(1.0)], p)) for p in (0.1, 0.9)],
-    "random_apply": [[K.ImageSequential(K.RandomInvert(), K.RandomVerticalFlip(), random_apply=n)] for n in (1, 2)],
-    "fill by type": [v2.Pad(2, fill={tv_tensors.Image: fill}) for fill in (0.1, 0.9)],
-    "same_on_batch": [K.AugmentationSequential(K.RandomInvert(), same_on_batch=same) for same in (False, True)],
-    "a matrix": [[v2.LinearTransformation(torch.eye(192) * by, torch.zeros(192))] for by in (1, 2)],
-}
-
-
-@pytest.mark.filterwarnings("ignore:.* is not fused")
-@pytest.mark.parametrize("what", REFUSED)
-def test_state_of_another_pipeline_is_refused(what):
-    one, other, same = (
-        gpuaug.StreamedLoader(
-            [torch.rand(2, 3, 8, 8)] * 3, [gpuaug.TransformStage(gpuaug.fuse(each), name="s")], device="cpu", seed=1
-        )
-        for each in (*REFUSED[what], REFUSED[what][0])
-    )
-    next(iter(one))
-    with pytest.raises(gpuaug.ArgumentError, match=r"^Stage 's' must be .*, as in the state, got "):
-        other.load_state_dict(one.state_dict())
-    same.load_state_dict(one.state_dict())
-    assert len(list(same)) == 2

@@ -13,6 +13,7 @@ from protocol.scenarios import ANY_SCENARIO, Source, install, run, script_arriva
 from gpuaug import StreamedLoader
 from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.loader.state import RunAheadLimit
 
 
 @pytest.fixture
@@ -112,3 +113,22 @@ def test_ready_batches_come_before_in_line_launches(cuda, monkeypatch):
         ready.append(loader.stats().ready)
     assert launched == [3, 4, 4, 4, 5, 8, 8, 8]
     assert ready == [2, 2, 1, 0, 0, 2, 1, 0]
+
+
+def test_run_ahead_limit_waits_for_the_newest_event_beyond_a_smaller_depth():
+    class Counted:
+        def __init__(self, number):
+            self.number = number
+
+        def query(self):
+            return False
+
+        def synchronize(self):
+            waited.append(self.number)
+
+    waited, run_ahead_limit = [], RunAheadLimit()
+    for number in range(5):
+        run_ahead_limit.add(Counted(number), ahead=4)
+    run_ahead_limit.add(Counted(5), ahead=1)
+    run_ahead_limit.add(Counted(6), ahead=1)
+    assert waited == [0, 4, 5]

@@ -119,14 +119,6 @@ def test_place_travels_and_a_seed_that_was_not_given_can_still_be_adopted():
     assert again.seed == state["seed"] + 1
 
 
-def test_loader_with_persistent_workers_is_given_without_them():
-    with StreamedLoader(shuffled(num_workers=1, persistent_workers=True), feed="plain", device="cpu") as loader:
-        list(loader)
-        again = WAYS["pickle"](loader)
-        assert loader.loader._iterator is not None
-        assert again.loader._iterator is None
-
-
 @pytest.mark.parametrize("batches_before", [0, 1, 3], ids=["new", "within an epoch", "after an epoch"])
 @pytest.mark.parametrize(("kind", "feed"), [(DataLoader, "ring"), (StatefulDataLoader, "plain")])
 def test_copy_of_a_loader_with_persistent_workers_goes_on_as_the_loader_would(kind, feed, batches_before):

@@ -301,6 +301,7 @@ SET_BACK = [
 
 
 @pytest.mark.parametrize(("kind", "order", "options"), SET_BACK)
+@pytest.mark.every(2)
 def test_a_state_from_before_the_first_batch_begins_the_run_anew(kind, order, options):
     tells = order.endswith("`set_epoch` each epoch")
 

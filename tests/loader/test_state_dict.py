@@ -1,7 +1,10 @@
 """``state_dict``: which loaders have one, which states are refused, and the slots of a ``StatefulDataLoader``."""
 
+import copy
+import sys
 import warnings
 from collections.abc import Iterable
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from support.loader.checkpoints import (
     Numbers,
     Prepared,
     Shards,
+    Tape,
     bits,
     one_worker,
     same,
@@ -21,6 +25,7 @@ from support.loader.checkpoints import (
     stopped_at,
     streamed,
 )
+from support.loader.resumed_loaders import Loaded, noisy
 from support.video.videos import video
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -30,7 +35,6 @@ from gpuaug import (
     ArgumentTypeError,
     DecodeStage,
     GpuAugWarning,
-    IteratorEndedError,
     StreamedLoader,
     collate_encoded,
     read_clip,
@@ -173,17 +177,6 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
         assert len(list(iterator)) == BATCHES - 1
 
 
-def test_load_state_dict_ends_open_iterator():
-    loader = streamed(one_worker)
-    state = stopped_at(2, streamed(one_worker))
-    iterator = iter(loader)
-    next(iterator)
-    loader.load_state_dict(state)
-    with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
-        list(iterator)
-    assert len(list(loader)) == BATCHES - 2
-
-
 class Rewound(StatefulDataLoader):
     """Iterated in a way of its own."""
 
@@ -203,17 +196,6 @@ def test_stateful_dataloader_uses_ring_and_is_not_changed():
     assert own.state_dict()["_iterator_finished"]
     own.pin_memory = False
     assert all(isinstance(images, torch.Tensor) for images, _ in own), "by itself it collates as ever"
-
-
-def test_stateful_dataloader_uses_ring_again_after_break():
-    loader = StreamedLoader(one_worker(), device="cpu", feed="ring")
-    list(loader)
-    for _ in range(4):
-        before = loader.stats().slot_batches
-        for number, _ in enumerate(loader):
-            if number == 3:
-                break
-        assert loader.stats().slot_batches == before + 4
 
 
 def test_stateful_dataloader_that_fails_to_start_is_not_changed():
@@ -288,3 +270,111 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch, case):
         another.load_state_dict(state, strict=False)
     assert len(warned) == 1
     assert "decoders" not in StreamedLoader(Counter(), device="cpu").state_dict()
+
+
+# Loaders and datasets with a state of their own
+
+
+EPOCHS = 3
+DATA = Loaded()
+
+
+class Mutated(DataLoader):
+    """A shuffled loader whose ``state_dict`` changes a state that was loaded and not yet begun, as LitData's does."""
+
+    def __init__(self, **options):
+        super().__init__(DATA, 3, **options)
+        self.epoch, self.loaded, self.calls, self.next = 0, None, 0, 0
+
+    def __iter__(self):
+        held, self.loaded = self.loaded or {"epoch": self.epoch + 1, "next": 0}, None
+        self.epoch, self.next = held["epoch"], held["next"]
+        order = torch.randperm(14, generator=torch.Generator().manual_seed(self.epoch)).split(3)
+        numbers = super().__iter__()
+        for number in range(self.next, len(order)):
+            next(numbers)
+            self.next = number + 1
+            yield order[number]
+
+    def state_dict(self):
+        self.calls += 1
+        if self.loaded is not None:
+            self.loaded.update(epoch=1, next=0)
+        return {"epoch": self.epoch + (self.next == 5), "next": self.next % 5}
+
+    def load_state_dict(self, state):
+        self.loaded = dict(state)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"num_workers": 2}, marks=pytest.mark.slow)], ids=str)
+def test_a_loaders_own_state_is_read_once_per_batch_and_never_before_the_first(options):
+    def run(source, state, epochs):
+        loader, epoch_batches, states = StreamedLoader(source, [noisy], device="cpu", seed=7), [], []
+        if state is not None:
+            loader.load_state_dict(state)
+        copy.deepcopy(loader.state_dict())
+        assert source.calls == 0
+        for _ in range(epochs):
+            epoch_batches.append([])
+            for batch in loader:
+                epoch_batches[-1].append(batch.tolist())
+                states.append(copy.deepcopy(loader.state_dict()))
+        assert source.calls == len(states) + epochs, "once per batch, and at the end of each epoch"
+        return epoch_batches, states
+
+    whole, states = run(Mutated(**options), None, EPOCHS)
+    for number, state in enumerate(states):
+        epoch, batch = divmod(number, 5)
+        if batch == 4:
+            continue  # the state of the last batch has the position of the next epoch
+        rest, _ = run(Mutated(**options), state, EPOCHS - epoch)
+        assert rest == [whole[epoch][batch + 1 :], *whole[epoch + 1 :]], (epoch, batch)
+
+
+def test_first_batch_that_fails_leaves_the_position_of_the_last_epoch():
+    class Fails(Mutated):
+        def __iter__(self):
+            if self.epoch == 1:
+                raise ZeroDivisionError
+            yield from super().__iter__()
+
+    failing = StreamedLoader(Fails(), [noisy], device="cpu", seed=7)
+    list(failing)
+    with pytest.raises(ZeroDivisionError):
+        list(failing)
+    resumed, whole = (StreamedLoader(Mutated(), [noisy], device="cpu", seed=7) for _ in range(2))
+    resumed.load_state_dict(failing.state_dict())
+    assert [[batch.tolist() for batch in whole] for _ in range(2)][1] == [batch.tolist() for batch in resumed]
+
+
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_dataset_whose_state_needs_arguments_names_the_loader_of_its_package(has_loader, monkeypatch):
+    class Streamed(Loaded):
+        def state_dict(self, num_samples, from_beginning):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    class Subclass(Streamed):
+        pass
+
+    package = ModuleType("engine")
+    own_loader = type("StreamedLoader", (Mutated,), {"__module__": "engine.loaders"})
+    vars(package).update({"DataLoader": DataLoader, **({"OwnLoader": own_loader} if has_loader else {})})
+    monkeypatch.setitem(sys.modules, "engine", package)
+    Streamed.__module__ = "engine.datasets"
+    name = r"engine\.OwnLoader" if has_loader else "its package's own loader"
+    for dataset in (Streamed(), Subclass()):
+        with pytest.raises(TypeError, match=rf"got S\w+: missing a required argument: 'num_samples'\. Use {name} instead\.$"):
+            StreamedLoader(StatefulDataLoader(dataset, 3), device="cpu")
+    assert len(list(StreamedLoader(own_loader(), device="cpu"))) == 5
+
+
+def test_error_of_reading_the_state_of_a_stream_is_not_hidden():
+    class Fails(Tape):
+        def state_dict(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(StreamedLoader(StatefulDataLoader(Fails(), 3), device="cpu"))

@@ -39,7 +39,14 @@ MISTAKES = {
     "source must be the path of a video or its bytes": lambda: gpuaug.read_clip(7),
     "sample must be the index of a drawn sample": lambda: draw(FLIP).of(99),
     "path must be …, got …. The suffix selects the format.": lambda: gpuaug.Timeline((), "cpu", 2).save("run.jpg"),
+    "Write 'timeline.png'": lambda: gpuaug.Timeline((), "cpu", 2).save(3),
     "width_in must be …, got …. Lane names": lambda: gpuaug.Timeline((), "cpu", 2).figure(5),
+    "must be finite, got …. Leave it out to begin": lambda: gpuaug.read_clip("a.mp4", 2, start_s=float("inf")),
+    "Clips of a batch must have as many frames": lambda: gpuaug.collate_ragged([IMAGES, IMAGES[:1]]),
+    "transforms that map one image to one image": lambda: gpuaug.fuse([FLIP, v2.ToPILImage()]),
+    "must return all images of a batch in one size": lambda: fuse_some(
+        v2.Compose([FLIP, lambda image: image[:, : 4 + image[0, 0, 0] // 100]])
+    )(IMAGES),
     "A clip must be chosen by one of": lambda: gpuaug.read_clip("a.mp4", [1, 2], start_s=1),
     "step must be callable": lambda: gpuaug.profile(gpuaug.StreamedLoader([IMAGES], device="cpu"), 3),
     "backend must be 'auto', or name a decoder": lambda: run(

@@ -232,7 +232,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "scenario"), CASES)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_later_batches_are_unchanged(kind, scenario):
     make = (PLAIN | PERSISTENT | STATEFUL | IN_ITSELF)[kind]
     assert outcome(make, scenario, profiled=True) == outcome(make, scenario, profiled=False)

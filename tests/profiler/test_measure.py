@@ -1,27 +1,36 @@
-"""What is read from a trace, where a wait is placed, and what a piece of work costs by itself."""
+"""What is read from a trace, and what a piece of work costs by itself."""
 
-import traceback
-import warnings
-from pathlib import Path
+import threading
+import time
+from collections import UserDict
 
 import pytest
 import torch
+from protocol.scenarios import install, script_arrivals
+from support.files import nvjpeg_double
+from support.files.encoded import encoded
 from support.profiler import virtual_clock
+from support.profiler.profiler_sources import HostBatches, nothing
+from support.video import nvdec_double
+from support.video.videos import video
 
-import gpuaug
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.streams import Lanes
-from gpuaug.profiler import measure
+from gpuaug.decode.decoders import cpu
+from gpuaug.profiler import isolated, measure
 from gpuaug.profiler.measure import (
     DeviceWork,
     Spread,
+    can_trace,
     figure_text,
     link_gb_per_s,
     read_trace,
     time_alone,
     trace_device_work,
-    user_line,
     waits_at,
 )
+from gpuaug.profiler.repeated_batch import RepeatedBatch
+from gpuaug.profiler.steady_state import EndlessBatches
 
 CPU = torch.device("cpu")
 
@@ -64,34 +73,6 @@ def test_read_trace_divides_by_calls():
 def test_read_trace_without_work():
     metadata = {"ph": "M", "name": "process_name", "args": {"name": "python"}}
     assert read_trace([metadata], 3) == DeviceWork(0.0, 0)
-
-
-def stack(*files):
-    return [traceback.FrameSummary(str(name), line, "f", lookup_line=False) for line, name in enumerate(files, 1)]
-
-
-TORCH, PACKAGE = Path(torch.__file__).parent, Path(gpuaug.__file__).parent
-
-
-def test_place_is_the_users_innermost_code():
-    frames = stack("/me/train.py", "/me/crop.py", TORCH / "_tensor.py", PACKAGE / "stages.py", warnings.__file__, "<frozen x>")
-    assert user_line(frames) == "/me/crop.py:2"
-
-
-def test_place_may_be_in_another_package():
-    assert user_line(stack("/me/train.py", "/lib/kornia/geometry.py", TORCH / "_tensor.py")) == "/lib/kornia/geometry.py:2"
-
-
-@pytest.mark.parametrize("package", [TORCH, PACKAGE])
-def test_place_in_a_package_whose_name_begins_like_torchs(package):
-    own = f"{package}_train.py"
-    assert user_line(stack("/me/train.py", own)) == f"{own}:2"
-    beside = package.with_name(f"{package.name}vision") / "ops.py"
-    assert user_line(stack("/me/train.py", beside)) == f"{beside}:2"
-
-
-def test_place_without_user_code_is_the_innermost():
-    assert user_line(stack(TORCH / "a.py", PACKAGE / "b.py")) == f"{PACKAGE / 'b.py'}:2"
 
 
 def test_alone_times_every_call(monkeypatch):
@@ -140,3 +121,98 @@ def test_device_probes_on_a_cpu_give_none():
     assert trace_device_work(never, CPU) is None
     assert waits_at(never, CPU) is None
     assert link_gb_per_s(Lanes(CPU)) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 10, 11, 12, 13, 40])
+def test_pull_after_an_end_that_was_read_ahead_does_not_block(monkeypatch, count):
+    cuda = install(monkeypatch, keeps_up=True)
+    passes, pulled = EndlessBatches(StreamedLoader(HostBatches(cuda, count), device="cuda", feed="plain")), []
+    with passes:
+        for taken in range(1, 16):
+            passes.next(2)
+            thread = threading.Thread(target=lambda: pulled.append(passes.pull()), daemon=True)
+            thread.start()
+            thread.join(60)
+            assert len(pulled) == taken, "it waits for what never comes"
+
+
+@pytest.mark.parametrize("loaders_own", [0, 2, 5])
+def test_batches_are_launched_as_far_ahead_as_each_call_says(monkeypatch, loaders_own):
+    cuda = install(monkeypatch, keeps_up=True)
+    script_arrivals(monkeypatch, [True])
+    loader = StreamedLoader(HostBatches(cuda, 6), device="cuda", feed="plain", depth=loaders_own)
+    passes, ready = EndlessBatches(loader), []
+    with passes:
+        for depth in (0, 0, 2, 2, 0, 0, 2, 0):  # the seventh batch is the first of an epoch
+            passes.next(depth)
+            assert loader.stats().depth == depth
+            ready.append(loader.stats().ready)
+    assert ready == [0, 0, 2, 2, 1, 0, 2, 1]
+
+
+def test_part_falls_back_to_wall_time_where_no_profiler_can_look(monkeypatch):
+    assert not can_trace(torch.device("cpu"))
+    monkeypatch.setattr(isolated, "waits_at", lambda work, device: None)
+    wall = type("Wall", (), {"median": 7.0})()
+    monkeypatch.setattr(isolated, "time_alone", lambda work, device, repeats: (wall, "host"))
+    on_gpu = isolated._part("step", nothing, torch.device("cuda", 0), False)
+    assert (on_gpu.host, on_gpu.device_ms, on_gpu.launches) == ("host", 7.0, None)
+    in_line = isolated._part("step", nothing, torch.device("mps"), False)
+    assert (in_line.host, in_line.device_ms) == (wall, None), "one queue, on which all is done in turn"
+
+
+def test_decoding_is_a_part_that_is_not_the_training_threads():
+    batch, given = collate_encoded([(encoded(), 0), (encoded(40, 24), 1)]), []
+    loader = StreamedLoader([batch], [DecodeStage(), lambda images: given.append(images) or images.data.float()], device="cpu")
+    decode, copy, transform, step = isolated.measure_parts(loader, batch, lambda: None)
+    assert [part.name for part in (decode, copy, transform, step)] == ["stage/decode", "copy", "stage/transform", "step"]
+    assert (decode.kind, decode.host, decode.device_ms) == ("cpu decoder", None, None)
+    assert all(len(images) == 2 for images in given)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]
+
+
+def test_decoding_of_clips_is_a_part(monkeypatch):
+    batch = collate_encoded([(read_clip(video(), 4), 0)])
+    for kind in ("clip decoder", "video engines"):
+        decode, *_ = isolated.measure_parts(StreamedLoader([batch], [DecodeStage()], device="cpu"), batch, lambda: None)
+        assert decode.kind == kind
+        nvdec_double.use(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("slow", "kind"),
+    [("engines", "engines"), ("hybrid", "beside engines"), ("cpu", "beside engines"), ("cpu alone", "cpu decoder")],
+)
+def test_the_decoder_that_batches_wait_for_is_found(monkeypatch, slow, kind):
+    def slowed(function, name):
+        return lambda *arguments: time.sleep(0.02 if name in slow else 0.0) or function(*arguments)
+
+    decode = nvjpeg_double.BatchDecoder.decode
+    monkeypatch.setattr(nvjpeg_double.BatchDecoder, "decode", slowed(decode, "engines"))
+    monkeypatch.setattr(nvjpeg_double.PhasedDecoder, "host_phase", slowed(nvjpeg_double.PhasedDecoder.host_phase, "hybrid"))
+    monkeypatch.setattr(cpu, "decode", slowed(cpu.decode, "cpu"))
+    nvjpeg_double.use(monkeypatch)
+    batch = collate_encoded([(encoded(), 0), (encoded(progressive=True), 1), (encoded(8, 8, "PNG"), 2)])
+    stage = DecodeStage(backend="cpu" if slow == "cpu alone" else "auto")
+    decoding, *_ = isolated.measure_parts(StreamedLoader([batch], [stage], device="cpu"), batch, lambda: None)
+    assert decoding.kind == kind
+
+
+def test_containers_are_new_and_tensors_are_copied_where_they_are_written_to():
+    first, held = torch.arange(3.0), UserDict(a=1)
+    again = RepeatedBatch({"x": [first, first], "held": held, "movable": UserDict(y=first)})
+    one, two, three = again(), again(), again()
+    assert one["x"][0] is one["x"][1], "one tensor in two places stays one"
+    assert one["x"][0] is not first, "the first is a copy, to see whether it is written to"
+    assert two["x"][0] is three["x"][0] is first
+    assert two is not three
+    assert two["x"] is not three["x"]
+    two["movable"].pop("y")
+    assert "y" in three["movable"]
+    written = RepeatedBatch([first])
+    for _ in range(3):
+        (tensor,) = written()
+        assert tensor.tolist() == [0, 1, 2]
+        tensor.add_(1)
+    with torch.inference_mode():
+        assert RepeatedBatch(torch.ones(2))().tolist() == RepeatedBatch([torch.ones(2)])()[0].tolist() == [1, 1]

@@ -60,15 +60,15 @@ BUDGETS = {
     "__init__": 76,
     "benchkit": 745,
     "cli": 245,
-    "core": 1_527,
-    "decode": 4_594,
-    "feed": 2_397,
-    "fusion": 12_381,
+    "core": 1_556,
+    "decode": 4_595,
+    "feed": 2_383,
+    "fusion": 12_347,
     "integrations": 49,
     "loader": 1_366,
-    "profiler": 1_197,
-    "stages": 1_789,
-    "viewer": 862,
+    "profiler": 1_179,
+    "stages": 1_734,
+    "viewer": 854,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 

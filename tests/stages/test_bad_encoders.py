@@ -278,19 +278,6 @@ def test_a_container_that_the_encoder_keeps_is_that_of_its_shape():
 # Random operations
 
 
-@WHERE
-@CALLED
-def test_draws_are_keyed_to_the_batch_and_the_users_generator_is_as_it_was(called, where):
-    encoder = Encoder(lambda self, x: nn.functional.dropout(x + 1, 0.5, training=True))
-    before = torch.get_rng_state()
-    first = [value(got) for got in loader_of(encoder, called, where)]
-    again = [value(got) for got in loader_of(encoder, called, "CPU")]
-    assert_values(torch.get_rng_state(), before)
-    for one, other in zip(first, again, strict=True):
-        assert_values(one, other)
-    assert len({tuple(one.flatten().tolist()) for one in first}) == COUNT
-
-
 HOST_DRAWS = {"Python": lambda self, x: x + random.random(), "NumPy": lambda self, x: x + float(np.random.rand())}
 
 
@@ -317,10 +304,10 @@ def test_draws_on_the_host_are_warned_of(library):
 
 def test_draws_of_torch_on_the_host_count_as_such(monkeypatch):
     monkeypatch.undo()  # on a card torch's generator of the host is not the device's
-    before = cuda_graph._host_generator_states()
-    assert cuda_graph._host_generator_states() == before
+    before = cuda_graph.host_states()
+    assert cuda_graph.host_states() == before
     torch.rand(1)
-    assert cuda_graph._host_generator_states() != before
+    assert cuda_graph.host_states() != before
 
 
 # Hooks

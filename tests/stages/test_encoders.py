@@ -379,7 +379,7 @@ def reads_mask(monkeypatch):
         encoder.waits = []
         yield encoder.waits
 
-    monkeypatch.setattr(cuda_graph, "_host_waits", host_waits)
+    monkeypatch.setattr(cuda_graph, "host_waits", host_waits)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return encoder
 

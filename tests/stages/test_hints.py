@@ -16,7 +16,6 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import ArgumentTypeError, GpuAugWarning, TransformStage, collate_ragged, fuse
-from gpuaug.core import batch as batches
 
 Pair = namedtuple("Pair", "one other")
 IMAGES = torch.rand(2, 3, 8, 8)
@@ -38,23 +37,6 @@ def told(batch, *stages):
         for _ in range(2):
             list(loader)
     return [str(warning.message) for warning in caught if warning.category is GpuAugWarning]
-
-
-MOVING = {
-    "Kornia": (FLIP, "RandomHorizontalFlip", "gpuaug.fuse(transform)"),
-    "Kornia's container": (K.AugmentationSequential(K.ColorJitter(), FLIP), "RandomHorizontalFlip", "gpuaug.fuse(transform)"),
-    "nn.Sequential": (nn.Sequential(K.CenterCrop(4)), "CenterCrop", "gpuaug.fuse(transform)"),
-    "fused": (fuse([K.RandomRotation(9.0), FLIP]), "RandomHorizontalFlip, RandomRotation", "transform"),
-    "torchvision": (v2.Compose([v2.ToDtype(torch.float32), v2.Resize(4)]), "Resize", "gpuaug.fuse(transform)"),
-    "fused torchvision": (fuse(v2.RandomHorizontalFlip()), "RandomHorizontalFlip", "transform"),
-}
-
-
-@pytest.mark.parametrize(("transform", "names", "line"), MOVING.values(), ids=MOVING)
-def test_targets_that_a_transform_leaves_behind_are_told_once(transform, names, line):
-    (text,) = told((IMAGES, [target(), target()]), transform)
-    assert text.startswith(f"boxes, masks no longer match the images, because {names} transforms the images only")
-    assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'targets'}})" in text
 
 
 BESIDE = {
@@ -108,20 +90,6 @@ def test_what_looks_like_a_target_is_told_of(value, key, place):
         wanted = {image: "input", other: key}
         assert f"on={wanted}" in text
         assert not told(batch[place], TransformStage(fuse(FLIP), on=wanted)), "the line is wrong"
-
-
-@pytest.mark.parametrize(("value", "key"), LOOK_LIKE_TARGETS.values(), ids=LOOK_LIKE_TARGETS)
-def test_tensors_of_torchvisions_types_follow_as_the_warning_says(value, key):
-    if key is not None:
-        return
-
-    def wrapped(leaf):
-        leaf = torch.as_tensor(leaf)
-        if leaf.shape[-1] == 4:
-            return tv_tensors.BoundingBoxes(leaf, format="XYXY", canvas_size=(8, 8))
-        return tv_tensors.Mask(leaf)
-
-    assert not told((IMAGES, batches.map_leaves(wrapped, value)), TransformStage(fuse(FLIP)))
 
 
 def test_tensors_of_torchvisions_types_beside_bare_transforms_are_told_of():
@@ -233,20 +201,6 @@ def test_transforms_that_take_images_of_different_sizes_are_called():
 # Labels that a mix leaves behind
 
 LABELS = torch.arange(2)
-MIXING = {
-    "fused": (fuse(v2.MixUp(num_classes=3)), "MixUp", "transform"),
-    "fused, one of two": (fuse([FLIP, v2.RandomChoice([v2.MixUp(), v2.CutMix()])]), "CutMix, MixUp", "transform"),
-    "fused Kornia": (fuse(K.RandomMixUpV2()), "RandomMixUpV2", "transform"),
-    "Kornia": (K.RandomCutMixV2(use_correct_lambda=True), "RandomCutMixV2", "gpuaug.fuse(transform)"),
-}
-
-
-@pytest.mark.parametrize(("transform", "names", "line"), MIXING.values(), ids=MIXING)
-@pytest.mark.parametrize("labels", [LABELS, torch.ones(2, 3) / 3])
-def test_labels_that_a_mix_leaves_behind_are_told_once(transform, names, line, labels):
-    (text,) = told((IMAGES, labels), transform)
-    assert text.startswith(f"labels no longer match the images, because {names} receives the images only")
-    assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}})" in text
 
 
 def _container(*modules, **options):

@@ -160,6 +160,7 @@ def _with_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder 
     try:
         if nvdec_sessions.library() is None:
             return Absence("library", "PyNvVideoCodec is not installed")
+        torch.cuda.mem_get_info(device)  # raises without memory for a CUDA context: the library would end the process
         decoder = decoder_type(device)
     except Exception as error:  # importing PyNvVideoCodec loads libraries of the driver
         return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")

@@ -68,16 +68,11 @@ class Container:
         """Boxes, keypoints and instance masks."""
         self.maps: list[Any] = []
         """Segmentation maps of all images, (B, …)."""
-        if isinstance(value, PackedTargets) and not self._can_stay_packed(value):
-            value = value.unpacked()
-        if isinstance(value, PackedTargets):
-            results: _Results | None = self._packed(value)
-        elif key == "targets":
-            results = self._target_dicts(value)
-        elif key == "mask":
-            results = self._mask_list(value)
-        else:
-            results = self._of_batch(value, ())
+        results = self._packed(value) if isinstance(value, PackedTargets) else None
+        if results is None:
+            value = value.unpacked() if isinstance(value, PackedTargets) else value
+            read = {"targets": self._target_dicts, "mask": self._mask_list}.get(key)
+            results = self._of_batch(value, ()) if read is None else read(value)
         self._results = results or (lambda: value)
         self.targets = [slot.pack() for slot in self.slots]
 
@@ -91,9 +86,9 @@ class Container:
         """Return the container with the transformed targets."""
         return self._results()
 
-    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, per_frame: bool) -> Slot:
-        """Create a slot for targets that are not in a target dict."""
-        slot = Slot(kind, kind.name, path, column, self._call, per_frame=per_frame)
+    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, key: str = "", per_frame: bool) -> Slot:
+        """Create a slot. ``key``: key of the targets in target dicts; empty for other containers."""
+        slot = Slot(kind, key or kind.name, path, column, self._call, per_frame=per_frame)
         self.slots.append(slot)
         return slot
 
@@ -139,41 +134,29 @@ class Container:
         """Return the elements of the output frames of each clip."""
         return [[elements[start + frame] for frame in self._call.frame_indices] for start in range(0, len(elements), frames)]
 
-    def _can_stay_packed(self, packed: PackedTargets) -> bool:
-        """Return whether packed target dicts can be transformed without unpacking them."""
+    def _packed(self, packed: PackedTargets) -> _Results | None:
+        """Read packed target dicts. Return ``None`` if they have to be unpacked."""
         own = packed.columns()
+        by_key = self.key == "targets"
         names = set().union(*packed.layout.records) & {*TARGET_KEYS, _VALID}
-        is_list = self.key in ("targets", "tv_tensors")
+        is_list = by_key or self.key == "tv_tensors"
         if self._call.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
-            return False
-        by_key = self.key == "targets"
-        kinds = {name: kind_of(name, column.types, by_key=by_key) for name, column in own.items()}
-        boxes = [own[name] for name, kind in kinds.items() if kind is BOXES]
-        flags = own.get(_VALID)
-        if len(boxes) > 1:
-            return False
-        rows = [(list(column.samples), column.packed.lengths) for column in boxes]
-        if flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]:
-            return False
-        return all(
-            all(len(shape) == 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is None
-            for (name, kind), column in zip(kinds.items(), own.values(), strict=True)
-            if kind is not None
-        )
-
-    def _packed(self, packed: PackedTargets) -> _Results:
-        """Read packed target dicts."""
-        own = packed.columns()
+            return None
         slots: dict[Any, Slot] = {}
-        by_key = self.key == "targets"
         for name, column in own.items():
             kind = kind_of(name, column.types, by_key=by_key)
             if kind is not None:
                 key = name if name in kind.keys else kind.name
                 slots[name] = Slot(kind, key, (name,), column, self._call)
-        self.slots += slots.values()
+                if any(len(shape) != 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is not None:
+                    return None
         boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
-        _assign_valid(boxes, own.get(_VALID), by_key=by_key)
+        flags = own.get(_VALID)
+        rows = [(list(column.samples), column.packed.lengths) for column in (own[name] for name, _ in boxes)]
+        if len(boxes) > 1 or (flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]):
+            return None
+        self.slots += slots.values()
+        _assign_valid(boxes, flags, by_key=by_key)
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
@@ -339,9 +322,8 @@ class Container:
             owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
             if kind is not None:
-                key = name if by_key and name in kind.keys else kind.name
-                slot = Slot(kind, key, (*path, name), TensorColumn(owners, column), self._call, per_frame=per_frame)
-                self.slots.append(slot)
+                key = name if by_key and name in kind.keys else ""
+                slot = self._slot(kind, (*path, name), TensorColumn(owners, column), key=key, per_frame=per_frame)
                 results[name] = positions, slot.parts
             elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
                 results[name] = positions, parts

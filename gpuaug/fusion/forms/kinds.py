@@ -9,6 +9,7 @@ of the ops. A mask *valid* says which boxes are inside the image and large enoug
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,36 +39,30 @@ POINTS = BoxFormat("points", edges=True)
 """Format of keypoints in target dicts."""
 
 
+@dataclass(eq=False)
 class Points:
-    """Boxes or keypoints.
+    """Boxes or keypoints."""
 
-    Args:
-        values: (n, …) with ``owners``, or (B, N, …) for N boxes per image.
-        box_format: Format of ``values``.
-        owners: Owner of each row, on the host; ``None`` for (B, N, …).
-        valid: Mask of the boxes that are valid, (n,) or (B, N); ``None`` if all are.
-        clip: Whether boxes are clipped to the output image, and ``valid`` is computed.
-    """
+    values: Tensor
+    """(n, …) with ``owners``, or (B, N, …) for N boxes per image."""
+    format: BoxFormat
+    """Format of ``values``."""
+    owners: InitVar[Array | None] = None
+    """Owner of each row, on the host; ``None`` for (B, N, …)."""
+    valid: Tensor | None = None
+    """Mask of the boxes that are valid, (n,) or (B, N); ``None`` if all are."""
+    clip: bool = False
+    """Whether boxes are clipped to the output image, and ``valid`` is computed."""
+    device_arrays: Sequence[Tensor] = ()
+    """``host_arrays`` on the device, set by the caller."""
+    valid_after_crop: Tensor | None = None
+    """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
 
-    def __init__(
-        self,
-        values: Tensor,
-        box_format: BoxFormat,
-        owners: Array | None = None,
-        valid: Tensor | None = None,
-        *,
-        clip: bool = False,
-    ) -> None:
-        self.values, self.valid, self.format = values, valid, box_format
+    def __post_init__(self, owners: Array | None) -> None:
         self.host_arrays = [] if owners is None else [owners]
         """Arrays that the caller copies to the device, into ``device_arrays``."""
-        self.device_arrays: Sequence[Tensor] = ()
-        self.valid_after_crop: Tensor | None = None
-        """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
-        self._dtype = values.dtype if values.dtype.is_floating_point else torch.float32
-        self._output_format = box_format
-        self.clip = clip
-        """Whether boxes are clipped to the output image, and ``valid`` is computed."""
+        self._dtype = floating_dtype(self.values.dtype)
+        self._output_format = self.format
 
     def _mapping(
         self, target: BoxFormat, matrix: Tensor, source: Any, out: tuple[int, int], *, clip: bool = False
@@ -242,38 +237,28 @@ class Call(Protocol):
         """Create the input for a segmentation map of all images that is in a container."""
 
 
+@dataclass(eq=False)
 class Slot:
-    """Targets of one kind at one place of a container.
+    """Targets of one kind at one place of a container."""
 
-    Args:
-        kind: Kind of the targets.
-        key: Key of target dicts that the targets have, or would have, for messages.
-        path: Place of the targets: keys, field names and indices, without the index of the image.
-        column: The targets, with the index of the image or frame of each.
-        call: The call.
-        per_frame: Whether the samples of ``column`` are frames of clips.
-    """
-
-    def __init__(
-        self,
-        kind: Kind,
-        key: str,
-        path: tuple[Any, ...],
-        column: TensorColumn,
-        call: Call,
-        *,
-        per_frame: bool = False,
-    ) -> None:
-        self.kind, self.key, self.path, self.column, self.per_frame = kind, key, path, column, per_frame
-        self._call = call
-        self.flags: TensorColumn | None = None
-        """Column of the masks of the input boxes that are valid; ``None`` without."""
-        self.valid_samples: Collection[int] = ()
-        """Samples whose dict gets a mask of the boxes that are valid."""
-        self.valid_parts: Sequence[Tensor] = ()
-        """Mask of the valid boxes of each input tensor, after ``parts``."""
-        self.target: Points | Masks
-        """The targets in one form, after ``pack``."""
+    kind: Kind
+    key: str
+    """Key of target dicts that the targets have, or would have, for messages."""
+    path: tuple[Any, ...]
+    """Place of the targets: keys, field names and indices, without the index of the image."""
+    column: TensorColumn
+    """The targets, with the index of the image or frame of each."""
+    call: Call
+    per_frame: bool = False
+    """Whether the samples of ``column`` are frames of clips."""
+    flags: TensorColumn | None = None
+    """Column of the masks of the input boxes that are valid; ``None`` without."""
+    valid_samples: Collection[int] = ()
+    """Samples whose dict gets a mask of the boxes that are valid."""
+    valid_parts: Sequence[Tensor] = ()
+    """Mask of the valid boxes of each input tensor, after ``parts``."""
+    target: Points | Masks = field(init=False)
+    """The targets in one form, after ``pack``."""
 
     def pack(self) -> Points | Masks:
         """Check the targets, and return them in one form."""
@@ -308,7 +293,7 @@ class Slot:
         if len(column.dtypes) > 1 and self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
         is_plain = column.types <= {Tensor}
-        return parts if is_plain else column.typed(parts, changes, is_pure=self._call.conversions.is_pure)
+        return parts if is_plain else column.typed(parts, changes, is_pure=self.call.conversions.is_pure)
 
     def packed(self) -> tuple[PackedColumn, Tensor]:
         """Return (description, concatenation) of the results. The inputs must be packed."""
@@ -319,7 +304,7 @@ class Slot:
             column = column._replace(lengths=self._counts, shapes=None)
         else:
             values = values.view(self.column.joined.shape)
-        if column.tensor_type is Tensor or self._call.conversions.is_pure:
+        if column.tensor_type is Tensor or self.call.conversions.is_pure:
             return column.plain(), values
         changes = self._changes()
         attributes = [
@@ -332,26 +317,26 @@ class Slot:
         if self.kind is not MASKS:
             return self.target.values
         values = self.target.values[:, 0]
-        dtype = self._call.conversions.masks
+        dtype = self.call.conversions.masks
         return values if dtype is None else values.to(dtype)
 
     def _changes(self) -> dict[str, Any]:
         """Return the new values of attributes of torchvision's tensors. Other tensors do not have these attributes."""
-        changes: dict[str, Any] = {"canvas_size": self._call.out}
-        name = self._call.conversions.boxes
+        changes: dict[str, Any] = {"canvas_size": self.call.out}
+        name = self.call.conversions.boxes
         box_format = next((attributes.get("format") for attributes in self.column.attributes), None) if name else None
         if name and box_format is not None:
             changes["format"] = type(box_format)[name.upper()]
         return changes
 
     def _owners(self) -> Any:
-        frames = self._call.size.frames if self.per_frame else 0
+        frames = self.call.size.frames if self.per_frame else 0
         owners = owners_of(self.column.samples, self._counts)
         return owners // frames if frames else owners
 
     def _check_tensors(self, column: TensorColumn, key: str) -> None:
         """Raise an error if a value is not a tensor on the device of the images."""
-        device = self._call.device
+        device = self.call.device
         if column.are_on(device):
             return
         for sample, value in zip(column.samples, column.tensors, strict=True):
@@ -367,7 +352,7 @@ class Slot:
         the format of ``fuse(…, boxes=…)``.
         """
         column = self.column
-        default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self._call.boxes
+        default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self.call.boxes
         # format, and index of the first sample with boxes
         name = ""
         first = -1
@@ -402,11 +387,11 @@ class Slot:
 
     def _check_canvases(self, attributes: Sequence[Mapping[str, Any]]) -> None:
         """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image."""
-        size = self._call.size
+        size = self.call.size
         canvases = [own.get("canvas_size") for own in attributes]
         if isinstance(size.height, int) and set(canvases) <= {None, (size.height, size.width)}:
             return
-        sides = self._call.sides(per_frame=self.per_frame)
+        sides = self.call.sides(per_frame=self.per_frame)
         for sample, canvas in zip(self.column.samples, canvases, strict=True):
             check_canvas(f"{self.key} of sample {sample}", canvas, sides[sample])
 
@@ -417,7 +402,7 @@ class Slot:
         flags = dict(zip(self.flags.samples, self.flags.tensors, strict=True))
         if flags.keys().isdisjoint(self.column.samples):
             return None
-        device = self._call.device
+        device = self.call.device
         parts = []
         for sample, count in zip(self.column.samples, self._counts, strict=True):
             value = flags[sample] if sample in flags else torch.ones(count, dtype=torch.bool, device=device)
@@ -434,7 +419,7 @@ class Slot:
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
         column = self.column
-        sides = self._call.sides(per_frame=self.per_frame)
+        sides = self.call.sides(per_frame=self.per_frame)
         shapes = column.shapes
         for sample, shape in zip(column.samples, shapes, strict=True):
             if len(shape) not in (2, 3):
@@ -452,8 +437,8 @@ class Slot:
             column = TensorColumn(column.samples, self._of_one_dtype())
         self._counts = [shape[0] if len(shape) == 3 else 1 for shape in shapes]
         owners = self._owners()
-        if self._call.size.ragged:
-            return Masks(column.elements, owners, spans_of(column.samples, self._counts, sides, self._call.size.batch))
+        if self.call.size.ragged:
+            return Masks(column.elements, owners, spans_of(column.samples, self._counts, sides, self.call.size.batch))
         if all(len(shape) == 3 for shape in shapes) and (column.packed is None or column.packed.shapes is None):
             return Masks(column.joined[:, None], owners)
         height, width = sides[0]

@@ -29,32 +29,28 @@ class FallbackWarnings:
         untested = untested_version()
         if untested is not None and any(op.package == "Kornia" for op in self._ops):
             warn_of_untested_version(untested)
-        # One op per module: a transform in a container with random order has one op per position.
-        for op in {(op.name, id(op.module)): op for op in self._ops}.values():
+            self.warned |= {op.name for op in self._ops if op.package == "Kornia"}
+        for op in self._ops:
             if isinstance(op, EagerOp):
-                self.warned.add(op.name)
-                if untested is None or op.package != "Kornia":
-                    _warn(op)
+                self.when_run(op)
 
     def when_run(self, op: EagerOp) -> None:
         """Warn about a module that runs in its library, unless it has a warning already."""
-        if op.name not in self.warned:
-            self.warned.add(op.name)
-            _warn(op)
-
-
-def _warn(op: EagerOp) -> None:
-    """Warn about a module that is not lowered."""
-    page = "torchvision" if op.package == "torchvision" else "fuse"
-    if op.package == "torchvision":
-        runs = "It runs image by image, with separate launches for every image"
-    elif op.is_user_defined:
-        runs = "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
-    else:
-        runs = "Kornia runs it, with tens of launches per batch"
-    warnings.warn(
-        f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {runs}, {_COST}. Replace the module or "
-        f"its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
-        GpuAugWarning,
-        stacklevel=4,
-    )
+        if op.name in self.warned:
+            return
+        self.warned.add(op.name)
+        page = "torchvision" if op.package == "torchvision" else "fuse"
+        if op.package == "torchvision":
+            runs = "It runs image by image, with separate launches for every image"
+        elif op.is_user_defined:
+            runs = (
+                "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
+            )
+        else:
+            runs = "Kornia runs it, with tens of launches per batch"
+        warnings.warn(
+            f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {runs}, {_COST}. Replace the module "
+            f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
+            GpuAugWarning,
+            stacklevel=4,
+        )

@@ -8,9 +8,9 @@ library runs it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -337,39 +337,6 @@ class Op(ABC):
         return self.description
 
 
-class DrawnOp(NamedTuple):
-    """One op of a sequence, with its draws and sizes."""
-
-    op: Any
-    draws: OpDraws
-    size: Size
-    """Size of the input images of the op."""
-    out: Size
-    """Size of the output images of the op."""
-
-
-def draw_in_order(
-    ops: Iterable[Any], sampler: Sampler, size: Size, *, deferred: Mapping[Any, int] | None = None
-) -> Iterator[DrawnOp]:
-    """Draw for a sequence of ops, in order. The input size of an op is the output size of the preceding op.
-
-    Args:
-        ops: Ops and fallback modules.
-        sampler: Source of random numbers.
-        size: Size of the input images of the first op.
-        deferred: Number of uniform numbers per sample, by op, for ops whose parameters are computed later, when the sizes of
-            the images are known. The draws of such an op are only these numbers: ``{"numbers": …}``, (count, B), in [0, 1).
-    """
-    for op in ops:
-        if deferred and op in deferred:
-            drawn_op = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
-        else:
-            draws = op.draw(sampler, size)
-            drawn_op = DrawnOp(op, draws, size, op.out_drawn(draws, size))
-        yield drawn_op
-        size = drawn_op.out
-
-
 class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
@@ -471,7 +438,8 @@ class PointOp(RowOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply the formula."""
-        channels, scalars = images.shape[1], self.row_width(0)
+        channels = images.shape[1]
+        scalars = self.row_width(0)
         parameters: list[Any] = [column(rows, index) for index in range(1, scalars)]
         starts = range(scalars, self.row_width(channels), channels)
         parameters += [rows[:, start : start + channels, None, None] for start in starts]

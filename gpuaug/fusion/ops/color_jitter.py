@@ -78,7 +78,8 @@ class _Jitter(PointOp):
     def _set_up(self, limits: list[Any], active: list[bool], order: tuple[int, ...] | None) -> None:
         """Set the bounds of the factors, which adjustments are active, and the order, which is random if it is ``None``."""
         self._low, self._high = np.array(limits, dtype=np.float32).T[..., None]
-        self._active, self._active_indices = active, np.flatnonzero(active)
+        self._active = active
+        self._active_indices = np.flatnonzero(active)
         self._order_setting = order
 
     @property

@@ -7,7 +7,7 @@ last pass writes the result. The parameters of all ops are columns of the parame
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size, draw_in_order
+from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -24,6 +24,39 @@ from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, chec
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
+
+
+class DrawnOp(NamedTuple):
+    """One op of a sequence, with its draws and sizes."""
+
+    op: Any
+    draws: OpDraws
+    size: Size
+    """Size of the input images of the op."""
+    out: Size
+    """Size of the output images of the op."""
+
+
+def draw_in_order(
+    ops: Iterable[Any], sampler: Sampler, size: Size, *, deferred: Mapping[Any, int] | None = None
+) -> Iterator[DrawnOp]:
+    """Draw for a sequence of ops, in order. The input size of an op is the output size of the preceding op.
+
+    Args:
+        ops: Ops and fallback modules.
+        sampler: Source of random numbers.
+        size: Size of the input images of the first op.
+        deferred: Number of uniform numbers per sample, by op, for ops whose parameters are computed later, when the sizes of
+            the images are known. The draws of such an op are only these numbers: ``{"numbers": …}``, (count, B), in [0, 1).
+    """
+    for op in ops:
+        if deferred and op in deferred:
+            drawn_op = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
+        else:
+            draws = op.draw(sampler, size)
+            drawn_op = DrawnOp(op, draws, size, op.out_drawn(draws, size))
+        yield drawn_op
+        size = drawn_op.out
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import DrawnOp, Op, Size, draw_in_order
+from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.policies.picking import Picking
-from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
 from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
 

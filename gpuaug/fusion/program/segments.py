@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size, draw_in_order
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.picking import Picking
-from gpuaug.fusion.program.plan import Plan, count_uniforms, plan
+from gpuaug.fusion.program.plan import Plan, count_uniforms, draw_in_order, plan
 
 _CACHE_SIZE = 256
 """Maximum number of cached segments."""

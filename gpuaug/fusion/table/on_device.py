@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_in_order
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
-from gpuaug.fusion.program.plan import GatherPass, Plan
+from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
 from gpuaug.fusion.table.rows import MATRIX, fill_matrix, fill_table, send
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 

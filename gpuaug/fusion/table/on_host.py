@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_in_order, select_samples
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
 from gpuaug.fusion.ops.sampler import ArraySampler
-from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.program.plan import Plan, draw_in_order
 from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 

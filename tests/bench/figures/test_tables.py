@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from bench.figures import tables
-from bench.harness.result_rows import shown_rows
+from bench.figures import plot, sheets, show, tables
 from gpuaug.benchkit import results
 
 TEXT = """Before.
@@ -41,19 +40,6 @@ def test_tables_are_rewritten_from_the_results(measured, tmp_path, capsys):
     assert tables.main([*flags, "--check"]) == 0
 
 
-def test_a_case_of_one_row_is_left_out_beside_cases_of_several():
-    rows = [{"case": case, "name": name, "images_per_s": rate} for case, name, rate in [
-        ("load", "peer", 100.0), ("load", "gpuaug", 200.0), ("train", "peer", 7.0),
-    ]]  # fmt: skip
-    result = results.result("files", rows=rows, settings={}, device=torch.device("cpu"))
-    assert "| images/s | load |" in tables.markdown(result)
-    assert shown_rows(result) == rows[:2]
-    assert "| peer | 7 |" in tables.markdown(result, "train")
-    alone = result | {"rows": rows[2:]}
-    assert "| images/s | train |" in tables.markdown(alone)
-    assert shown_rows(alone) == rows[2:]
-
-
 def many_figures():
     """Two cases at two batch sizes; one row is measured at one size only, and one has no GPU time."""
     rows = [
@@ -75,32 +61,6 @@ def many_figures():
     return results.result("augment", rows=rows, settings=settings, device=torch.device("cpu"))
 
 
-def test_many_figures_are_shown_at_the_batch_size_of_most_rows_or_at_one_that_is_named():
-    result = many_figures()
-    assert "| images/s, B=32 | crop | blur |" in tables.markdown(result)
-    assert "| gpuaug | 4,480 (7.00x) | 4,480 (7.00x) |" in tables.markdown(result, "64")
-    assert "compiled" not in tables.markdown(result, "64")
-    figure = tables.markdown(result, "gpu_ms")
-    assert "| gpu, ms, B=32 |" in figure
-    assert sorted(figure.split("| peer |")[1].split("\n")[0].replace(" ", "").split("|")) == ["", "", "1"]
-    assert "In brackets" not in figure
-    assert "In brackets" in tables.markdown(result, "64")
-    assert "In brackets" in tables.markdown(result, "images_per_s")
-
-
-def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
-    result = many_figures()
-    page = "<!-- table: augment rows: gpuaug; peer -->\n<!-- end -->\n<!-- table: augment.16 -->\nkept\n<!-- end -->\n"
-    page += "<!-- table: augment.64 -->\n<!-- end -->\n"
-    rewritten = tables.rewrite(page, {"augment": result})
-    assert "| images/s, B=32 | crop | blur |" in rewritten, "without the row that only one size has, as with it"
-    assert "| peer | 320 | 320 |\n| gpuaug | 2,240 (7.00x) | 2,240 (7.00x) |" in rewritten
-    assert "| images/s, B=64 | crop | blur |" in rewritten
-    assert "compiled" not in rewritten
-    assert "kept" in rewritten, "no row has that batch size"
-    assert tables.rewrite(rewritten, {"augment": result}) == rewritten
-
-
 def test_cases_that_are_named_are_lines_with_a_column_for_each_row():
     result = many_figures()
     page = "<!-- table: augment by case rows: gpuaug; peer cases: blur; crop -->\n<!-- end -->\n"
@@ -114,9 +74,17 @@ def test_cases_that_are_named_are_lines_with_a_column_for_each_row():
         tables.markdown(result, cases=["crop", "hue"])
 
 
-def test_a_table_names_the_cards_of_its_rows():
-    result = many_figures()
-    for row in result["rows"]:
-        row["gpu"] = "H100" if row["case"] == "crop" else "H200"
-    assert "<sub>H100 and H200, " in tables.markdown(result)
-    assert "<sub>H200, " in tables.markdown(result, cases=["blur"])
+# Pictures
+
+
+def test_plot_draws_each_result(measured, tmp_path):
+    paths = plot.main(["--results", str(measured), "--images", str(tmp_path / "images")])
+    assert sorted(path.name for path in paths) == ["encoder_decoder.png", "lifetimes.png"]
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_sheets_and_pictures_are_drawn(tmp_path, photograph_cache):
+    flags = ["--images", str(tmp_path), "--side", "24"]
+    targets = [*sheets.main([*flags, "--only", "segmentation", "--device", "cpu"]), *show.main(flags)]
+    assert len(targets) == 4
+    assert all(path.stat().st_size > 1000 for path in targets)

@@ -70,23 +70,6 @@ def test_rows_are_matched_by_case_batch_size_and_name(run, before, after, tmp_pa
     assert line.split() == ["8", "streamed", "steps/s", "120", "180", "1.500", "outside"]
 
 
-def test_cases_are_told_apart_and_times_are_compared_where_there_is_no_rate(before):
-    a, b = copy.deepcopy(before), copy.deepcopy(before)
-    a["rows"] = [{"case": case, "name": "by hand", "median_us": 20.0, "p95_us": 40.0} for case in ("small", "large")]
-    b["rows"] = [{"case": "large", "name": "by hand", "median_us": 10.0, "p95_us": 40.0}]
-    comparison = compare.compare(a, b)
-    (row,) = comparison["rows"]
-    assert (row["case"], row["figure"], row["ratio"], row["within_spread"]) == ("large", "median_us", 0.5, None)
-    assert comparison["only_a"] == [{"case": "small", "name": "by hand"}]
-
-
-def test_rounds_are_of_rates_and_not_of_times(before):
-    a, b = copy.deepcopy(before), copy.deepcopy(before)
-    for result in (a, b):
-        result["rows"] = [{"name": "x", "cpu_ms": 2.0, "rounds": [1.0]}]
-    assert compare.compare(a, b)["rows"][0]["within_spread"] is None
-
-
 def test_other_hardware_is_warned_of_in_words(run, before, after, capsys):
     after["environment"]["gpu"] = {"name": "NVIDIA H200"}
     after["environment"]["cpu"]["cores_allowed"] = 99

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-import torch
 from support.bench.commands import TINY, assert_runs_on_a_gpu, measure_suite, rows_by_case, run_suites
 from support.bench.file_corpora import file_corpora
 from support.comparison.replay import left_to_kornia
 
 from bench import __main__
 from bench.suites import SUITES
-from bench.suites.augmentation import accuracy, augment, clips, detection, kernels, ragged, recipes, views
+from bench.suites.augmentation import augment, clips, detection, kernels, ragged, recipes, views
 from bench.suites.training import classifier, encoder_decoder
 from bench.suites.transport import lifetimes
 
@@ -112,15 +111,6 @@ def test_runs(name, flags, class_folder, tmp_path):
 def test_every_suite_is_measured_by_a_test():
     tested = [name for name, *_ in WINDOWED + BY_CASE + OTHERS]
     assert sorted([*tested, *APART]) == sorted(SUITES)
-
-
-def test_top_1_is_the_share_of_right_answers():
-    class Answers(torch.nn.Module):
-        def forward(self, images):
-            return torch.nn.functional.one_hot(images[:, 0].long(), 4).float()
-
-    images, labels = torch.tensor([[0.0], [1.0], [2.0], [3.0]]).repeat(100, 1), torch.tensor([0, 1, 2, 0]).repeat(100)
-    assert accuracy.top1_percent(Answers(), (images, labels), None) == 75
 
 
 def test_rows_chooses_variants_and_what_needs_a_gpu_is_skipped_with_the_reason(capsys):

@@ -10,11 +10,10 @@ import pytest
 import torch
 from support import internals
 from support.feed.ring_equality import assert_ring_is_plain, assert_same, passes
-from support.feed.ring_inputs import Opaque, generator, without_workers
+from support.feed.ring_inputs import Opaque, without_workers
 from torch.utils.data import DataLoader, Dataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import Ragged, StreamedLoader, TransformStage, collate_ragged
+from gpuaug import Ragged, StreamedLoader, collate_ragged
 from gpuaug.feed import ring, ring_memory
 from gpuaug.feed import worker as worker_module
 from gpuaug.feed.collate_members import allocating_with
@@ -119,20 +118,6 @@ def test_ragged_batches_of_workers_that_are_not_forked_from_here_arrive_through_
 def test_ragged_batches_without_workers_are_staged():
     epochs, _ = assert_ring_is_plain(loader_of(Photos(), num_workers=0))
     assert_whole(epochs[0], Photos())
-
-
-def test_ragged_batches_are_the_same_at_every_depth():
-    make = loader_of(Photos(), num_workers=1, shuffle=True, generator=generator())
-    stage = TransformStage(lambda images: torch.stack([image.float().mean() + torch.rand(()) for image in images]), on="image")
-    found = []
-    for feed in ("plain", "ring"):
-        for depth in (0, 2):
-            loader = make()
-            loader.generator.manual_seed(3)
-            with StreamedLoader(loader, [stage], device="cpu", feed=feed, depth=depth, seed=5) as streamed:
-                found.append([list(streamed), list(streamed)])
-    for other in found[1:]:
-        assert_same(other, found[0])
 
 
 def test_collate_ragged_within_own_collate_fn_packs_into_slots():
@@ -243,24 +228,6 @@ def test_packed_images_are_copied_out_of_a_released_slot(monkeypatch):
     assert second[0].data.tolist() == [2] * 20
     assert sum(own.memory.take_slot(0) is not None for _ in range(3)) == 2
     own.close()
-
-
-@pytest.mark.parametrize("feed", ["plain", "ring"])
-def test_ragged_run_resumes_from_state_dict(feed):
-    make = loader_of(Photos(), kind=StatefulDataLoader, num_workers=1)
-    with StreamedLoader(make(), device="cpu", feed=feed, seed=1) as loader:
-        whole = list(loader)
-    stopped = StreamedLoader(make(), device="cpu", feed=feed, seed=1)
-    taken = []
-    for batch in stopped:
-        taken.append(batch)
-        if len(taken) == 5:
-            break
-    state = stopped.state_dict()
-    stopped.close()
-    with StreamedLoader(make(), device="cpu", feed=feed, seed=1) as resumed:
-        resumed.load_state_dict(state)
-        assert_same(taken + list(resumed), whole)
 
 
 def test_packed_images_are_described_without_copy():

@@ -5,7 +5,6 @@ import pytest
 import torch
 from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
-from support.comparison.values import assert_values
 from support.gpu.launches import Launches
 from support.targets.detection import annotations
 
@@ -82,16 +81,6 @@ def test_box_dtypes_are_those_of_kornia(name, key, dtype):
     assert_alike(*followed(PIPELINES[name](0.5), photographs(5), key, values), tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("key", KEYS)
-def test_half_precision_boxes_are_the_float32_result_rounded(key, dtype):
-    augment, images, values = gpuaug.fuse(PIPELINES["several warps"](0.7)), photographs(5), annotations(key).to(dtype)
-    draws = augment.draw(images.shape, seed=1)
-    _, got = augment(images, values, data_keys=["input", key], draws=draws)
-    _, full = augment(images, values.float(), data_keys=["input", key], draws=draws)
-    assert_values(got, full.to(dtype))
-
-
 @pytest.mark.parametrize(
     ("key", "shape", "dtype"), sweep(KEYS, [(5, 0), (0, 3), (0, 0), (1, 1)], [torch.float32, torch.int64]), ids=str
 )
@@ -114,14 +103,6 @@ def test_boxes_of_one_image_without_a_batch_axis(key, single):
     assert_alike(*followed(PIPELINES["affine"](1.0), images, key, values))
 
 
-@pytest.mark.parametrize("name", ["rotation", "resized crop", "padded crop, flip"])
-@pytest.mark.parametrize("key", ["bbox", "bbox_xyxy"])
-def test_boxes_of_zeros_are_boxes_of_one_pixel(name, key):
-    values = annotations(key)
-    values[:, 2:] = 0
-    assert_alike(*followed(PIPELINES[name](0.5), photographs(5), key, values))
-
-
 @pytest.mark.parametrize("key", ["bbox_xywh", "bbox_xyxy"])
 def test_empty_boxes_are_moved_without_a_synchronisation(key):
     values = torch.tensor([8.0, 6.0, 0.0, 0.0] if key == "bbox_xywh" else [8.0, 6.0, 7.0, 5.0]).expand(2, 1, 4)
@@ -129,16 +110,6 @@ def test_empty_boxes_are_moved_without_a_synchronisation(key):
         followed(PIPELINES["flips"](1.0), photographs(2), key, values)
     _, got = gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))(photographs(2), values, data_keys=["input", key])
     assert got.isfinite().all()
-
-
-def test_nan_stays_with_its_own_box():
-    values = annotations("bbox_xyxy")
-    values[1, 2, 0] = torch.nan
-    augment = gpuaug.fuse(K.RandomRotation(30.0, p=1.0))
-    _, got = augment(photographs(5), values, data_keys=["input", "bbox_xyxy"])
-    touched = got.isnan().any(-1)
-    assert touched[1, 2]
-    assert touched.sum() == 1
 
 
 def test_several_data_keys_share_one_draw_and_keep_their_order():

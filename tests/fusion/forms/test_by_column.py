@@ -69,20 +69,6 @@ def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_
 
 
 @pytest.mark.usefixtures("_any_number_is_packed")
-@pytest.mark.parametrize("key", ["keypoints", "masks"])
-def test_packed_dicts_without_boxes_give_what_the_dicts_give(key):
-    values = {
-        "keypoints": torch.arange(36.0).view(2, 6, 3),
-        "masks": torch.arange(2 * HEIGHT * WIDTH).view(2, 1, HEIGHT, WIDTH),
-    }
-    given_records = [{key: value, "labels": torch.arange(len(value))} for value in values[key]]
-    augment = gpuaug.fuse(PIPELINES["Kornia's"])
-    made = through(augment, packed(given_records), "targets")
-    assert type(made) is PackedTargets
-    assert_same(unpack_targets(made), through(augment, given_records, "targets"))
-
-
-@pytest.mark.usefixtures("_any_number_is_packed")
 @pytest.mark.parametrize("per_box", [None, ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]])
 @settings(max_examples=20)
 @given(given_records=RECORDS | records(keys=["boxes", "valid"]))
@@ -121,14 +107,6 @@ def test_boxes_named_twice_in_a_batch_stay_with_their_samples(order, dtype):
     for before, after in zip(given_records, made, strict=True):
         ((key, value),) = before.items()
         assert after[key].tolist() == value.tolist()
-
-
-@pytest.mark.parametrize("key", ["format", "clamping_mode"])
-def test_boxes_that_say_something_else_than_those_before_are_seen(key):
-    boxes = [tv_tensors_boxes(torch.tensor([[1.0, 1.0, 4.0, 5.0]])) for _ in range(3)]
-    setattr(boxes[2], key, {"format": tv_tensors.BoundingBoxFormat.CXCYWH, "clamping_mode": None}[key])
-    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2"):
-        through(gpuaug.fuse(PIPELINES["torchvision's"]), [{"boxes": each} for each in boxes], "targets")
 
 
 class Mine(torch.Tensor):

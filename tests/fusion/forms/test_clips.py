@@ -66,64 +66,6 @@ def test_targets_of_frames_replay(name, data_format):
             assert_values(one, other, atol=2e-4, share=0.01 if key == "mask" else 0, about=key)
 
 
-@left_to_kornia
-def test_boxes_of_whole_clips_follow_through_kornia():
-    """Any number of them: Kornia's own VideoSequential takes as many for each frame."""
-    images, given, points = videos(), boxes(BATCH, 5), torch.rand(BATCH, 3, 2) * 20
-    augment = gpuaug.fuse(
-        [
-            K.RandomHorizontalFlip(),
-            overriding(K.RandomRotation, "compute_transformation")(30.0, p=0.8),
-            K.RandomShear(0.2, p=1.0),
-        ]
-    )
-    for seed in range(3):
-        draws = augment.draw(images.shape, seed=seed)
-        keys = ["input", "bbox_xyxy", "keypoints"]
-        _, landed, moved = augment(images, given, points, data_keys=keys, draws=draws)
-        of_frames = given[:, None].expand(-1, FRAMES, -1, -1), points[:, None].expand(-1, FRAMES, -1, -1)
-        _, expected, expected_points = augment(images, *of_frames, data_keys=keys, draws=draws)
-        assert_values(landed, expected[:, 0], atol=1e-4)
-        assert_values(moved, expected_points[:, -1], atol=1e-4)
-
-
-@pytest.mark.parametrize("library", ["Kornia", "torchvision"])
-def test_masks_and_boxes_land_on_their_pixels_in_every_frame(library):
-    given = boxes(BATCH, FRAMES, 1)
-    masks = painted(given)
-    images = masks.expand(-1, -1, 3, -1, -1).contiguous()
-    given = given - torch.tensor([0, 0, 1, 1])  # the last pixel is one of the box
-    of_library = K if library == "Kornia" else v2
-    augment = gpuaug.fuse([of_library.RandomCrop((20, 28)), of_library.RandomHorizontalFlip(), of_library.RandomVerticalFlip()])
-    for _ in range(4):
-        pixels, made, landed = augment(images, masks, given, data_keys=["input", "mask", "bbox_xyxy"])
-        assert_values(pixels[:, :, :1], made)
-        assert landed.shape == given.shape
-        for clip in range(BATCH):
-            for frame in range(FRAMES):
-                rows, columns = made[clip, frame, 0].nonzero().unbind(1)
-                if not len(rows):
-                    continue
-                left, top, right, bottom = landed[clip, frame, 0].tolist()
-                found = [columns.min().item(), rows.min().item(), columns.max().item(), rows.max().item()]
-                assert found == [max(left, 0), max(top, 0), min(right, 27), min(bottom, 19)]
-
-
-@pytest.mark.parametrize(
-    "module", [K.RandomResizedCrop((12, 14)), v2.RandomResizedCrop((12, 14))], ids=["Kornia", "torchvision"]
-)
-def test_masks_of_frames_need_no_axis_for_channels(module):
-    """Kornia gives them one."""
-    images, masks = videos(), painted(boxes(BATCH, FRAMES, 1))
-    augment = gpuaug.fuse(module)
-    draws = augment.draw(images.shape, seed=0)
-    _, expected = augment(images, masks, data_keys=["input", "mask"], draws=draws)
-    _, got = augment(images, masks[:, :, 0].long(), data_keys=["input", "mask"], draws=draws)
-    assert got.dtype == torch.int64
-    assert got.shape == ((BATCH, FRAMES, 1, 12, 14) if isinstance(module, K.RandomResizedCrop) else (BATCH, FRAMES, 12, 14))
-    assert_values(got.float().view_as(expected), expected)
-
-
 @pytest.mark.parametrize("whole", [False, True], ids=["of frames", "of clips"])
 def test_valid_follows_padded_boxes(whole):
     given = boxes(BATCH, 5) if whole else boxes(BATCH, FRAMES, 5)
@@ -175,15 +117,6 @@ def assert_records(got, expected):
 PIPELINE = [v2.RandomResizedCrop((14, 18)), v2.RandomHorizontalFlip(), v2.RandomAffine(20)]
 
 
-def test_target_dicts_of_clips_follow_their_clip():
-    images, records, augment = videos(), dicts(BATCH), gpuaug.fuse(PIPELINE)
-    draws = augment.draw(images.shape, seed=1)
-    made, got = augment(images, records, data_keys=["input", "targets"], draws=draws)
-    assert made.shape == (BATCH, FRAMES, 3, 14, 18)
-    _, expected = augment(images[:, 0], records, data_keys=["input", "targets"], draws=augment.draw(images[:, 0].shape, seed=1))
-    assert_records(got, expected)
-
-
 @pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("typed", [False, True])
 def test_target_dicts_of_frames_follow_their_clip(kind, typed):
@@ -214,36 +147,6 @@ def test_crops_by_boxes_look_at_all_frames():
     still = images[:, :1].expand_as(images)
     made, _ = augment(still, dicts(BATCH), data_keys=["input", "targets"])
     assert_values(made, made[:, :1].expand_as(made))
-
-
-def test_torchvisions_targets_of_a_clip_follow_it():
-    video = tv_tensors.Video(videos()[0])
-    sample = {
-        "boxes": tv_tensors.BoundingBoxes(boxes(3), format="XYXY", canvas_size=SIDES),
-        "masks": tv_tensors.Mask(torch.ones(FRAMES, *SIDES, dtype=torch.uint8)),
-        "label": 1,
-    }
-    made, got = gpuaug.fuse(v2.CenterCrop((10, 12)))(video, sample)
-    assert type(made) is tv_tensors.Video
-    assert made.shape == (FRAMES, 3, 10, 12)
-    expected = v2.CenterCrop((10, 12))(sample)
-    for key in ("boxes", "masks"):
-        assert type(got[key]) is type(expected[key])
-        assert_values(got[key].as_subclass(torch.Tensor), expected[key].as_subclass(torch.Tensor))
-
-
-@pytest.mark.parametrize("same_on_frame", [True, False])
-def test_targets_of_frames_that_draw_by_themselves(same_on_frame):
-    images, masks = videos(), painted(boxes(BATCH, FRAMES, 1))
-    video = K.VideoSequential(K.RandomHorizontalFlip(), K.RandomCrop((16, 20)), same_on_frame=same_on_frame)
-    augment = gpuaug.fuse(K.AugmentationSequential(video, data_keys=["input", "mask", "keypoints"]))
-    points = torch.rand(BATCH, FRAMES, 2, 2) * 16
-    made, made_masks, made_points = augment(masks.expand(-1, -1, 3, -1, -1), masks, points)
-    assert_values(made[:, :, :1], made_masks)
-    assert made_points.shape == points.shape
-    moved = {tuple(each.flatten().tolist()) for each in (made_points - points).round(decimals=2).flatten(0, 1)}
-    assert len(moved) > BATCH or same_on_frame
-    assert images.shape[1] == made.shape[1]
 
 
 def typed_record(number, clip, frame):

@@ -154,24 +154,6 @@ def test_masks_keep_nan_and_inf():
     assert_values(got.isnan(), ones == 1)
 
 
-def test_several_images_and_masks_share_one_draw():
-    images, others = photographs(5), photographs(5, seed=1)
-    first, second = masks(5, 1, 32, 48), masks(5, 2, 32, 48, dtype=torch.int64, seed=1)
-    keys = ["input", "mask", "input", "mask"]
-    pipeline = K.AugmentationSequential(*EXACT["resized crop"](0.5), data_keys=None)
-    augment = gpuaug.fuse(pipeline)
-    draws = augment.draw(images.shape, seed=4)
-    got = augment(images, first, others, second, data_keys=keys, draws=draws)
-    expected = pipeline(images.float() / 255, first, others.float() / 255, second, data_keys=keys, params=draws.as_kornia())
-    for index, key in enumerate(keys):
-        if key == "mask":
-            assert_values(got[index], expected[index])
-        else:
-            torch.testing.assert_close(got[index], expected[index], atol=5e-5, rtol=0)
-    alone = augment(others, draws=draws)
-    assert_values(got[2], alone)
-
-
 def test_mask_strides_make_no_difference():
     given = masks(5, 2, 32, 48)
     for name in ("resized crop", "crop, padded", "erasing"):

@@ -5,6 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
+import kornia.augmentation as K
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,6 +29,10 @@ PIPELINES = {
     "flip": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]),
     "crop": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((14, 30), padding=4)]),
     "resized crop, affine": v2.Compose([v2.RandomResizedCrop((16, 18)), v2.RandomAffine(20, (0.1, 0.1))]),
+    "Kornia's": K.AugmentationSequential(K.RandomResizedCrop((16, 18)), K.RandomRotation(30.0), K.RandomErasing((0.1, 0.4))),
+    "a policy": K.AugmentationSequential(
+        K.RandomCrop((14, 30), padding=4), K.auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)]])
+    ),
 }
 
 
@@ -97,8 +102,17 @@ FORMS = {
 }
 
 
+def in_format(boxes, name, size, *, back=False):
+    """Corners in another format of plain boxes, or ``back`` to corners."""
+    scale = torch.tensor([size[1], size[0]] * 2) if name.endswith("_share") else 1
+    names = ["XYXY", name.removesuffix("_share").upper()]
+    old, new = reversed(names) if back else names
+    converted = v2.functional.convert_bounding_box_format(boxes * scale if back else boxes, old_format=old, new_format=new)
+    return converted if back else converted / scale
+
+
 @given(st.sampled_from(sorted(PIPELINES)), st.integers(1, 4), st.integers(0, 99), st.booleans(), st.booleans())
-@settings(max_examples=12)
+@settings(max_examples=16)
 def test_all_forms_of_the_same_targets_give_the_same_values(name, batch, seed, is_ragged, of_clips):
     boxes, masks, points, valid = targets_of(batch, seed)
     augment = gpuaug.fuse(PIPELINES[name], ragged=is_ragged and name != "flip")
@@ -120,6 +134,14 @@ def test_all_forms_of_the_same_targets_give_the_same_values(name, batch, seed, i
         for one, other in zip(values, expected, strict=True):
             assert_values(one, other, about=form)
     assert_values(torch.stack(mask_list), expected[1])
+    for form in ("xywh", "cxcywh", "cxcywh_share"):
+        key = "bbox" if form == "xywh" else "boxes"
+        other = gpuaug.fuse(PIPELINES[name], ragged=is_ragged and name != "flip", boxes=form)
+        values = [{key: in_format(each, form, SIDES), "valid": flags} for each, flags in zip(boxes, valid, strict=True)]
+        for index, made in enumerate(other(images, values, data_keys=["input", "targets"], draws=draws)[1]):
+            corners = in_format(made[key], form, expected[1].shape[2:], back=True)
+            torch.testing.assert_close(corners, expected[0][index], atol=1e-4, rtol=0)
+            assert_values(made["valid"], expected[3][index])
     if isinstance(images, torch.Tensor):
         frames = masks[:, None].repeat(1, 2, 1, 1, 1) if of_clips else masks
         _, dense_masks = augment(images, frames, data_keys=["input", "mask"], draws=draws)

@@ -3,7 +3,6 @@
 import warnings
 from collections import UserDict
 
-import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
@@ -11,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
-from support.targets.detection import PIPELINES, records_of
-from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -60,14 +57,6 @@ def test_sanitize_removes_boxes_and_what_belongs_to_them(device, valid):
         assert made["valid"].all()
         assert all(made[key] is record[key] for key in ("image_id", "orig_size", "file", "scale"))
     assert [record["valid"].tolist() for record in records] == valid
-
-
-def test_sanitize_keeps_values_of_another_length():
-    first, second = numbered([True, False]), numbered([True, False, False])
-    first["corners"], second["corners"] = torch.arange(2), torch.arange(2)
-    got = gpuaug.sanitize([first, second])
-    assert got[0]["corners"] is first["corners"]
-    assert got[1]["corners"] is second["corners"]
 
 
 OF_THE_IMAGE = {
@@ -206,52 +195,6 @@ def test_sanitize_knows_boxes_and_keypoints_of_any_key_by_their_type():
     assert made["joints"].shape == (1, 5, 2)
 
 
-def test_sanitize_keeps_padded_values_of_the_image():
-    sizes = torch.tensor([[480, 640], [100, 200]])
-    batch = {"boxes": torch.zeros(2, 2, 4), "valid": torch.tensor([[True, False], [False, False]]), "image_size": sizes}
-    made = gpuaug.sanitize(batch)
-    assert [each["image_size"].tolist() for each in made] == sizes.tolist()
-    assert [len(each["boxes"]) for each in made] == [1, 0]
-
-
-def test_sanitize_keeps_the_types_of_dicts_and_tensors():
-    boxes = tv_tensors.BoundingBoxes(torch.arange(8.0).view(2, 4), format="XYWH", canvas_size=(7, 9))
-    record = UserDict({"boxes": boxes, "masks": tv_tensors.Mask(torch.ones(2, 7, 9)), "valid": torch.tensor([False, True])})
-    (made,) = gpuaug.sanitize((record,))
-    assert type(made) is UserDict
-    assert type(made["boxes"]) is tv_tensors.BoundingBoxes
-    assert (made["boxes"].format, made["boxes"].canvas_size) == (tv_tensors.BoundingBoxFormat.XYWH, (7, 9))
-    assert made["boxes"].tolist() == [[4.0, 5.0, 6.0, 7.0]]
-    assert type(made["masks"]) is tv_tensors.Mask
-    assert len(record["boxes"]) == 2
-
-
-def test_sanitize_makes_dicts_of_a_padded_batch():
-    valid = torch.tensor([[True, False, True], [False, False, False]])
-    number = torch.arange(6).view(2, 3)
-    batch = {
-        "images": torch.rand(2, 3, 4, 4),
-        "boxes": number[..., None].repeat(1, 1, 4).float(),
-        "labels": number,
-        "valid": valid,
-        "scores": torch.rand(2, 7),
-        "files": ["a", "b"],
-        "mean": torch.tensor(0.5),
-        "classes": ("x", "y", "z"),
-    }
-    got = gpuaug.sanitize(batch)
-    assert [record["labels"].tolist() for record in got] == [[0, 2], []]
-    assert [tuple(record["boxes"].shape) for record in got] == [(2, 4), (0, 4)]
-    for sample, record in enumerate(got):
-        assert list(record) == list(batch)
-        assert_values(record["images"], batch["images"][sample])
-        assert_values(record["scores"], batch["scores"][sample])
-        assert record["files"] == "ab"[sample]
-        assert record["mean"] is batch["mean"]
-        assert record["classes"] is batch["classes"]
-        assert record["valid"].all()
-
-
 def test_sanitize_takes_the_same_entries_of_values_that_are_joined_and_of_others():
     draw = torch.Generator().manual_seed(0)
     records = []
@@ -279,31 +222,6 @@ def test_sanitize_of_an_empty_batch():
     assert made["boxes"].shape == (0, 4)
 
 
-def test_sanitize_keeps_the_same_boxes_of_padded_batches_and_target_dicts():
-    records = [{"boxes": record["boxes"], "labels": record["labels"]} for record in records_of()]
-    augment, images = gpuaug.fuse(K.AugmentationSequential(*PIPELINES["crop"](0.5))), photographs(5)
-    draws = augment.draw(images.shape, seed=0)
-    _, targets = augment(images, records, data_keys=["input", "targets"], draws=draws)
-    boxes, labels, valid = torch.zeros(5, 6, 4), torch.zeros(5, 6, dtype=torch.int64), torch.zeros(5, 6, dtype=torch.bool)
-    for sample, record in enumerate(records):
-        n = len(record["labels"])
-        boxes[sample, :n], labels[sample, :n], valid[sample, :n] = record["boxes"], record["labels"], True
-    boxes[..., 2:] -= 1
-    _, boxes, valid = augment(images, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"], draws=draws)
-    padded = gpuaug.sanitize({"boxes": boxes, "labels": labels, "valid": valid})
-    lists = gpuaug.sanitize(targets)
-    assert sum(len(record["labels"]) for record in lists) < sum(len(record["labels"]) for record in records)
-    for one, other in zip(padded, lists, strict=True):
-        assert_values(one["labels"], other["labels"])
-        torch.testing.assert_close(one["boxes"] + torch.tensor([0.0, 0.0, 1.0, 1.0]), other["boxes"], atol=1e-4, rtol=0)
-
-
-def test_sanitize_filters_lists_and_arrays():
-    record = numbered([True, False, True]) | {"names": ["a", "b", "c"], "scores": np.array([1, 2, 3]), "pair": ("x", "y")}
-    (kept,) = gpuaug.sanitize([record])
-    assert (kept["names"], kept["scores"].tolist(), kept["pair"]) == (["a", "c"], [1, 3], ("x", "y"))
-
-
 def test_sanitize_keeps_images_without_annotations():
     bare = {"image_id": 7, "size": torch.tensor([4, 5])}
     kept = gpuaug.sanitize([numbered([True, False]), bare])
@@ -324,21 +242,6 @@ def test_sanitize_keeps_images_without_annotations():
     for key, value in {**may_have_boxes, "parts": [boxes], "annotations": [{"box": boxes}], "objects": {"box": boxes}}.items():
         with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must have the key 'valid'"):
             gpuaug.sanitize([{**bare, key: value}])
-
-
-def test_batches_of_images_without_annotations_pass_through_a_stage():
-    """Of one image per batch, so that the dicts of some batches have no boxes."""
-    targets = [{"image_id": 1}, {"image_id": 2, "boxes": torch.tensor([[0.0, 0, 2, 2], [9, 9, 9, 9]])}, {"image_id": 3}]
-    samples = [(torch.zeros(3, 4, 4, dtype=torch.uint8), target) for target in targets]
-    loader = DataLoader(samples, 1, collate_fn=lambda samples: (torch.stack([s[0] for s in samples]), [s[1] for s in samples]))
-    stages = [
-        gpuaug.TransformStage(gpuaug.fuse(v2.RandomHorizontalFlip()), on={0: "input", 1: "targets"}),
-        gpuaug.TransformStage(gpuaug.sanitize, on=1),
-    ]
-    with gpuaug.StreamedLoader(loader, stages, device="cpu") as batches:
-        kept = [target for _, (target,) in batches]
-    assert [target["image_id"] for target in kept] == [1, 2, 3]
-    assert [len(target.get("boxes", ())) for target in kept] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("key", ["boxes", "bbox"])

@@ -1,16 +1,16 @@
 """Target dicts, as detection models take them, against Kornia and torchvision on the same draws."""
 
+import itertools
+from collections import OrderedDict
+
 import kornia.augmentation as K
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support import internals
 from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.gpu.launches import Launches
-from support.targets.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
+from support.targets.detection import PIPELINES, boxes_of, corners, follow_targets, masks, records_of, through_kornia, upright
 
 import gpuaug
 
@@ -38,122 +38,6 @@ def test_target_boxes_and_keypoints_equal_kornia(name, p):
             assert_values(made["valid"] | near, (sides >= 1).all(1) | near)
 
 
-@pytest.mark.parametrize(("name", "p"), sweep(PIPELINES, [0.5, 0.0, 1.0]))
-@left_to_kornia
-def test_target_masks_equal_padded_masks(name, p):
-    modules, records = [*PIPELINES[name](p), K.RandomErasing((0.1, 0.4), p=0.5)], records_of()
-    _, got, draws = follow_targets(modules, records)
-    padded = torch.zeros(5, 6, 32, 48, dtype=torch.uint8)
-    for sample, record in enumerate(records):
-        padded[sample, : len(record["masks"])] = record["masks"]
-    _, expected = gpuaug.fuse(K.AugmentationSequential(*modules))(
-        photographs(5), padded, data_keys=["input", "mask"], draws=draws
-    )
-    for sample, record in enumerate(got):
-        assert_values(record["masks"], expected[sample, : len(record["masks"])])
-        assert record["masks"].dtype is torch.uint8
-    assert got[1]["masks"].shape == (0, *expected.shape[2:])
-
-
-def torchvision_does():
-    """Kornia's modules, and what torchvision calls what they drew for a sample."""
-    yield K.RandomHorizontalFlip(p=1.0), lambda drawn, sample, boxes: F.horizontal_flip(boxes)
-    yield K.RandomVerticalFlip(p=1.0), lambda drawn, sample, boxes: F.vertical_flip(boxes)
-    yield K.CenterCrop((20, 30)), lambda drawn, sample, boxes: F.center_crop(boxes, [20, 30])
-    yield K.PadTo((40, 60)), lambda drawn, sample, boxes: F.pad(boxes, [0, 0, 12, 8])
-    yield K.Resize((50, 30), align_corners=False), lambda drawn, sample, boxes: F.resize(boxes, [50, 30])
-    yield (
-        K.RandomCrop((24, 36), padding=(3, 5, 2, 7)),
-        lambda drawn, sample, boxes: F.crop(
-            F.pad(boxes, [3, 5, 2, 7]), int(drawn["y"][sample]), int(drawn["x"][sample]), 24, 36
-        ),
-    )
-    yield (
-        K.RandomResizedCrop((20, 24), align_corners=False),
-        lambda drawn, sample, boxes: F.resized_crop(
-            boxes, *(int(drawn[key][sample]) for key in ("y", "x", "height", "width")), [20, 24]
-        ),
-    )
-
-
-@pytest.mark.parametrize(("module", "theirs"), [pytest.param(*pair, id=type(pair[0]).__name__) for pair in torchvision_does()])
-def test_target_boxes_equal_torchvision(module, theirs):
-    # Within the image: torchvision moves an edge that lies outside of it onto the frame at every step.
-    given_boxes = [boxes.clamp(min=0).minimum(torch.tensor([48.0, 32.0] * 2)) for boxes in boxes_of(seed=3)]
-    size, got, draws = follow_targets([module], [{"boxes": boxes} for boxes in given_boxes])
-    for sample, (boxes, made) in enumerate(zip(given_boxes, got, strict=True)):
-        dressed = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(32, 48), clamping_mode=None)
-        expected = theirs(internals.drawn(draws)[0], sample, dressed)
-        assert expected.canvas_size == size
-        expected = F.clamp_bounding_boxes(expected, clamping_mode="hard")
-        torch.testing.assert_close(made["boxes"], expected.as_subclass(torch.Tensor), atol=1e-4, rtol=0)
-        _, valid = F.sanitize_bounding_boxes(expected)
-        assert_values(made["valid"], valid)
-
-
-@given(st.lists(st.tuples(*[st.integers(0, 31)] * 4), max_size=5), st.booleans(), st.booleans())
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_two_flips_leave_target_boxes_unchanged(corners_given, across, down):
-    boxes = torch.tensor([[min(a, c), min(b, d), max(a, c) + 1, max(b, d) + 1] for a, b, c, d in corners_given])
-    records = [{"boxes": boxes.reshape(-1, 4).float(), "masks": torch.zeros(len(boxes), 32, 48)}]
-    modules = [K.RandomHorizontalFlip(p=1.0) for _ in range(2 * across)] + [
-        K.RandomVerticalFlip(p=1.0) for _ in range(2 * down)
-    ]
-    _, got, _ = follow_targets([*modules, K.RandomInvert(p=1.0)], records)
-    assert_values(got[0]["boxes"], records[0]["boxes"])
-    assert got[0]["valid"].all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32], ids=str)
-def test_mask_lists_equal_padded_masks(dtype):
-    counts = [3, 0, None, 1, 2]
-    generator = torch.Generator().manual_seed(1)
-    given_masks = [torch.randint(0, 2, (32, 48) if n is None else (n, 32, 48), generator=generator).to(dtype) for n in counts]
-    augment = gpuaug.fuse([*PIPELINES["two warps"](0.8), K.RandomErasing((0.1, 0.4), p=0.5)])
-    images = photographs(5)
-    draws = augment.draw(images.shape, seed=2)
-    _, got = augment(images, tuple(given_masks), data_keys=["input", "mask"], draws=draws)
-    assert type(got) is tuple
-    for sample, (made, mask) in enumerate(zip(got, given_masks, strict=True)):
-        padded = torch.zeros(5, max(len(mask), 1) if mask.ndim == 3 else 1, 32, 48, dtype=dtype)
-        padded[sample, : len(mask) if mask.ndim == 3 else 1] = mask
-        _, expected = augment(images, padded, data_keys=["input", "mask"], draws=draws)
-        expected = expected[sample, : len(mask)] if mask.ndim == 3 else expected[sample, 0]
-        assert made.dtype is dtype
-        assert_values(made, expected)
-
-
-@pytest.mark.parametrize("pick", ["batch", "sample"])
-@left_to_kornia
-def test_policies_move_target_boxes(pick):
-    policy = K.auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)], [("equalize", 0, 1)]])
-    augment = gpuaug.fuse([K.RandomHorizontalFlip(), policy, K.RandomResizedCrop((20, 24))], pick=pick)
-    images, records = photographs(5), records_of()
-    for seed in range(6):
-        draws = augment.draw(images.shape, seed=seed)
-        _, got = augment(images, records, data_keys=KEYS, draws=draws)
-        padded = torch.zeros(5, 6, 4)
-        for sample, record in enumerate(records):
-            padded[sample, : len(record["boxes"])] = record["boxes"] - torch.tensor([0.5, 0.5, 0.5, 0.5])
-        _, expected = augment(images, padded, data_keys=["input", "bbox_xyxy"], draws=draws)
-        for record, boxes in zip(got, expected, strict=True):
-            frame = torch.tensor([24.0, 20.0, 24.0, 20.0])
-            wanted = (boxes[: len(record["boxes"])] + 0.5).clamp(min=0).minimum(frame)
-            torch.testing.assert_close(record["boxes"], wanted, atol=1e-3, rtol=0)
-
-
-def test_targets_in_a_loader_are_the_same_at_every_depth():
-    batches = [{"image": photographs(3, seed=seed), "labels": records_of(3, seed=seed), "name": "a"} for seed in range(3)]
-    stage = gpuaug.TransformStage(gpuaug.fuse(PIPELINES["DETR"](0.5)), on={"image": "input", "labels": "targets"})
-    seen = [list(gpuaug.StreamedLoader(batches, [stage], device="cpu", depth=depth, seed=7)) for depth in (0, 2)]
-    for one, other in zip(*seen, strict=True):
-        assert one["name"] == "a"
-        for record, same in zip(one["labels"], other["labels"], strict=True):
-            for key in ("boxes", "masks", "keypoints", "valid"):
-                assert_values(record[key], same[key])
-            assert record["masks"].shape[1:] == (44, 50)
-
-
 def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
     counted = []
     augment = gpuaug.fuse(PIPELINES["flips"](0.5))
@@ -164,3 +48,139 @@ def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
             augment(images, records, data_keys=KEYS, draws=draws)
         counted.append(launches.names)
     assert counted[0] == counted[1]
+
+
+def in_form(boxes, form):
+    """Corners in another form, in an image of 32 x 48; with the way back."""
+    if form == "xyxy":
+        return boxes
+    sides = boxes[:, 2:] - boxes[:, :2]
+    made = torch.cat((boxes[:, :2] if form == "xywh" else (boxes[:, :2] + boxes[:, 2:]) / 2, sides), 1)
+    return made / torch.tensor([48.0, 32.0] * 2) if form == "cxcywh_share" else made
+
+
+VALUE_DTYPES = [
+    *(torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+
+
+@pytest.mark.parametrize("key", ["boxes", "keypoints"])
+@pytest.mark.parametrize("dtypes", list(itertools.combinations(VALUE_DTYPES, 2)), ids=str)
+def test_values_are_those_of_their_own_dtype_whatever_the_other_images_have(dtypes, key):
+    corners = [[201, 1, 203, 5] if dtype == torch.uint8 else [3001, 1, 3203, 5] for dtype in dtypes]
+    values = [torch.tensor([row]).to(dtype) for row, dtype in zip(corners, dtypes, strict=True)]
+    values = [value if key == "boxes" else value.view(1, 2, 2) for value in values]
+    augment, images = gpuaug.fuse(K.RandomInvert()), torch.zeros(2, 1, 8, 4000)
+    _, got = augment(images, [{key: value} for value in values], data_keys=KEYS)
+    for record, value in zip(got, values, strict=True):
+        assert record[key].dtype == (value.dtype if value.is_floating_point() else torch.float32)
+        assert record[key].tolist() == value.tolist()
+
+
+def test_target_dicts_keep_their_type_and_are_not_modified():
+    records = records_of(3)
+    records[0] = OrderedDict(records[0])
+    before = [dict(record) for record in records]
+    copies = [{key: value.clone() for key, value in record.items() if key != "image_id"} for record in records]
+    for kind in (list, tuple):
+        _, got, _ = follow_targets(PIPELINES["rotation"](1.0), kind(records))
+        assert type(got) is kind
+        assert [type(record) for record in got] == [OrderedDict, dict, dict]
+        for record, given_record, copy in zip(got, records, copies, strict=True):
+            assert list(record) == ["boxes", "labels", "masks", "keypoints", "image_id", "valid"]
+            assert record["labels"] is given_record["labels"]
+            for key, value in copy.items():
+                assert_values(given_record[key], value)
+    assert [dict(record).keys() for record in records] == [record.keys() for record in before]
+
+
+def test_target_dicts_may_have_different_keys():
+    records = [{"boxes": torch.tensor([[1.0, 2.0, 9.0, 9.0]])}, {}, {"image_id": 3}, {"masks": torch.ones(2, 32, 48)}]
+    _, got, _ = follow_targets(PIPELINES["flips"](1.0), records)
+    assert [list(record) for record in got] == [["boxes", "valid"], [], ["image_id"], ["masks"]]
+    assert_values(got[0]["boxes"], torch.tensor([[39.0, 23.0, 47.0, 30.0]]))
+
+
+def test_target_dicts_without_a_key_do_not_shift_the_others():
+    modules, records = PIPELINES["rotation"](1.0), records_of()
+    _, expected, _ = follow_targets(modules, records)
+    for key in ("boxes", "keypoints", "masks"):
+        some = [record if sample not in (0, 2) else {"image_id": 1} for sample, record in enumerate(records)]
+        _, got, _ = follow_targets(modules, [{name: value for name, value in each.items() if name == key} for each in some])
+        for sample in (1, 3, 4):
+            assert_values(got[sample][key], expected[sample][key])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
+def test_target_dicts_without_boxes_and_empty_batches(name):
+    empty = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 32, 48), "keypoints": torch.zeros(0, 7, 3)}
+    size, got, _ = follow_targets(PIPELINES[name](0.5), [empty, empty])
+    for record in got:
+        assert [tuple(value.shape) for value in record.values()] == [(0, 4), (0, *size), (0, 7, 3), (0,)]
+    assert follow_targets(PIPELINES[name](0.5), [])[1] == []
+
+
+def test_nan_inf_and_empty_boxes_are_not_valid():
+    nan, inf = float("nan"), float("inf")
+    strange = torch.tensor(
+        [
+            [5, 5, 20, 20],
+            [nan, 5, 9, 9],
+            [9, 5, 5, 9],
+            [5, 5, 5, 9],
+            [5, 9, 9, 5],
+            [5, 5, inf, 9],
+            [-90, -90, -50, -50],
+            [0, 0, 0, 0],
+        ]
+    )
+    records = [{"boxes": boxes} for boxes in boxes_of(3)]
+    for form in ("xyxy", "xywh", "cxcywh", "cxcywh_share"):
+        given_boxes = in_form(strange, form)
+        for name in ("flips", "rotation"):
+            modules = PIPELINES[name](1.0)
+            _, got, _ = follow_targets(modules, [records[0], {"boxes": given_boxes}, records[2]], boxes=form)
+            _, plain, _ = follow_targets(modules, [records[0], {"boxes": given_boxes[:1]}, records[2]], boxes=form)
+            assert got[1]["valid"].tolist() == [True] + [False] * 7
+            assert_values(got[1]["boxes"][0], plain[1]["boxes"][0])
+            assert got[1]["boxes"][1].isnan().all()
+            for sample in (0, 2):
+                assert_values(got[sample]["boxes"], plain[sample]["boxes"])
+
+
+def test_boxes_are_valid_from_one_pixel_within_the_image():
+    boxes = torch.tensor([[-9.0, 4.0, 1.0, 9.0], [-9.0, 4.0, 0.9, 9.0], [4.0, 31.0, 9.0, 40.0], [47.5, 4.0, 60.0, 9.0]])
+    _, got, _ = follow_targets([K.RandomHorizontalFlip(p=0.0)], [{"boxes": boxes}])
+    assert got[0]["valid"].tolist() == [True, False, True, False]
+
+
+def test_empty_boxes_take_any_form():
+    boxes = tv_tensors.BoundingBoxes([[2.0, 3.0, 10.0, 8.0]], format="XYWH", canvas_size=(20, 30))
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(p=1.0)])
+    for records in ([{"boxes": boxes}, {"boxes": torch.zeros(0, 4)}], [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}]):
+        _, done = augment(torch.rand(2, 3, 20, 30), records, data_keys=["input", "targets"])
+        found = next(record["boxes"] for record in done if len(record["boxes"]))
+        assert found.tolist() == [[18.0, 3.0, 10.0, 8.0]]
+    _, done = augment(torch.rand(1, 3, 20, 30), [{"boxes": torch.zeros(0, 4)}], data_keys=["input", "targets"])
+    assert done[0]["boxes"].shape == (0, 4)
+    records = [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}, {"boxes": torch.ones(1, 4)}]
+    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2 must have the box format of sample 1, got xyxy"):
+        augment(torch.rand(3, 3, 20, 30), records, data_keys=["input", "targets"])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64], ids=str)
+@pytest.mark.parametrize("order", [(0, 0, 2), (0, 2, 0), (2, 0, 1)], ids=str)
+def test_images_without_masks_may_have_masks_of_another_type(order, dtype, ragged):
+    sizes = [(21, 37), (30, 18), (40, 52)] if ragged else [(32, 48)] * 3
+    images = [torch.zeros(3, *size) for size in sizes]
+    batch = gpuaug.collate_ragged([image.byte() for image in images]) if ragged else torch.stack(images)
+    given = [masks(n, *size, dtype=dtype, seed=n) if n else torch.zeros(0, *size) for n, size in zip(order, sizes, strict=True)]
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(p=1.0), K.CenterCrop((16, 16))], ragged=ragged)
+    _, got = augment(batch, [{"masks": mask} for mask in given], data_keys=["input", "targets"])
+    _, expected = augment(batch, [{"masks": mask.to(dtype)} for mask in given], data_keys=["input", "targets"])
+    for record, other in zip(got, expected, strict=True):
+        assert record["masks"].dtype is dtype
+        assert_values(record["masks"], other["masks"])

@@ -110,13 +110,6 @@ def test_paddings_of_masks_that_differ_do_not_become_one():
     assert_values(got, expected)
 
 
-def test_single_image_and_mask_keep_their_axes():
-    image, mask = tv_tensors.Image(photographs(1)[0]), tv_tensors.Mask(torch.ones(1, 32, 48, dtype=torch.uint8))
-    made, got = gpuaug.fuse(v2.RandomCrop(8))(image, mask, data_keys=["input", "mask"])
-    assert made.shape == (3, 8, 8)
-    assert got.shape == (1, 8, 8)
-
-
 @pytest.mark.skipif(VERSION < (0, 24), reason="older versions move keypoints outside the frame to its border")
 @pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "preset", "resized crop, larger")])
 def test_keypoints_follow_images_as_torchvision_takes_them(name):
@@ -173,37 +166,6 @@ def test_transforms_of_targets_end_as_in_torchvision(form):
         sanitized = gpuaug.sanitize(got)
         assert [len(each["boxes"]) for each in sanitized] == [int(each["valid"].sum()) for each in got]
     assert 10 < sum(kept) < len(kept) - 10
-
-
-def test_pure_tensors_leave_where_they_are_asked_for():
-    images = tv_tensors.Image(photographs(2))
-    targets = [{**target(2), "note": tv_tensors.Mask(torch.zeros(32, 48))}, target(1)]
-    mask = tv_tensors.Mask(torch.zeros(2, 32, 48, dtype=torch.uint8))
-    keys = ["input", "targets", "mask"]
-    for end, plain in ([], False), ([v2.ToPureTensor()], True):
-        augment = gpuaug.fuse([v2.RandomHorizontalFlip(), *end])
-        made, got, masks = augment(images, targets, mask, data_keys=keys)
-        assert type(made) is (torch.Tensor if plain else tv_tensors.Image)
-        assert type(masks) is (torch.Tensor if plain else tv_tensors.Mask)
-        assert type(augment(images)) is type(made)
-        for key, kind in {
-            "boxes": tv_tensors.BoundingBoxes,
-            "masks": tv_tensors.Mask,
-            "keypoints": tv_tensors.KeyPoints,
-            "note": tv_tensors.Mask,
-        }.items():
-            assert type(got[0][key]) is (torch.Tensor if plain else kind), key
-        listed = augment(images, [each["masks"] for each in targets], data_keys=["input", "mask"])[1]
-        assert {type(each) for each in listed} == {type(masks)}
-
-
-def test_views_keep_the_types_of_tensors():
-    images, mask = tv_tensors.Image(photographs(2)), tv_tensors.Mask(torch.ones(2, 32, 48, dtype=torch.uint8))
-    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(8)], views=3)
-    assert type(augment(images)) is tv_tensors.Image
-    made, got = augment(images, mask, data_keys=["input", "mask"])
-    assert (type(made), made.shape[0]) == (tv_tensors.Image, 6)
-    assert (type(got), got.shape[0]) == (tv_tensors.Mask, 6)
 
 
 def test_masks_of_a_batch_are_converted_too():

@@ -72,54 +72,12 @@ def test_nan_and_empty_boxes_are_not_valid(key, between):
     assert got[0].tolist() == [True, False, False, False]
 
 
-INTEGERS = [torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64]
-REAL = [torch.float16, torch.bfloat16, torch.float64]
-
-
-@pytest.mark.parametrize("dtype", INTEGERS + REAL, ids=str)
-@pytest.mark.parametrize("key", BOXES.layouts)
-@left_to_kornia
-def test_boxes_of_every_type_are_those_of_float32(key, dtype):
-    rows = {"bbox_xywh": [[5, 6, 15, 20], [5, 6, 0, 20], [30, 6, 1, 20]]}.get(
-        key, [[5, 6, 20, 25], [20, 6, 5, 25], [30, 6, 30, 25]]
-    )
-    boxes, valid = torch.tensor([rows]).float(), torch.ones(1, 3, dtype=torch.bool)
-    if key == "bbox":
-        boxes = boxes[..., [0, 1, 2, 1, 2, 3, 0, 3]].unflatten(-1, (4, 2))
-    for resample in ("bilinear", "bicubic"):  # Kornia runs the second
-        augment = gpuaug.fuse([K.RandomHorizontalFlip(p=0.0), K.RandomAffine(0.0, p=1.0, resample=resample)])
-        _, expected, expected_valid = augment(photographs(1), boxes, valid, data_keys=["input", key, "valid"])
-        _, got, got_valid = augment(photographs(1), boxes.to(dtype), valid, data_keys=["input", key, "valid"])
-        assert_values(got_valid, expected_valid)
-        torch.testing.assert_close(got.float(), expected, atol=0.2 if dtype in REAL[:2] else 1e-4, rtol=0)
-        assert key == "bbox" or expected_valid.tolist() == [[True, False, True]]
-
-
-def test_boxes_outside_the_image_are_not_valid():
-    boxes = torch.tensor([[[-10, 4, -1, 9], [-10, 4, 0, 9], [48, 4, 60, 9], [47, 4, 60, 9]]])
-    valid = torch.ones(1, 4, dtype=torch.bool)
-    _, made, got = gpuaug.fuse(K.RandomInvert())(photographs(1), boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
-    assert got[0].tolist() == [False, True, False, True]
-    assert_values(made[0, got[0]], torch.tensor([[0.0, 4.0, 0.0, 9.0], [47.0, 4.0, 47.0, 9.0]]))
-
-
 def test_boxes_and_valid_of_one_image_without_a_batch_axis():
     boxes, valid = torch.tensor([[4.0, 4.0, 9.0, 9.0]] * 2), torch.tensor([True, False])
     for images in (photographs(1), photographs(1)[0]):
         _, made, got = gpuaug.fuse(K.RandomInvert())(images, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
         assert got.tolist() == [True, False]
         assert_values(made, boxes)
-
-
-def test_masks_and_keypoints_beside_valid_boxes():
-    augment, images, valid = gpuaug.fuse(PIPELINES["rotation"](1.0)), photographs(5), drawn_valid()
-    masks, points = torch.ones(5, 4, 32, 48), annotations("keypoints")
-    draws = augment.draw(images.shape, seed=1)
-    keys = ["input", "mask", "keypoints", "bbox_xyxy", "valid"]
-    got = augment(images, masks, points, annotations("bbox_xyxy"), valid, data_keys=keys, draws=draws)
-    expected = augment(images, masks, points, data_keys=keys[:3], draws=draws)
-    for one, other in zip(got[:3], expected, strict=True):
-        assert_values(one, other)
 
 
 TRUE = torch.ones(2, 3, dtype=torch.bool)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support import internals
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import photographs
-from support.comparison.torchvision_replay import followed, replayed, replayed_in_floats
+from support.comparison.torchvision_replay import followed, replayed_in_floats
 from support.comparison.values import assert_values
 from support.targets.boxes_masks_points import plain, targets_of
 from torchvision.transforms import InterpolationMode, v2
@@ -68,22 +68,6 @@ def test_choice_is_fused_and_equals_torchvision_on_images_and_targets_of_every_s
             assert_values(plain(mine[key]), plain(theirs).to(mine[key].dtype), atol=0 if key == "masks" else 2e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-@pytest.mark.parametrize("names", [("resize", "DETR's"), ("crop", "centre", "zoom out"), ("pick", "resized crop")], ids=str)
-def test_choice_equals_torchvision_on_images_of_one_size(dtype, names):
-    choice = v2.RandomChoice([BRANCHES[name]() for name in names])
-    augment = gpuaug.fuse([choice, v2.RandomHorizontalFlip(), *([TO_FLOAT] if dtype == torch.uint8 else [])])
-    for seed, size in enumerate([(1, 1), (40, 9), (HEIGHT, WIDTH)]):
-        images = photographs(9, height=size[0], width=size[1], dtype=dtype)
-        draws = augment.draw(images.shape, seed=seed, dtype=dtype)
-        expected = (replayed_in_floats if dtype == torch.uint8 else replayed)(draws, images)
-        assert_values(augment(images, draws=draws), expected, atol=1e-5)
-        torch.manual_seed(seed)
-        drawn = augment.draw(images.shape, seed=int(torch.randint(2**63 - 1, ())), dtype=dtype)
-        torch.manual_seed(seed)
-        assert augment(images).shape == augment(images, draws=drawn).shape == (9, 3, HEIGHT, WIDTH)
-
-
 def launches(*branches, ragged=True):
     images = images_of([(30, 40), (40, 30)])
     return gpuaug.fuse([v2.RandomChoice(list(branches)), TO_FLOAT], ragged=ragged).explain(pack(images)).launches
@@ -106,21 +90,6 @@ def test_transforms_are_picked_by_their_weights_for_each_sample():
     counts = [picked.count(names) for names in (["resize"], ["crop", "resize"], ["center_crop"])]
     assert sum(counts) == 4000
     np.testing.assert_allclose(counts, [800, 1200, 2000], atol=130)
-
-
-def test_views_and_batches_of_a_loop_equal_their_draws():
-    """Tables that are drawn ahead, of images of one size and of several."""
-    pipeline = [BRANCHES["pick"](), v2.RandomChoice([v2.RandomResizedCrop(8), v2.CenterCrop(8)]), TO_FLOAT]
-    for ragged, sizes in ((False, [(20, 30)] * 4), (True, [(20, 30), (1, 9), (30, 8), (14, 14)])):
-        images = images_of(sizes)
-        batch = pack(images) if ragged else torch.stack(images)
-        augment = gpuaug.fuse(pipeline, ragged=ragged, views=2)
-        torch.manual_seed(1)
-        draws = [augment.draw(batch if ragged else batch.shape) for _ in range(6)]
-        torch.manual_seed(1)
-        made = [augment(batch) for _ in draws]
-        for one, drawn in zip(made, draws, strict=True):
-            assert_values(one, augment(batch, draws=drawn))
 
 
 def test_windows_of_a_crop_in_a_choice_are_not_computed_by_the_device():

@@ -263,19 +263,6 @@ def test_containers_left_to_torchvision_move_nothing_if_their_members_do_not(con
         assert_values(got[key].as_subclass(torch.Tensor), value.as_subclass(torch.Tensor))
 
 
-class Noise(v2.GaussianNoise):
-    def __init__(self):
-        super().__init__(sigma=0.2)
-
-
-@left_to_torchvision
-@pytest.mark.parametrize("transform", [Noise(), v2.RandomOrder([Noise()] * 5)])
-def test_subclasses_without_other_methods_move_nothing(transform):
-    images = photographs(1, 3, 20, 24, dtype=torch.float32)
-    _, got = gpuaug.fuse([transform])(images, [target()], data_keys=["input", "targets"])
-    assert_values(gpuaug.sanitize(got)[0]["boxes"].as_subclass(torch.Tensor), target()["boxes"].as_subclass(torch.Tensor))
-
-
 class Negative(v2.Transform):
     _transformed_types = (tv_tensors.Image, tv_tensors.Video)
 
@@ -332,19 +319,6 @@ def test_modules_get_the_type_that_torchvision_would_pass(asking, container):
         plain = batch.as_subclass(torch.Tensor)
         expected = torch.stack([in_dataset(sample.as_subclass(type(batch))).as_subclass(torch.Tensor) for sample in plain])
         assert_values(gpuaug.fuse(transforms)(batch).as_subclass(torch.Tensor), expected, about=name)
-
-
-@left_to_torchvision
-def test_types_of_views_ragged_images_and_modules_in_a_list():
-    invert = v2.Lambda(lambda image: 255 - image, tv_tensors.Image)
-    two_views = gpuaug.fuse(invert, views=2)(SAMPLES["Image"]).as_subclass(torch.Tensor)
-    assert_values(two_views, torch.cat([255 - IMAGES, 255 - IMAGES]))
-    transforms = [v2.CenterCrop(6), v2.ToImage(), invert]
-    ragged = gpuaug.collate_ragged(list(IMAGES))
-    assert_values(gpuaug.fuse(transforms, ragged=True)(ragged), 255 - IMAGES[..., 1:7, 1:7])
-    for type_, inverts in ((torch.Tensor, False), (tv_tensors.Image, True)):  # a module in a list, called once per batch
-        out = gpuaug.fuse([InvertsImages()])((IMAGES / 255).as_subclass(type_))
-        assert out.as_subclass(torch.Tensor).gt(1).all() == inverts
 
 
 @left_to_torchvision

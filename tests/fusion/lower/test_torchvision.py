@@ -181,25 +181,6 @@ def test_modules_of_kornia_and_of_the_user_get_floats_of_bytes():
     assert (erased == 0.5).float().mean() > 0.5
 
 
-def test_floats_of_bytes_in_every_type_of_batch():
-    masks = torch.arange(4).view(4, 1, 1, 1).expand(4, 1, 32, 48).contiguous()
-    ragged, images = gpuaug.collate_ragged([*photographs(2), *photographs(2, height=40)]), photographs(4)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for batch, options in ((images, {}), (images, {"views": 2}), (ragged, {"ragged": True}), ((images, masks), {})):
-            results = []
-            for conversion in (TO_FLOAT, UNSCALED):
-                torch.manual_seed(0)
-                augment = gpuaug.fuse([v2.RandomResizedCrop(24), conversion, v2.RandomErasing()], dtype=dtype, **options)
-                keys = {"data_keys": ["input", "mask"]} if isinstance(batch, tuple) else {}
-                results.append(augment(*batch if isinstance(batch, tuple) else (batch,), **keys))
-            if isinstance(batch, tuple):
-                assert_values(results[1][1], results[0][1])
-                results = [result[0] for result in results]
-            assert results[1].dtype is dtype
-            tolerance = {torch.float32: 5e-7, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
-            assert_values(results[1].float() / 255, results[0].float(), atol=tolerance)
-
-
 @pytest.mark.filterwarnings("ignore:.*is not fused")
 def test_pixels_that_are_only_converted_are_exact():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)

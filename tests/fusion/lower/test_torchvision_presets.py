@@ -6,8 +6,9 @@ import pytest
 import torch
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
-from torchvision import tv_tensors
+from torchvision import models, tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
 import gpuaug
 
@@ -88,25 +89,6 @@ def whole(name):
     return v2.Compose([v2.ToImage(), *DETECTION[name], *RESIZED.get(name, []), FLIP, *ENDING])
 
 
-@pytest.mark.parametrize(("name", "ragged"), [("lsj", False), ("ssd", False), *((name, True) for name in RAGGED)])
-@pytest.mark.every(2)
-def test_preset_with_drawn_sizes_is_the_same_at_every_depth(name, ragged):
-    augment = gpuaug.fuse(whole(name), ragged=ragged)
-    batches = [from_dataset([v2.ToImage() if ragged else v2.Resize((40, 48))]) for _ in range(3)]
-    if not ragged:
-        batches = [(torch.stack(list(images)), targets) for images, targets in batches]
-
-    def run(depth):
-        stage = gpuaug.TransformStage(augment, on={0: "input", 1: "targets"})
-        return list(gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=3, depth=depth))
-
-    for (images, targets), (others, its) in zip(run(0), run(2), strict=True):
-        assert_values(images, others)
-        for one, other in zip(targets, its, strict=True):
-            for key in one:
-                assert_values(one[key], other[key])
-
-
 IOU_CROP = (
     "pipeline must give images one size after {name}, got {behind} at the end. Put v2.Resize((300, 300)) directly after it, "
     "or keep {name} in the dataset."
@@ -143,3 +125,72 @@ def test_rest_of_a_preset_runs_fused_behind_the_dataset(name):
     images, targets = from_dataset(before)
     augment = gpuaug.fuse([*behind, FLIP, *ENDING], ragged=True)
     check(*augment(images, targets, data_keys=KEYS), size)
+
+
+# Transforms of weights
+
+
+WEIGHTS = {
+    "bilinear": models.ResNet50_Weights.IMAGENET1K_V2,
+    "bicubic": models.Swin_T_Weights.IMAGENET1K_V1,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_preprocessing_of_weights_equals_theirs(name):
+    theirs = WEIGHTS[name].transforms()
+    augment = gpuaug.fuse(theirs)
+    images = photographs(2, 3, 241, 260)
+    expected = torch.stack([theirs(image / 255) for image in images])
+    torch.testing.assert_close(augment(images / 255), expected, atol=5e-6, rtol=0)
+    # Of bytes they round what the resize makes to bytes, and a value is a few hundredths of a deviation.
+    rounded = torch.stack([theirs(image) for image in images])
+    assert_values(augment(images), rounded, atol=0.5 / 255 / 0.224 + 1e-5)
+    assert [line.launches for line in augment.explain(images.shape).lines] == [1]
+
+
+OF_IMAGES = {
+    "segmentation": (models.segmentation.FCN_ResNet50_Weights.DEFAULT, []),
+    "detection": (models.detection.FasterRCNN_ResNet50_FPN_Weights.DEFAULT, [v2.RandomHorizontalFlip(1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_preprocessing_of_other_models_equals_theirs(name):
+    weights, before = OF_IMAGES[name]
+    theirs = v2.Compose([*before, weights.transforms()])
+    images = photographs(2, 3, 241, 260)
+    augment = gpuaug.fuse(theirs)
+    torch.testing.assert_close(augment(images / 255), theirs(images / 255), atol=5e-5, rtol=0)
+    assert [line.reason for line in augment.explain(images.shape).lines] == [""]
+
+
+def presets():
+    """The distinct presets for images of all weights of torchvision, and those with settings that no weights have."""
+    of_weights = [weights.transforms() for name in models.list_models() for weights in models.get_model_weights(name)]
+    unusual = [
+        SemanticSegmentation(resize_size=None),
+        SemanticSegmentation(resize_size=None, interpolation=v2.InterpolationMode.NEAREST),
+        ImageClassification(crop_size=30, resize_size=40, antialias=False),
+        v2.Compose([ObjectDetection()]),
+    ]
+    classes = (ImageClassification, ObjectDetection, SemanticSegmentation)
+    distinct = {str(vars(preset)): preset for preset in of_weights if isinstance(preset, classes)}
+    return [*distinct.values(), *unusual]
+
+
+@pytest.mark.parametrize("theirs", presets(), ids=lambda preset: " ".join(repr(preset).split()))
+@pytest.mark.every(3)
+def test_every_preset_for_images_equals_torchvision(theirs):
+    images = photographs(1, 3, 30, 41) / 255
+    got = gpuaug.fuse(theirs)(images)
+    torch.testing.assert_close(got, theirs(images), atol=2e-4, rtol=0)
+    assert got.dtype == gpuaug.fuse(theirs)(photographs(1, 3, 30, 41)).dtype == torch.float32
+
+
+def test_preprocessing_of_weights_takes_images_of_every_size():
+    theirs = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
+    images = [photographs(1, 3, height, width)[0] for height, width in [(240, 250), (300, 233), (232, 400)]]
+    got = gpuaug.fuse(theirs, ragged=True)(gpuaug.collate_ragged(images))
+    expected = torch.stack([theirs(image / 255) for image in images])
+    torch.testing.assert_close(got, expected, atol=5e-6, rtol=0)

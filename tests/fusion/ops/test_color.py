@@ -61,27 +61,6 @@ def test_pointwise_ops_keep_nan_where_kornia_does():
     assert_values(got.isnan(), expected.isnan())
 
 
-def test_pointwise_ops_keep_their_order_and_clamps():
-    made = K.AugmentationSequential(
-        K.RandomBrightness((1.3, 1.8)),
-        K.RandomContrast((0.3, 1.9)),
-        K.RandomInvert(p=0.5),
-        K.RandomSnow((0.2, 0.8), (1.0, 2.0)),
-        K.RandomSaturation((0.2, 1.8)),
-        K.Normalize(MEAN, STD),
-    )
-    for seed in range(4):
-        assert_replays(made, photographs(5), seed, atol=2e-5)
-
-
-def test_two_color_jitters_each_use_the_mean_of_their_own_input():
-    made = K.AugmentationSequential(
-        K.ColorJitter(0.4, 0.9), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.9), K.RandomResizedCrop((16, 16))
-    )
-    assert_replays(made, photographs(5), atol=5e-5)
-    assert len(gpuaug.fuse(made).explain((5, 3, 32, 48)).lines) == 3
-
-
 def point_ops(kind=PointOp):
     """Every kind of pointwise op in the package."""
     for made in kind.__subclasses__():

@@ -33,14 +33,6 @@ def test_blur_sharpness_and_clahe_equal_kornia(name, p):
         assert_replays(K.AugmentationSequential(FILTERS[name](p)), images, seed, atol=5e-6 if p else 0)
 
 
-def test_pointwise_ops_after_a_blur_share_its_pass():
-    made = K.AugmentationSequential(
-        K.RandomResizedCrop((24, 24)), K.RandomGaussianBlur((5, 5), (0.5, 2.0)), K.RandomInvert(), K.Normalize(0.5, 0.25)
-    )
-    assert_replays(made, photographs(5), atol=2e-4)
-    assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -129,10 +121,3 @@ def test_nan_stays_where_it_is_under_equalize_and_clahe(module):
     got, clean = gpuaug.fuse(module)(images), gpuaug.fuse(module)(images.nan_to_num(0))
     assert got[1, 2, 3, 4].isnan()
     assert_values(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
-
-
-@pytest.mark.parametrize("module", [K.RandomEqualize(), K.RandomClahe()])
-def test_pointwise_ops_after_equalize_share_its_pass(module):
-    made = [K.RandomHorizontalFlip(), module, K.RandomInvert(), K.RandomAutoContrast(), K.Normalize(0.5, 0.25)]
-    assert_replays(K.AugmentationSequential(*made), photographs(5), 1, atol=1e-5)
-    assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 2, 2]

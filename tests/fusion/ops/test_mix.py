@@ -122,29 +122,10 @@ def test_mix_of_nan_inf_and_out_of_range_values_equals_kornia(name):
     torch.testing.assert_close(through(op, images, rows), expected, atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", MIXES)
-def test_mix_draws_replay_in_a_kornia_container(name):
-    pipeline, images = K.AugmentationSequential(MIXES[name]()), photographs(5, dtype=torch.float32)
-    op, size = made(pipeline[0]), Size(*images.shape)
-    drawn, rows = drawn_for(op, size)
-    params = [K.container.params.ParamItem(next(name for name, _ in pipeline.named_children()), op.params(drawn, size))]
-    torch.testing.assert_close(through(op, images, rows), pipeline(images, params=params), atol=1e-6, rtol=0)
-
-
 def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
     assert CutMix("mix", K.RandomCutMixV2(num_mix=3)).unsupported() == "num_mix=3"
     assert CutMix("mix", K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))).unsupported() == "beta has several values"
     assert CutMix("mix", K.RandomCutMixV2(beta=torch.tensor(2.0))).unsupported() is None
-
-
-@pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
-@pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_mix_targets_are_those_kornia_implements(name, key):
-    module = MIXES[name]()
-    assert key not in made(module).supported_keys
-    shape = {"mask": (2, 1, 8, 8), "bbox": (2, 1, 4, 2), "keypoints": (2, 1, 2)}.get(key, (2, 1, 4))
-    with pytest.raises(NotImplementedError):
-        module(torch.rand(2, 3, 8, 8), torch.ones(shape), data_keys=["input", key])
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
@@ -163,12 +144,6 @@ def test_fused_pipeline_mixes_images_and_labels(name, p, dtype):
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
     assert_values(got_labels, expected_labels)
     torch.testing.assert_close(augment(images, draws=draws), got, atol=0, rtol=0)
-
-
-def test_labels_pass_a_pipeline_without_a_mix_untouched():
-    images, labels = photographs(5), torch.arange(5)
-    augment = gpuaug.fuse(K.RandomHorizontalFlip())
-    assert augment(images, labels, data_keys=["input", "class"])[1] is labels
 
 
 @pytest.mark.parametrize(

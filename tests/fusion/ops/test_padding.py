@@ -7,7 +7,6 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from support import internals
 from support.batches.ragged import images_of, pack
-from support.comparison.replay import assert_replays
 from support.comparison.torchvision_replay import replayed, scaled
 from support.comparison.values import assert_values
 from support.ops.compositions import (
@@ -121,12 +120,3 @@ def test_symmetric_padding_is_torchvisions_among_others():
     images = bytes_of()
     for modules in ([pad, flip], [flip, v2.Pad(3, padding_mode="edge"), pad, v2.CenterCrop(9)], [pad, v2.Pad(2), flip, pad]):
         assert_values(gpuaug.fuse(modules)(images), v2.Compose(modules)(images))
-
-
-@pytest.mark.parametrize("mode", ["constant", "replicate", "reflect"])
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-def test_padded_crops_that_skip_samples_are_flipped_and_cropped_as_by_kornia(p, mode):
-    crop = K.RandomCrop((12, 13), padding=9, padding_mode=mode, p=p)
-    pipeline, images = K.AugmentationSequential(crop, K.RandomHorizontalFlip(), K.RandomCrop((6, 6))), bytes_of(16)
-    for seed in range(3):
-        assert_replays(pipeline, images, seed)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from support import internals
 from support.batches.pairwise import sweep
-from support.batches.ragged import images_of, one_by_one, pack
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
 from support.comparison.values import assert_values
-from support.targets.detection import annotations, masks, records_of
+from support.ops.skipped import ANTIALIASED, SKIPPING, fault
+from support.targets.detection import annotations, masks
 
 import gpuaug
 from gpuaug.fusion.ops.base import ANY_SIDES
@@ -150,37 +150,6 @@ def test_antialias_leaves_skipped_crops_unchanged(mode, module, dtype):
     assert_values(got[open_], expected[open_])
 
 
-def test_crops_are_skipped_view_by_view():
-    given = inputs()
-    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomResizedCrop(SIZE, p=0.5), data_keys=KEYS), views=8)
-    draws = augment.draw(given[0].shape, seed=0)
-    open_, got = apply_mask_of(draws), augment(*given, draws=draws)
-    assert 0 < open_.view(8, BATCH).all(1).sum() < 8
-    for made, left in zip(got, (given[0].float() / 255, *given[1:]), strict=True):
-        left = left.repeat(8, *(1,) * (left.ndim - 1))
-        assert_values(made[~open_], left[~open_])
-        assert not torch.equal(made[open_], left[open_])
-
-
-@pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
-def test_targets_of_skipped_crops_are_unchanged(name):
-    """But for boxes, which end at the frame: as where nothing moves at all."""
-    images, records, keys = photographs(BATCH, 3, *SIZE), records_of(BATCH, *SIZE), ["input", "targets", "mask"]
-    listed = [masks(count, *SIZE, seed=count) for count in range(BATCH)]
-    augment = gpuaug.fuse(by_chance(CROPS[name](), "sample", 0.5))
-    draws = augment.draw(images.shape, seed=1)
-    open_ = apply_mask_of(draws)
-    assert 0 < open_.sum() < BATCH
-    _, targets, lists = augment(images, records, listed, data_keys=keys, draws=draws)
-    _, unmoved, _ = gpuaug.fuse(K.CenterCrop(SIZE))(images, records, listed, data_keys=keys)
-    for index in range(BATCH):
-        alike = [torch.equal(targets[index][key], unmoved[index][key]) for key in ("boxes", "masks", "keypoints", "valid")]
-        assert all(alike) or open_[index]
-        if not open_[index]:
-            assert_values(lists[index], listed[index])
-        assert not open_[index] or not len(records[index]["boxes"]) or not all(alike)
-
-
 OTHER = (2, 3, 40, 50)
 
 
@@ -217,30 +186,11 @@ def test_ragged_pipeline_may_not_begin_with_a_crop_that_may_be_skipped(kind, siz
         gpuaug.fuse([by_chance(kind(size), by, 0.5)], ragged=True)
 
 
-RAGGED = {
-    "after a resize": lambda: [K.Resize(SIZE), K.RandomResizedCrop(SIZE, p=0.5)],
-    "after a resize, for each sample": lambda: [K.Resize(SIZE), skipping()],
-    "after a crop in one pass": lambda: [K.RandomCrop(SIZE, pad_if_needed=True), skipping()],
-    "a padded crop in one pass": lambda: [K.RandomResizedCrop(SIZE), K.RandomCrop(SIZE, padding=4, p=0.5)],
-}
+@pytest.mark.parametrize("name", SKIPPING)
+def test_skipped_samples_keep_every_bit(name):
+    assert not fault(SKIPPING[name])
 
 
-@pytest.mark.parametrize("name", RAGGED)
-def test_ragged_crops_behind_a_resize_may_be_skipped(name):
-    images, pipeline = images_of(), K.AugmentationSequential(*RAGGED[name]())
-    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
-    skipped = []
-    for seed in range(4):
-        draws = augment.draw(batch, seed=seed)
-        skipped += [len(draws.of(index)) for index in range(len(images))]
-        # Two interpolations, of Kornia's rounding each.
-        torch.testing.assert_close(augment(batch, draws=draws), one_by_one(pipeline, images, seed), atol=4e-4, rtol=0)
-    assert set(skipped) == {1, 2}
-    points = torch.rand(len(images), 2, 2) * 30
-    torch.manual_seed(0)
-    got = [augment(batch, points, data_keys=["input", "keypoints"]) for _ in range(6)]
-    torch.manual_seed(0)
-    for made in got:
-        expected = augment(batch, points, data_keys=["input", "keypoints"], draws=augment.draw(batch))
-        for one, other in zip(made, expected, strict=True):
-            assert_values(one, other)
+@pytest.mark.parametrize("name", ANTIALIASED)
+def test_antialias_leaves_every_bit_of_skipped_samples(name):
+    assert not fault(ANTIALIASED[name], antialias=True)

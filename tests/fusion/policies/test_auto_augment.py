@@ -1,7 +1,6 @@
 """RandAugment, TrivialAugment and AutoAugment: replayed in Kornia, compared with its draws, and few to compile."""
 
 import itertools
-import pickle
 
 import kornia.augmentation as K
 import numpy as np
@@ -79,41 +78,6 @@ def test_policies_replay_in_kornia(name):
     assert far <= 2
 
 
-def test_policies_move_masks_and_keypoints():
-    made = K.AugmentationSequential(
-        auto.RandAugment(2, 20, [[(name, -0.3, 0.3)] for name in ("shear_x", "shear_y", "translate_x", "translate_y")]),
-        data_keys=["input", "mask", "keypoints"],
-    )
-    augment, images = gpuaug.fuse(made), photographs(dtype=torch.float32)
-    masks = (images[:, :1] * 3).round()
-    points = torch.rand(3, 5, 2) * 30
-    for seed in range(6):
-        draws = augment.draw(images.shape, seed=seed)
-        expected = made(images, masks, points, params=draws.as_kornia())
-        got = augment(images, masks, points, draws=draws)
-        torch.testing.assert_close(got[0], expected[0], atol=5e-5, rtol=0)
-        assert_values(got[1], expected[1], share=0.02)
-        torch.testing.assert_close(got[2], expected[2], atol=1e-3, rtol=0)
-
-
-def test_policy_alone_and_in_a_list_replays_in_kornia():
-    images = photographs()
-    alone = auto.TrivialAugment([ONE_BY_ONE["invert"], ONE_BY_ONE["contrast"]])
-    assert_replays(alone, images, 3, atol=5e-5)
-    augment = gpuaug.fuse([alone, K.RandomInvert(p=1.0)])
-    first, second = augment.draw(images.shape, seed=5).as_kornia()
-    expected = K.RandomInvert(p=1.0)(alone(images / 255, params=first), params=second)
-    torch.testing.assert_close(augment(images, draws=augment.draw(images.shape, seed=5)), expected, atol=5e-5, rtol=0)
-
-
-def test_policy_draws_can_be_pickled_and_replayed():
-    images, made = photographs(), auto.RandAugment(2, 10)
-    draws = gpuaug.fuse(made).draw(images.shape, seed=2)
-    kept = pickle.loads(pickle.dumps(draws))
-    again = pickle.loads(pickle.dumps(gpuaug.fuse(made)))
-    assert_values(again(images, draws=kept), gpuaug.fuse(made)(images, draws=draws))
-
-
 @pytest.mark.parametrize("shape", [(3, 1, 16, 20), (3, 3, 1, 20), (3, 3, 2, 2), (0, 3, 8, 8)], ids=str)
 def test_policy_operations_that_refuse_a_size_run_in_kornia(shape):
     images, made = photographs(*shape, dtype=torch.float32), auto.TrivialAugment()
@@ -128,14 +92,6 @@ def test_policy_operations_that_refuse_a_size_run_in_kornia(shape):
                     augment(images, draws=draws)
             continue
         torch.testing.assert_close(augment(images, draws=draws), expected, atol=5e-5, rtol=0)
-
-
-def test_dtype_and_memory_format_are_applied_when_a_policy_skips():
-    images = photographs()
-    never = auto.AutoAugment([[("invert", 0.0, None)]])
-    got = gpuaug.fuse(never, dtype=torch.float16, memory_format=torch.channels_last)(images)
-    assert got.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(got, (images / 255).half())
 
 
 def test_policy_magnitude_is_read_at_each_draw():

@@ -2,9 +2,8 @@
 
 import kornia.augmentation as K
 import pytest
-import torch
 from kornia.augmentation import auto
-from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.replay import photographs
 from support.comparison.values import assert_values
 
 import gpuaug
@@ -31,23 +30,6 @@ def test_containers_that_pick_modules_run_in_kornia_with_one_warning(name):
     for seed in range(6):
         draws = augment.draw(images.shape, seed=seed)
         assert_values(augment(images, draws=draws), pipeline(images / 255, params=draws.as_kornia()), atol=1e-6)
-
-
-@left_to_kornia
-def test_random_apply_moves_masks_and_changes_sizes():
-    pipeline = K.AugmentationSequential(
-        K.RandomVerticalFlip(),
-        K.AugmentationSequential(K.CenterCrop((16, 17)), K.RandomInvert(), random_apply=(0, 3)),
-        K.Resize((12, 14), p=1.0),
-        data_keys=["input", "mask"],
-    )
-    augment, images = gpuaug.fuse(pipeline), photographs(1, 3, 20, 24, dtype=torch.float32)
-    masks = (images[:, :1] * 3).round()
-    for seed in range(6):
-        draws = augment.draw(images.shape, seed=seed)
-        expected, got = pipeline(images, masks, params=draws.as_kornia()), augment(images, masks, draws=draws)
-        torch.testing.assert_close(got[0], expected[0], atol=5e-5, rtol=0)
-        assert_values(got[1], expected[1], share=0.02)
 
 
 @pytest.mark.filterwarnings("ignore:No module of Kornia is fused")

@@ -79,13 +79,3 @@ def clips_with_channels_first(told):
         f(clips)
     clips = clips.transpose(1, 2)
     assert torch.equal(f(clips), clips.flip(-1))
-
-
-@example("Leave it out to begin with the first frame", "Pass a float")
-def a_start_that_is_no_time(told):
-    for wrong in (float("inf"), "1 s"):
-        with told:
-            gpuaug.read_clip(video(), 2, start_s=wrong)
-        with told:
-            gpuaug.read_clip(video(), times_s=[wrong])
-    assert torch.equal(frames_of(gpuaug.read_clip(video(), 2)), frames_of(gpuaug.read_clip(video(), 2, start_s=0.0)))

@@ -169,18 +169,3 @@ def sampler_with_a_hidden_generator(told):
     list(loader)
     resumed.load_state_dict(loader.state_dict())
     assert all(map(torch.equal, resumed, loader))
-
-
-@example("Images of a batch must have the type and number of channels of the first")
-def images_of_two_types_in_a_batch(told):
-    deep, plain = np.array([[[300, 60000]]], np.uint16), np.zeros((1, 1, 2), np.uint8)
-    with told:
-        gpuaug.collate_ragged([deep, plain], channels=None)
-    assert gpuaug.collate_ragged([deep, plain.astype(np.uint16) * 257], channels=None)[0].flatten().tolist() == [300, 60000]
-
-
-@example("Return the same number of frames from the dataset")
-def clips_that_a_dataset_decodes_of_several_lengths(told):
-    with told:
-        gpuaug.collate_ragged([IMAGES, IMAGES[:1]])
-    assert len(gpuaug.collate_ragged([IMAGES[:1], IMAGES[1:]])) == 2

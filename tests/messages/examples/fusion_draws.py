@@ -115,15 +115,6 @@ def ratio_of_zero(told):
     assert not torch.equal(gpuaug.fuse(v2.RandomErasing(1.0, ratio=(0.75, 1.33)))(IMAGES), IMAGES)
 
 
-@example("draws must come from the same pipeline, got draws of")
-def draws_of_another_pipeline(told):
-    augment, other = gpuaug.fuse([FLIP, v2.RandomInvert()]), gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, draws=other.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype))
-    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
-    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
-
-
 @example(
     "shape must be …, got …. Pass images.shape", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch"
 )

@@ -207,18 +207,6 @@ def fraction_as_size(told):
     assert gpuaug.PadIfSmaller(size=480)(IMAGES).shape == (2, 3, 480, 480)
 
 
-@example("must return all images of a batch in one size")
-def function_of_several_sizes(told):
-    def function(image):
-        return image[:, : 4 + int(image[0, 0, 0] > 100)]
-
-    with told:
-        fuse_some(v2.Compose([FLIP, function]))(IMAGES)
-    got = fuse_some(v2.Compose([FLIP, lambda image: v2.functional.resize(function(image), [6, 6])]))(IMAGES)
-    expected = torch.stack([v2.functional.resize(function(image), [6, 6]) for image in IMAGES.flip(-1)])
-    assert torch.equal(got, expected)
-
-
 def of_timm(name):
     """A transform with a name and a module of timm's, which is not needed for it."""
     return type(name, (), {"__module__": "timm.data.transforms", "__call__": lambda self, image: image})()
@@ -234,10 +222,3 @@ def transforms_of_timm(told):
     means = torch.tensor([124.0, 116, 104])
     pipeline = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((means / 255).tolist(), [1 / 255] * 3)]
     torch.testing.assert_close(gpuaug.fuse(pipeline)(IMAGES), IMAGES.float() - means.view(3, 1, 1), atol=1e-3, rtol=1e-5)
-
-
-@example("transforms that map one image to one image")
-def pictures_at_the_end(told):
-    with told:
-        gpuaug.fuse([FLIP, v2.ToPILImage()])
-    assert torch.equal(gpuaug.fuse([FLIP])(IMAGES), FLIP(IMAGES))

@@ -1,7 +1,5 @@
 """Advice about loaders, their states and their profiles."""
 
-import os
-
 import torch
 from support.loader.checkpoints import Tape
 from support.messages.registry import example
@@ -101,28 +99,3 @@ def step_of_two_arguments(told):
     with told:
         gpuaug.profile(streamed, step, batches=8, rounds=1, show=False)
     gpuaug.profile(streamed, lambda batch: step(*batch), batches=8, rounds=1, show=False)
-
-
-@example("Write 'timeline.png'")
-def timeline_without_a_path(told):
-    import tempfile
-
-    streamed = gpuaug.StreamedLoader(BATCHES, device="cpu")
-    timeline = gpuaug.profile(streamed, lambda batch: batch.sum(), batches=8, rounds=1, show=False).timeline
-    with told:
-        timeline.save(3)
-    with tempfile.TemporaryDirectory() as folder:
-        timeline.save(os.path.join(folder, "timeline.png"))
-
-
-@example("The dataset of a StatefulDataLoader must have a state_dict() without required arguments")
-def state_of_a_dataset_with_arguments(told):
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    class Streamed(Tape):
-        def state_dict(self, samples):
-            return {}
-
-    with told:
-        gpuaug.StreamedLoader(StatefulDataLoader(Streamed(), 2), device="cpu")
-    assert list(gpuaug.StreamedLoader(DataLoader(Streamed(), 2), device="cpu"))

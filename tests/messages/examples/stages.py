@@ -2,7 +2,7 @@
 
 import torch
 from support.messages.registry import example
-from support.messages.values import FLIP, FLIPPED, IMAGES, LABELS, run, targets
+from support.messages.values import IMAGES, LABELS, run
 from torch import nn
 from torchvision.transforms import v2
 
@@ -111,46 +111,3 @@ def output_that_is_not_there(told):
         run(FEATURES, gpuaug.FeatureStage(nn.Identity(), output="relu"))
     assert torch.equal(run(FEATURES, gpuaug.FeatureStage(nn.Identity(), output=lambda result: result.relu())), FEATURES.relu())
     assert torch.equal(run(FEATURES, gpuaug.FeatureStage(nn.Identity())), FEATURES)
-
-
-@example("on must be left out for a batch that is a single")
-def member_of_a_tensor(told):
-    with told:
-        run(LABELS, stage(on=1))
-    assert torch.equal(run(LABELS, stage()), -LABELS)
-    assert torch.equal(run((IMAGES, LABELS), stage(on=1))[1], -LABELS)
-
-
-@example("on must be an index of a … of …, got …. Pass an index from 0 to …")
-def member_past_the_end(told):
-    with told:
-        run((IMAGES, LABELS), stage(on=2))
-    assert torch.equal(run((IMAGES, LABELS), stage(on=1))[1], -LABELS)
-
-
-@example("into must be left out for a batch that is a single")
-def place_in_a_tensor(told):
-    with told:
-        run(LABELS, stage(into=1))
-    assert torch.equal(run((LABELS,), stage(into=1))[1], -LABELS)
-
-
-@example("… no longer match the images, because … transforms …")
-def boxes_left_behind(told):
-    transform = gpuaug.fuse(FLIP)
-    with told:
-        run((IMAGES, targets()), transform)
-    got = run((IMAGES, targets()), gpuaug.TransformStage(transform, on={0: "input", 1: "targets"}))
-    assert torch.equal(got[1][0]["boxes"], FLIPPED[0])
-    run((IMAGES, targets()), lambda images: transform(images))
-
-
-@example("encoder must be an nn.Module, a bound method")
-def function_as_encoder(told):
-    with told:
-        gpuaug.FeatureStage(torch.negative)
-    assert torch.equal(run(FEATURES, gpuaug.TransformStage(torch.negative)), -FEATURES)
-    encoder = torch.export.export(nn.Tanh(), (FEATURES,))
-    with told:
-        gpuaug.FeatureStage(encoder)
-    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(encoder.module())), FEATURES.tanh())

@@ -175,27 +175,3 @@ def labels_getter_of_another_key(told):
     augment = gpuaug.fuse([v2.RandomHorizontalFlip(1.0), v2.SanitizeBoundingBoxes()])
     _, targets = augment(torch.zeros(1, 3, 8, 8), [target], data_keys=["input", "targets"])
     assert gpuaug.sanitize(targets, per_box=["boxes", "masks", "cls"])[0]["cls"].tolist() == [4]
-
-
-@example("targets must hold one dict for each of the … images")
-def too_few_dicts(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, targets()[:1], data_keys=["input", "targets"])
-    assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
-
-
-@example("Pass valid as gpuaug.fuse returned it")
-def sanitize_of_another_valid(told):
-    _, followed = gpuaug.fuse(FLIP)(IMAGES, targets(), data_keys=["input", "targets"])
-    with told:
-        gpuaug.sanitize([{**each, "valid": each["valid"].long()} for each in followed])
-    assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
-
-
-@example("if per_box names it, got … with …. Leave … out of per_box")
-def other_entries_than_boxes(told):
-    targets = [{"boxes": torch.zeros(2, 4), "valid": torch.tensor([True, False]), "tracks": torch.arange(3)}]
-    with told:
-        gpuaug.sanitize(targets, per_box=["boxes", "tracks"])
-    assert gpuaug.sanitize(targets, per_box=["boxes"])[0]["tracks"].tolist() == [0, 1, 2]

@@ -57,9 +57,9 @@ def install(patch):
     patch.setattr(feature, "GraphRunner", HostGraphs)
     patch.setattr(feature, "default_max_bytes", lambda device: 1 << 30)
     patch.setattr(cuda_graph, "_is_on_gpu", lambda value: type(value) is torch.Tensor)
-    patch.setattr(cuda_graph, "_host_waits", lambda: nullcontext([]))
-    host_states = cuda_graph._host_generator_states
-    patch.setattr(cuda_graph, "_host_generator_states", lambda: host_states()[1:])  # without torch's generator
+    patch.setattr(cuda_graph, "host_waits", lambda: nullcontext([]))
+    host_states = cuda_graph.host_states
+    patch.setattr(cuda_graph, "host_states", lambda: host_states()[1:])  # without torch's generator
     return forms
 
 
