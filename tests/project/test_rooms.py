@@ -63,7 +63,7 @@ BUDGETS = {
     "core": 1_556,
     "decode": 4_595,
     "feed": 2_383,
-    "fusion": 12_347,
+    "fusion": 12_035,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_179,
