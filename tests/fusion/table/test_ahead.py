@@ -20,8 +20,6 @@ import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table import ahead, rows
 from gpuaug.fusion.table.ahead import TablePrefetch
-from gpuaug.fusion.table.on_host import HostTables
-from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 SHARED = {
     "same": lambda: [
@@ -59,20 +57,19 @@ def simple():
 
 def draw_tables(planned, ops, size, seeds, device, *, points):
     """Tables of one batch per seed, (batches, B, K)."""
-    tables = HostTables(UpcomingBatches(planned, ops, size, seeds, 1, device, points))
-    return torch.stack([tables.table(index, size) for index in range(len(seeds))])
+    return ahead.draw_table(planned, ops, size, seeds, device, has_points=points).unflatten(0, (len(seeds), -1))
 
 
 @pytest.fixture
 def blocks(monkeypatch):
     """For how many batches rows were made, each time that they were."""
-    made = []
+    made, draw_table = [], ahead.draw_table
 
-    def counted(upcoming, *size_dependent):
-        made.append(len(upcoming.seeds))
-        return HostTables(upcoming, *size_dependent)
+    def counted(planned, ops, size, seeds, device, *, has_points):
+        made.append(len(seeds))
+        return draw_table(planned, ops, size, seeds, device, has_points=has_points)
 
-    monkeypatch.setattr(ahead, "HostTables", counted)
+    monkeypatch.setattr(ahead, "draw_table", counted)
     return made
 
 
