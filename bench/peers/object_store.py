@@ -88,6 +88,8 @@ class _Connection(asyncio.Protocol):
             return
         if method not in ("GET", "HEAD") or ".." in path.parts:
             self._send(method, "405 Method Not Allowed", b"<Error><Code>MethodNotAllowed</Code></Error>")
+            self._received = b""  # the body of the request
+            self._transport.close()
         elif not key:
             query = {name: values[0] for name, values in parse_qs(url.query).items()}
             self._send(method, "200 OK", self._listing(bucket, query.get("prefix", ""), query.get("delimiter", "")))
@@ -97,14 +99,20 @@ class _Connection(asyncio.Protocol):
             self._send_object(method, path, headers.get("range"))
 
     def _send_object(self, method: str, path: Path, requested: str | None) -> None:
-        content, status = path.read_bytes(), "200 OK"
-        entry, size = path.stat(), path.stat().st_size
-        further = {"ETag": f'"{size:x}"', "Last-Modified": formatdate(entry.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+        content = path.read_bytes()
+        size = len(content)
+        status = "200 OK"
+        further = {
+            "ETag": f'"{size:x}"',
+            "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
+            "Accept-Ranges": "bytes",
+        }
         if requested is not None:
             first, last = requested.removeprefix("bytes=").split("-")
             start = int(first) if first else max(0, size - int(last))
             stop = min(int(last) + 1, size) if first and last else size
-            content, status = content[start:stop], "206 Partial Content"
+            content = content[start:stop]
+            status = "206 Partial Content"
             further["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         self._send(method, status, content, further)
 
@@ -116,7 +124,8 @@ class _Connection(asyncio.Protocol):
     def _listing(self, bucket: str, prefix: str, delimiter: str) -> bytes:
         root = self._folder / bucket
         files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
-        objects, folders = [], set()
+        objects: list[str] = []
+        folders: set[str] = set()
         for key, path in files.items():
             rest = key.removeprefix(prefix)
             if not key.startswith(prefix):
@@ -124,8 +133,8 @@ class _Connection(asyncio.Protocol):
             if delimiter and delimiter in rest:
                 folders.add(prefix + rest.partition(delimiter)[0] + delimiter)
                 continue
-            size, modified = path.stat().st_size, "2026-01-01T00:00:00.000Z"
-            facts = f"<LastModified>{modified}</LastModified><ETag>&quot;{size:x}&quot;</ETag><Size>{size}</Size>"
+            size = path.stat().st_size
+            facts = f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;{size:x}&quot;</ETag><Size>{size}</Size>"
             objects.append(f"<Contents><Key>{escape(key)}</Key>{facts}<StorageClass>STANDARD</StorageClass></Contents>")
         objects += [f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)]
         count = f"<KeyCount>{len(objects)}</KeyCount><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"

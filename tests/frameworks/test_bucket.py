@@ -92,11 +92,12 @@ def test_two_ranks_share_each_epoch_and_resume_at_every_batch(recipe, workers, r
     assert len(set(map(str, orders))) == run_recipe.EPOCHS, "each epoch has an order of its own"
     for result in results:
         counts = list(enumerate(map(len, result["epochs"])))
-        inexact = {
-            "chunks": [[epoch, count - 1] for epoch, count in counts],  # after the last batch of an epoch
-            "shards": [[epoch, count] for epoch, count in counts[:-1]],  # after the loop of an epoch
-        }
-        assert result["inexact"] == inexact.get(recipe, [])
+        last = [[epoch, count - 1] for epoch, count in counts]
+        ends = [[epoch, count] for epoch, count in counts[:-1]]  # nothing is left to read after the last of them
+        if recipe == "shards":  # with workers, at times the state after the last batch too
+            assert [position for position in result["inexact"] if position not in last] == ends
+        else:
+            assert result["inexact"] == (last if recipe == "chunks" else [])
 
 
 def test_two_ranks_share_each_epoch_of_ray(run):

@@ -37,7 +37,10 @@ from bench.harness.optional_rows import MissingError, OptionalRow, peer_row
 from bench.peers.object_store import ObjectStore
 from gpuaug.benchkit.windows import Variant
 
-LITDATA, OURS, BYTES, STORE = "LitData, with transform", "gpuaug", "LitData, bytes alone", "store, bytes alone"
+LITDATA = "LitData, with transform"
+OURS = "gpuaug"
+BYTES = "LitData, bytes alone"
+STORE = "store, bytes alone"
 
 
 @contextmanager
