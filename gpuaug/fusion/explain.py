@@ -16,6 +16,7 @@ from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
+from gpuaug.fusion.table.on_device import device_crop
 
 _ANTIALIAS = {
     "Kornia": "gpuaug.fuse(…, antialias=True) antialiases, as torchvision does by default",
@@ -136,6 +137,7 @@ def explanation(
         types = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
         for pass_, written_dtype in zip(passes, types, strict=True):
+            crops_on_device = not lines and whole_plan is not None and device_crop(whole_plan) is not None
             launches = 1 if blurs_in_strips(pass_.front, read_dtype, written_dtype) else pass_.launches
             out_size = source_size if pass_.out.ragged and not pass_.gather_ops else None
             lines.append(
@@ -145,7 +147,7 @@ def explanation(
                     out_size,
                     size.batch * views,
                     (read_dtype.itemsize, written_dtype.itemsize),
-                    run_count * launches,
+                    run_count * (launches + crops_on_device),
                 )
             )
             read_dtype, source_size = written_dtype, out_size

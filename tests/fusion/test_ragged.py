@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.fusion.table import upcoming
 
 EXACT = {
     "centre": lambda: [K.CenterCrop((21, 30))],
@@ -191,6 +192,22 @@ def test_each_image_of_a_ragged_batch_equals_a_batch_of_it_alone(name):
         assert_values(augment(turn, draws=augment.draw(turn, dtype=dtype)), made)
 
 
+def test_ragged_draws_are_prefetched_for_many_batches():
+    augment, batch = gpuaug.fuse(container(CLOSE["resized crop"]()), ragged=True), pack(images_of([(9, 8), (7, 9)]))
+    sources = []
+
+    class Counted(upcoming.Sampler):
+        def __init__(self, keys, *args, **options):
+            sources.append(len(keys))
+            super().__init__(keys, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upcoming, "Sampler", Counted)
+        for _ in range(150):
+            augment(batch)
+    assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"
+
+
 def test_ragged_pipeline_takes_dense_images():
     image = images_of([(40, 50)])[0]
     augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)
@@ -217,7 +234,23 @@ def test_explain_counts_the_bytes_of_the_last_ragged_batch():
     augment(pack(images_of()))
     (line,) = augment.explain().lines
     assert augment.explain(pack(images_of())).lines == (line,)
-    assert (line.launches, line.read_bytes, line.written_bytes) == (1, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
+    assert (line.launches, line.read_bytes, line.written_bytes) == (2, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "options", "launches"),
+    [
+        ([K.RandomResizedCrop((24, 24))], {"views": 2}, 2),
+        ([K.RandomResizedCrop((24, 24)), K.ColorJitter(0.4, 0.4, 0.4)], {}, 3),
+        # What the host has to draw for each batch, it sends along with everything else.
+        ([K.CenterCrop(8)], {}, 1),
+        ([K.RandomResizedCrop((24, 24), same_on_batch=True)], {}, 1),
+        ([K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 24))], {}, 1),
+        ([K.RandomResizedCrop((24, 24)), K.RandomGaussianNoise()], {}, 1),
+    ],
+)
+def test_explain_counts_the_crops_launch(modules, options, launches):
+    assert gpuaug.fuse(modules, ragged=True, **options).explain().launches == launches
 
 
 def test_ragged_batches_from_workers_reach_the_stage():

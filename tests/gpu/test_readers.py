@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.batches.ragged import images_of, pack
-from support.comparison import readers, skipped_crops
+from support.comparison import device_crops, readers
 from support.comparison.executors import FLIPPED
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
@@ -54,10 +54,21 @@ def test_ragged_kernels_on_large_images_equal_torch(layout, antialias):
     assert disagreement(modules, batch.to(CUDA), torch.float32, torch.contiguous_format, **options) < 5
 
 
+@pytest.mark.parametrize("follow", [False, True], ids=["images", "and points and masks"])
+@pytest.mark.parametrize("name", device_crops.CROPS)
+def test_crops_kernel_equals_host_draws(name, follow):
+    sizes = device_crops.some_sizes(4000)
+    assert not device_crops.disagreement(device_crops.CROPS[name], sizes, CUDA, points=follow, masks=follow)
+
+
+def test_device_crop_tables_asked_for_twice_are_not_overwritten():
+    assert not device_crops.fault_of_shared_tables(CUDA)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-@pytest.mark.parametrize("name", skipped_crops.SKIPPED)
+@pytest.mark.parametrize("name", device_crops.SKIPPED)
 def test_samples_skipped_by_a_crop_are_unchanged_bit_for_bit(name, dtype):
-    assert not skipped_crops.fault_of_skipped_crops(name, dtype, CUDA)
+    assert not device_crops.fault_of_skipped_crops(name, dtype, CUDA)
 
 
 def test_ragged_calls_equal_draw_on_any_stream():

@@ -131,6 +131,17 @@ class ResizedCrop(ResampleOp):
         window_height = np.where(ratio < min_ratio, np.rint(width / min_ratio), height)
         return np.maximum(window_width, 1), np.maximum(window_height, 1)
 
+    def identity_draws(self, batch: int) -> OpDraws:
+        """Draws with which the op returns images of the output size unchanged."""
+        zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
+        return {
+            "x": zeros,
+            "y": zeros,
+            "width": self._width * ones,
+            "height": self._height * ones,
+            "apply_mask": np.ones(batch, dtype=bool),
+        }
+
     def _windows(self, draws: OpDraws, size: Size) -> OpDraws:
         """Drawn windows. For samples that skip the op, the whole image."""
         if not self.is_random:

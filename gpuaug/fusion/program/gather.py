@@ -313,3 +313,20 @@ def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: 
         # A Python number does not depend on draws.
         if all_columns or isinstance(value, np.ndarray):
             table[:, column + k] = value
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCropColumns:
+    """First column of each group of columns after the columns of the passes, if the device computes the crop windows.
+
+    -1 for a group that is missing.
+    """
+
+    matrix: int
+    """Matrix of all ops, for boxes and keypoints, which the device writes."""
+    uniforms: int
+    """Uniform numbers in [0, 1) of the crop."""
+    matrix_after: int
+    """Matrix of the ops after the crop."""
+    width: int
+    """Number of columns of the table."""

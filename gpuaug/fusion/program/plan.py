@@ -9,7 +9,7 @@ last pass writes the result. The parameters of all ops are columns of the parame
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -46,17 +46,24 @@ class DrawnOp(NamedTuple):
     """Size of the output images of the op."""
 
 
-def draw_in_order(ops: Iterable[Any], sampler: Sampler, size: Size) -> Iterator[DrawnOp]:
+def draw_in_order(
+    ops: Iterable[Any], sampler: Sampler, size: Size, *, deferred: Mapping[Any, int] | None = None
+) -> Iterator[DrawnOp]:
     """Draw for a sequence of ops, in order. The input size of an op is the output size of the preceding op.
 
     Args:
         ops: Ops and fallback modules.
         sampler: Source of random numbers.
         size: Size of the input images of the first op.
+        deferred: Number of uniform numbers per sample, by op, for ops whose parameters are computed later, when the sizes of
+            the images are known. The draws of such an op are only these numbers: ``{"numbers": …}``, (count, B), in [0, 1).
     """
     for op in ops:
-        draws = op.draw(sampler, size)
-        drawn_op = DrawnOp(op, draws, size, op.out_drawn(draws, size))
+        if deferred and op in deferred:
+            drawn_op = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
+        else:
+            draws = op.draw(sampler, size)
+            drawn_op = DrawnOp(op, draws, size, op.out_drawn(draws, size))
         yield drawn_op
         size = drawn_op.out
 
@@ -213,6 +220,8 @@ class Plan:
     """(width,) float32 row, computed once, with the columns that depend neither on draws nor on the batch."""
     uniform_count: int = 8
     """Number of uniform numbers per sample that the sampler draws in one call of NumPy."""
+    uniforms_per_op: tuple[int, ...] = ()
+    """Number of uniform numbers per sample that each op uses."""
     draws_one_batch_at_a_time: bool = False
     """Whether the draws of several batches cannot be computed together."""
     rereading_ops: tuple[Op, ...] = ()
@@ -371,11 +380,10 @@ def _point_program(point_ops: Sequence[PointOp], column: int, channels: int, fra
     return tuple(point_program), column
 
 
-def count_uniforms(ops: Sequence[Op], size: Size) -> int:
-    """Return the number of uniform numbers per sample that ops draw, for images of this size."""
+def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
+    """Return the number of uniform numbers per sample that each op draws, for images of this size."""
     # Separate generators, because a plan may be computed while another sampler of the thread draws.
     sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)
-    for _ in draw_in_order(ops, sampler, sample_size):
-        pass
-    return sampler.columns_drawn
+    counts_after_op = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
+    return tuple(after - before for before, after in pairwise([0, *counts_after_op]))

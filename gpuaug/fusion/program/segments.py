@@ -120,7 +120,8 @@ class Segments:
             else:
                 return Segment(start + 1, fallback=op if isinstance(op, EagerOp) else fallback_of(op, reason or ""))
         new_plan = plan(ops, size, masks=masks)
-        new_plan.uniform_count = max(count_uniforms(ops, size), 1)
+        new_plan.uniforms_per_op = count_uniforms(ops, size)
+        new_plan.uniform_count = max(sum(new_plan.uniforms_per_op), 1)
         return Segment(start + len(ops), tuple(ops), new_plan)
 
 

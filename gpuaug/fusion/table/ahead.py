@@ -3,14 +3,14 @@
 A table has one row per sample, with the random parameters of all ops. To draw for several batches takes as many NumPy calls as
 for one. The seed of a later call can be predicted: in a stage of a loader it follows from the position of the next batch,
 elsewhere from the next number of torch's generator. So the tables of several batches are computed at once, each for the seed
-of one call. Tables for predicted calls that do not come are discarded. *Ragged* images differ in size, and draws depend on the
-sizes, so the table of a ragged batch is computed when the batch arrives.
+of one call. Tables for predicted calls that do not come are discarded.
 
-A *plan* has the passes of a pipeline, each one reading and one writing of all images. *Views* are several random
-augmentations of the same images.
+A *plan* has the passes of a pipeline, each one reading and one writing of all images. *Ragged* images differ in size. *Views*
+are several random augmentations of the same images.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
 from gpuaug.core.streams import current_stream
-from gpuaug.fusion.ops.base import Op, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.plan import Plan, draw_in_order
-from gpuaug.fusion.table.rows import make_table
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
+from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 MOST_BATCHES = 64
 """Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""
@@ -39,8 +41,9 @@ class _Block(NamedTuple):
     plan: Plan
     key: tuple[Any, ...]
     """Properties of a call, besides its plan and seed, on which its table depends."""
-    tables: dict[int, Tensor]
-    """Table of each batch, by seed of its call."""
+    tables: HostTables | DeviceCropTables
+    index_by_seed: dict[int, int]
+    """Index of the batch, by seed of its call."""
     next_seed: int
     """Predicted seed of the first call after these batches."""
 
@@ -58,6 +61,7 @@ class TablePrefetch:
         ops: Sequence[Op],
         size: Size,
         device: torch.device,
+        image_layouts: Tensor | None = None,
         *,
         has_points: bool,
         views: int = 1,
@@ -71,52 +75,43 @@ class TablePrefetch:
             ops: All ops of the plan.
             size: Size of the batch.
             device: Device of the table.
+            image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image.
             has_points: Whether there are boxes or keypoints.
             views: Number of views per image.
 
         Cost:
             One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
-            draws for itself only. No synchronization.
+            completes its table with their sizes, in one launch or on the host; if neither is possible, every call draws for
+            itself only. No synchronization.
         """
         seed = next_seed()
-        if size.ragged:
-            return draw_table(plan, ops, size, seeds_of_views(seed, views), device, has_points=has_points)
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
-        key = (size.batch, has_points, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
+        # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
+        has_windows = image_layouts is not None and image_layouts.shape[1] == 4
+        key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
         used_block = None  # its batches precede this call, as predicted
         for block in self._blocks:
             if block.plan is plan and block.key == key:
-                if seed in block.tables:
-                    return block.tables[seed]
+                if seed in block.index_by_seed:
+                    return block.tables.table(block.index_by_seed[seed], size, image_layouts)
                 used_block = block if used_block is None and block.next_seed == seed else used_block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
-        count = min(2 * len(used_block.tables), MOST_BATCHES, limit) if used_block is not None else 1
+        count = min(2 * len(used_block.index_by_seed), MOST_BATCHES, limit) if used_block is not None else 1
         *seeds, following_seed = seed, *following_seeds(count)
         view_seeds = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
-        all_tables = draw_table(plan, ops, size, view_seeds, device, has_points=has_points)
-        # One split for all batches is faster than one indexing per batch.
-        tables: dict[int, Tensor] = dict(zip(seeds, all_tables.unflatten(0, (count, -1)).unbind(), strict=True))
-        new_block = _Block(plan, key, tables, following_seed)
+        upcoming = UpcomingBatches(
+            plan, ops, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points
+        )
+        tables: HostTables | DeviceCropTables
+        if not size.ragged:
+            tables = HostTables(upcoming)
+        elif (crop := device_crop(plan)) is not None and dispatch.backend_name(device) == "triton" and not has_windows:
+            tables = DeviceCropTables(upcoming, crop)
+        elif size_dependent := size_dependent_ops(plan, ops):
+            tables = HostTables(upcoming, size_dependent)
+        else:
+            return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])).table(0, size)
+        new_block = _Block(plan, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following_seed)
         self._blocks = (new_block, *(block for block in self._blocks if block is not used_block))[:_MOST_BLOCKS]
-        return tables[seed]
-
-
-def draw_table(
-    plan: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, has_points: bool
-) -> Tensor:
-    """Draw for batches of one size, one after another in the result: (``len(seeds)`` · B, K).
-
-    Args:
-        plan: Plan that reads the table.
-        ops: All ops of the plan.
-        size: Size of one batch.
-        seeds: Seed of each batch, or of each view of each batch.
-        device: Device of the table.
-        has_points: Whether there are boxes or keypoints.
-    """
-    total_size = size.repeat(len(seeds))
-    draws_by_op: dict[Op, OpDraws] = {}
-    for op, draws, _, _ in draw_in_order(ops, Sampler(seeds, size.batch, plan.uniform_count), total_size):
-        draws_by_op |= op.draws_by_op(draws)
-    return make_table(plan, total_size, draws_by_op, device, has_points=has_points)
+        return tables.table(0, size, image_layouts)

@@ -88,14 +88,18 @@ def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Arr
     out[:] = matrix.reshape(-1, MATRIX)
 
 
-def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array) -> None:
-    """Write the columns of all passes, (B, at least ``plan.width``) float32."""
+def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
+    """Write the columns of all passes, (B, at least ``plan.width``) float32.
+
+    ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. Its columns then have
+    the values of the template.
+    """
     # The first call writes the columns of the template. Later calls copy them.
     writes_template = plan.template is None
     if not writes_template:
         table[:, : plan.width] = plan.template
     current_size = size
-    for pass_ in plan.passes:
+    for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
         rows = pass_.rows_of(table)
         for op, column in pass_.point_columns:
@@ -103,7 +107,8 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
                 # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write
                 write(draws_by_op[op], out_size, rows[:, column : column + op.row_width(size.channels)])
-        pass_.fill_front(draws_by_op.__getitem__, current_size, rows, all_columns=writes_template)
+        if pass_index >= skipped_fronts:
+            pass_.fill_front(draws_by_op.__getitem__, current_size, rows, all_columns=writes_template)
         current_size = out_size
     if plan.passes[-1].route_column >= 0:
         _fill_routes(plan.passes, draws_by_op, table)

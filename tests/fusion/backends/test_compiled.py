@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from support import internals
 from support.batches import clips
 from support.batches.ragged import images_of, pack
-from support.comparison import readers, skipped_crops
+from support.comparison import device_crops, readers
 from support.comparison.box_windows import inputs_of, op_of
 from support.comparison.executors import through_both
 from support.comparison.replay import photographs
@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, mix
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur, tiles
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
@@ -287,6 +287,23 @@ def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made, blocks
     readers.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
 
 
+CROPS = [
+    *(("as they come", False), ("torchvision's, long", True)),
+    *(pytest.param(name, follow, marks=pytest.mark.slow) for name in device_crops.CROPS for follow in (False, True)),
+]
+
+
+@pytest.mark.parametrize(("name", "follow"), CROPS)
+def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
+    made = {}
+    monkeypatch.setattr(crops, "crops_kernel", CompileOnly(crops.crops_kernel, made))
+    sizes = device_crops.some_sizes(8)
+    device_crops.device_tables(device_crops.CROPS[name], sizes, torch.device("cpu"), points=follow, masks=follow)
+    (compiled,) = made.values()
+    assert compiled.asm["cubin"]
+    assert "fma" not in compiled.asm["ptx"].replace("fma.rn.f64", ""), "a product of the windows was not rounded"
+
+
 def test_box_windows_kernel_compiles_for_a_gpu(monkeypatch):
     made = {}
     monkeypatch.setattr(box_windows, "box_windows_kernel", CompileOnly(box_windows.box_windows_kernel, made))
@@ -364,6 +381,6 @@ def test_gather_kernel_reads_pairs_only_of_images_at_least_two_pixels_wide_and_h
 @pytest.mark.parametrize("p", [0.5, 1.0])
 def test_gather_kernel_divides_bytes_exactly_only_for_crops_that_may_be_skipped(p, launched):
     """It takes two instructions more, which a pixel that is interpolated does not need."""
-    module, images = K.RandomResizedCrop(skipped_crops.SIZE, p=p), photographs(2, 3, *skipped_crops.SIZE)
-    skipped_crops.through_kernels(module, images, images[:, :1], antialias=False)
+    module, images = K.RandomResizedCrop(device_crops.SIZE, p=p), photographs(2, 3, *device_crops.SIZE)
+    device_crops.through_kernels(module, images, images[:, :1], antialias=False)
     assert launched()["EXACT_DIVISION"] is (p < 1)

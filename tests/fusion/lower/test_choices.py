@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import internals
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import photographs
 from support.comparison.torchvision_replay import BYTES_OFF, followed, replayed
@@ -14,6 +15,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.table.on_device import device_crop
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 KEYS = ["input", "targets"]
@@ -87,6 +90,15 @@ def test_transforms_are_picked_by_their_weights_for_each_sample():
     counts = [picked.count(names) for names in (["resize"], ["crop", "resize"], ["center_crop"])]
     assert sum(counts) == 4000
     np.testing.assert_allclose(counts, [800, 1200, 2000], atol=130)
+
+
+def test_windows_of_a_crop_in_a_choice_are_not_computed_by_the_device():
+    """Its kernel knows no sample that skips the crop."""
+    images = pack(images_of([(30, 40), (40, 30)]))
+    augment = gpuaug.fuse([v2.RandomChoice([v2.RandomResizedCrop(8), v2.CenterCrop(8)]), TO_FLOAT], ragged=True)
+    planned = internals.program(augment).segments.at(0, size_of(images), masks=False).plan
+    assert len(planned.passes) == 1
+    assert device_crop(planned) is None
 
 
 def test_clips_are_picked_for_as_a_whole():

@@ -310,3 +310,4 @@ def test_rows_of_policies_are_made_with_all_others_of_the_pipeline(name):
     planned = internals.program(augment).segments.whole_plan(Size(4, 3, 24, 28), masks=False, views=1)
     assert planned is not None
     assert not planned.draws_one_batch_at_a_time
+    assert sum(planned.uniforms_per_op) == planned.uniform_count

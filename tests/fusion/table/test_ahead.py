@@ -20,6 +20,8 @@ import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table import ahead, rows
 from gpuaug.fusion.table.ahead import TablePrefetch
+from gpuaug.fusion.table.on_host import HostTables
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 SHARED = {
     "same": lambda: [
@@ -57,19 +59,20 @@ def simple():
 
 def draw_tables(planned, ops, size, seeds, device, *, points):
     """Tables of one batch per seed, (batches, B, K)."""
-    return ahead.draw_table(planned, ops, size, seeds, device, has_points=points).unflatten(0, (len(seeds), -1))
+    tables = HostTables(UpcomingBatches(planned, ops, size, seeds, 1, device, points))
+    return torch.stack([tables.table(index, size) for index in range(len(seeds))])
 
 
 @pytest.fixture
 def blocks(monkeypatch):
     """For how many batches rows were made, each time that they were."""
-    made, draw_table = [], ahead.draw_table
+    made = []
 
-    def counted(planned, ops, size, seeds, device, *, has_points):
-        made.append(len(seeds))
-        return draw_table(planned, ops, size, seeds, device, has_points=has_points)
+    def counted(upcoming, *size_dependent):
+        made.append(len(upcoming.seeds))
+        return HostTables(upcoming, *size_dependent)
 
-    monkeypatch.setattr(ahead, "draw_table", counted)
+    monkeypatch.setattr(ahead, "HostTables", counted)
     return made
 
 

@@ -12,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.boxes import minimum
+from gpuaug.fusion.backends.triton.crops import bits24_of, splitmix64_mix, uniform_of
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.backends.triton.pixel_math import maximum
 from gpuaug.fusion.ops.geometry import BoxCropOp
-from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2
+from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT
 from gpuaug.fusion.ops.torchvision.iou_crop import ROUNDS, SEED_LENGTH, IoUCrop
 
 TRIALS_PER_BLOCK = 256
@@ -24,32 +25,7 @@ TRIALS_PER_BLOCK = 256
 BOXES_PER_BLOCK = 128
 """Boxes whose owners a thread block reads at once."""
 
-_SEED_LENGTH, _TRIAL_ROUNDS = tl.constexpr(SEED_LENGTH), tl.constexpr(ROUNDS)
-_INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = (
-    tl.constexpr(SPLITMIX_INCREMENT),
-    tl.constexpr(SPLITMIX_MULTIPLIER_1),
-    tl.constexpr(SPLITMIX_MULTIPLIER_2),
-)
-
-
-@triton.jit
-def splitmix64_mix(words):
-    """Return the output of the random number generator SplitMix64 for a state."""
-    words = (words ^ (words >> 30)) * _MULTIPLIER_1
-    words = (words ^ (words >> 27)) * _MULTIPLIER_2
-    return words ^ (words >> 31)
-
-
-@triton.jit
-def bits24_of(number):
-    """Return the 24 bits of a multiple of 2**-24 in [0, 1)."""
-    return (number * 16777216.0).to(tl.int32).to(tl.uint64)
-
-
-@triton.jit
-def uniform_of(bits):
-    """Invert ``bits24_of``."""
-    return bits.to(tl.int32).to(tl.float32) * (1 / 16777216)
+_INCREMENT, _SEED_LENGTH, _TRIAL_ROUNDS = tl.constexpr(SPLITMIX_INCREMENT), tl.constexpr(SEED_LENGTH), tl.constexpr(ROUNDS)
 
 
 @triton.jit

@@ -18,7 +18,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
+from gpuaug.fusion.table.on_device import device_crop
 
 KEYS = ["input", "targets"]
 RESIZE = v2.Resize((30, 26))
@@ -301,6 +303,12 @@ def test_call_is_repeated_by_its_draws(modules, ragged):
         for one, other in zip(followed, repeated, strict=True):
             torch.testing.assert_close(one["boxes"], other["boxes"], atol=1e-4, rtol=0)
             assert_values(one["valid"], other["valid"])
+
+
+def test_crop_in_front_is_not_fitted_by_the_device():
+    batch, _, _ = batch_of(True)
+    planned = internals.program(gpuaug.fuse(AFTER_A_CROP, ragged=True)).segments.at(0, size_of(batch), masks=False).plan
+    assert device_crop(planned) is None
 
 
 def test_views_have_crops_of_their_own():

@@ -1,0 +1,102 @@
+"""Parameter tables of several ragged batches, whose crop windows the device computes.
+
+*Ragged* images differ in size. A table has one row per sample, with the parameters of all ops. A crop window depends on the
+size of its image, which is known only when the batch arrives. So the uniform numbers of the crop are copied to the device
+ahead, with all other columns, for several batches at once. When a batch arrives, one small launch computes its windows from
+the uniform numbers. This takes less host time than drawing for one batch.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.resize import ResizedCrop
+from gpuaug.fusion.program.gather import DeviceCropColumns
+from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
+from gpuaug.fusion.table.rows import MATRIX, fill_matrix, fill_table, send
+from gpuaug.fusion.table.upcoming import UpcomingBatches
+
+
+class DeviceCrop(NamedTuple):
+    """Crop whose windows the device can compute from the sizes of ragged images."""
+
+    pass_: GatherPass
+    """First pass of the plan, whose first op is the crop."""
+    op: ResizedCrop
+
+
+def device_crop(plan: Plan) -> DeviceCrop | None:
+    """Return the crop at the start of a plan for ragged batches, if its tables can be prefetched; else ``None``."""
+    pass_ = plan.passes[0]
+    if not plan.source.ragged or plan.draws_one_batch_at_a_time or plan.box_crop or not isinstance(pass_, GatherPass):
+        return None
+    op = pass_.gather_ops[0]
+    return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not (op.same_on_batch or op.gates) else None
+
+
+class DeviceCropTables:
+    """Parameter tables of several batches, on the device. A launch writes the crop windows into a table when its batch arrives.
+
+    Args:
+        upcoming: Batches to draw for.
+        crop: ``device_crop`` of their plan.
+    """
+
+    def __init__(self, upcoming: UpcomingBatches, crop: DeviceCrop) -> None:
+        plan, has_points = upcoming.plan, upcoming.has_points
+        self._crop = crop
+        uniform_count = plan.uniforms_per_op[0]
+        self._width = plan.width + MATRIX * has_points
+        """Number of columns that the passes read. Later columns are inputs of the launch that writes the crop windows."""
+        self._columns = DeviceCropColumns(
+            matrix=plan.width if has_points else -1,
+            uniforms=self._width,
+            matrix_after=self._width + uniform_count if has_points else -1,
+            width=self._width + uniform_count + MATRIX * has_points,
+        )
+        total_size = upcoming.total_size
+        crop_draws, *other_draws = draw_in_order(
+            upcoming.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count}
+        )
+        # The columns of the other ops are computed with the identity in place of the crop.
+        draws_by_op: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
+        for op, draws, _, _ in other_draws:
+            draws_by_op |= op.draws_by_op(draws)
+
+        def fill(table: Array) -> None:
+            """Write all columns except the crop windows."""
+            fill_table(plan, total_size, draws_by_op, table)
+            table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
+            if has_points:
+                fill_matrix(plan, total_size, draws_by_op, table[:, self._columns.matrix_after :])
+
+        tables = upcoming.by_batch(send(total_size.batch, self._columns.width, fill, upcoming.device))
+        # One unbind for all batches is faster than one indexing per batch.
+        self._full_tables = tables.unbind()
+        self._tables = tables[..., : self._width].unbind()
+        self._unused = dict.fromkeys(range(len(self._full_tables)), True)
+        """Indices of the batches whose table no call has used yet, as keys: ``dict.pop`` tests and removes an index at once."""
+
+    def table(self, index: int, size: Size, image_layouts: Tensor | None) -> Tensor:
+        """Return the complete table of a batch, (V · B, K).
+
+        Args:
+            index: Index of the batch.
+            size: Not used, because the sizes of the images are in ``image_layouts``.
+            image_layouts: (B, 3) int64 on the device: offset, height and width per image.
+
+        Cost:
+            One launch; for a repeated ``index``, one copy in addition.
+        """
+        from gpuaug.fusion.backends.triton.crops import write_crop_windows
+
+        assert image_layouts is not None
+        full_table = self._full_tables[index]
+        table = self._tables[index]
+        if not self._unused.pop(index, False):
+            # Another thread may still use the table of the first call.
+            full_table = full_table.clone()
+            table = full_table[:, : self._width]
+        write_crop_windows(*self._crop, full_table, image_layouts, self._columns)
+        return table

@@ -1,0 +1,97 @@
+"""Parameter tables that the host computes for several batches at once.
+
+A table has one row per sample, with the parameters of all ops. *Ragged* images differ in size. Before a ragged batch arrives,
+only uniform numbers are drawn for the ops of the first pass that move pixels, such as crops. The columns of these ops depend on
+the image sizes, and are computed when the batch arrives.
+
+The table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms
+with a RandAugment, instead of 0.26 to 0.35 ms and 0.91 ms without prefetching (two CPU cores, 2026-11-26).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
+from gpuaug.fusion.ops.sampler import ArraySampler
+from gpuaug.fusion.program.plan import Plan, draw_in_order
+from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
+from gpuaug.fusion.table.upcoming import UpcomingBatches
+
+
+def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Return the ops whose draws depend on the image sizes of a ragged batch; empty if such tables cannot be prefetched."""
+    gather_ops = plan.passes[0].gather_ops
+    if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
+        return ()  # no template yet, or draws depend on more than the uniform numbers per sample
+    return tuple(op for op in ops if op in gather_ops)
+
+
+class HostTables:
+    """Parameter tables of several batches.
+
+    Args:
+        upcoming: Batches to draw for.
+        size_dependent: Ops whose draws are computed when the sizes of a batch are known. Empty if all sizes are known already.
+    """
+
+    def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
+        plan = upcoming.plan
+        uniforms_per_op = dict(zip(upcoming.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
+        deferred = {op: uniforms_per_op[op] for op in size_dependent}
+        self._upcoming = upcoming
+        self._uniforms: dict[Op, Array] = {}
+        """Uniform numbers of the size-dependent ops, for all batches."""
+        self._draws_by_op: dict[Op, OpDraws] = {}
+        """Draws of all other ops, for all batches."""
+        for op, draws, _, _ in draw_in_order(upcoming.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
+            if op in deferred:
+                self._uniforms[op] = draws["numbers"]
+            else:
+                self._draws_by_op |= op.draws_by_op(draws)
+        self._complete: tuple[Tensor, ...] = ()
+        """Complete table of each batch, on the device; empty with size-dependent ops."""
+        if size_dependent:
+            rows = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
+            fill_table(plan, upcoming.total_size, self._draws_by_op, rows, skipped_fronts=1)
+            self._rows = upcoming.by_batch(rows)
+        else:
+            table = make_table(plan, upcoming.total_size, self._draws_by_op, upcoming.device, has_points=upcoming.has_points)
+            self._complete = upcoming.by_batch(table).unbind()
+
+    def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
+        """Return the complete table of a batch, (V · B, K).
+
+        Args:
+            index: Index of the batch.
+            size: Size of the images of the batch.
+            image_layouts: Not used.
+
+        Cost:
+            With size-dependent ops, one asynchronous copy from pinned memory.
+        """
+        if self._complete:
+            return self._complete[index]
+        plan = self._upcoming.plan
+        has_points = self._upcoming.has_points
+        size_of_views = size.repeat(self._upcoming.views)
+        samples = slice(index * size_of_views.batch, (index + 1) * size_of_views.batch)
+        draws_by_op: dict[Op, OpDraws] = {}
+        current_size = size_of_views
+        for op, uniforms in self._uniforms.items():
+            (entry,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
+            draws_by_op[op] = entry.draws
+            current_size = entry.out
+        for op, draws in self._draws_by_op.items():
+            if has_points or op in plan.passes[0].gather_ops:
+                draws_by_op[op] = select_samples(draws, samples)
+
+        def fill(table: Array) -> None:
+            """Copy the columns that do not depend on sizes, and compute the others."""
+            table[:, : plan.width] = self._rows[index]
+            plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table, all_columns=False)
+            if has_points:
+                fill_matrix(plan, size_of_views, draws_by_op, table[:, plan.width :])
+
+        return send(size_of_views.batch, plan.width + points_width(plan) * has_points, fill, self._upcoming.device)
