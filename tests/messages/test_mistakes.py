@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.batches.ragged import images_of, pack
@@ -10,6 +11,7 @@ from support.files.encoded import encoded
 from support.files.encoded_files import png
 from support.messages import registry
 from support.messages.values import BOXES, FLIP, IMAGES, LABELS, MASK, TO_FLOAT, fuse_some, run, targets
+from support.video.videos import video
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -39,14 +41,20 @@ MISTAKES = {
     "source must be the path of a video or its bytes": lambda: gpuaug.read_clip(7),
     "sample must be the index of a drawn sample": lambda: draw(FLIP).of(99),
     "path must be …, got …. The suffix selects the format.": lambda: gpuaug.Timeline((), "cpu", 2).save("run.jpg"),
-    "Write 'timeline.png'": lambda: gpuaug.Timeline((), "cpu", 2).save(3),
+    "path must be a str or a path of pathlib, got …. Write 'timeline.png'.": lambda: gpuaug.Timeline((), "cpu", 2).save(3),
     "width_in must be …, got …. Lane names": lambda: gpuaug.Timeline((), "cpu", 2).figure(5),
     "must be finite, got …. Leave it out to begin": lambda: gpuaug.read_clip("a.mp4", 2, start_s=float("inf")),
-    "Clips of a batch must have as many frames": lambda: gpuaug.collate_ragged([IMAGES, IMAGES[:1]]),
+    "Clips of a batch must have as many frames as the first, …, got … in …. Return the same number of frames from the "
+    "dataset.": lambda: gpuaug.collate_ragged([IMAGES, IMAGES[:1]]),
+    "Images of a batch must have the type and number of channels of the first": lambda: gpuaug.collate_ragged(
+        [np.zeros((1, 1, 1), np.uint16), np.zeros((1, 1, 2), np.uint8)], channels=None
+    ),
+    "Clips must be gpuaug.read_clip(…) in all samples": lambda: gpuaug.collate_encoded([gpuaug.read_clip(video(), 2), 7]),
+    "… must be a number, got …. Pass a float.": lambda: gpuaug.read_clip("a.mp4", 2, start_s="1 s"),
     "transforms that map one image to one image": lambda: gpuaug.fuse([FLIP, v2.ToPILImage()]),
-    "must return all images of a batch in one size": lambda: fuse_some(
-        v2.Compose([FLIP, lambda image: image[:, : 4 + image[0, 0, 0] // 100]])
-    )(IMAGES),
+    "… must return all images of a batch in one size, got …. Run it in the dataset, or make it return one size.": lambda: (
+        fuse_some(v2.Compose([FLIP, lambda image: image[:, : 4 + image[0, 0, 0] // 100]]))(IMAGES)
+    ),
     "A clip must be chosen by one of": lambda: gpuaug.read_clip("a.mp4", [1, 2], start_s=1),
     "step must be callable": lambda: gpuaug.profile(gpuaug.StreamedLoader([IMAGES], device="cpu"), 3),
     "backend must be 'auto', or name a decoder": lambda: run(
@@ -56,7 +64,9 @@ MISTAKES = {
         gpuaug.collate_encoded([png(2**31 - 1, 2**20)]), "cpu"
     ),
     "draws must be for images of the same shape": lambda: AUGMENT(IMAGES, draws=draw(FLIP, (2, 3, 9, 9))),
-    "draws must come from the same pipeline": lambda: AUGMENT(IMAGES, draws=draw([FLIP, FLIP])),
+    "draws must come from the same pipeline, got draws of … modules for …. Draw with this module.": lambda: AUGMENT(
+        IMAGES, draws=draw([FLIP, FLIP])
+    ),
     "VideoSequential modules of one data_format": lambda: gpuaug.fuse(
         [K.VideoSequential(MOVED, same_on_frame=same) for same in (True, False)]
     ),
@@ -71,6 +81,18 @@ MISTAKES = {
     "pipeline must be an instance, got the class …. Call it first: …(…).": lambda: gpuaug.fuse(v2.RandomHorizontalFlip),
     "label_smoothing must be in [0, 1)": lambda: gpuaug.fuse(FLIP, label_smoothing=1.0, num_classes=3),
     "pipeline must return all views in one size": lambda: [fuse_some(TWO_SIZES, views=2)(IMAGES) for _ in range(30)],
+    "targets must hold one dict for each of the … images, got …. Pass one dict per image.": lambda: AUGMENT(
+        IMAGES, targets()[:1], data_keys=["input", "targets"]
+    ),
+    "mask must have the size of the images, …, got …. Resize the mask to that size.": lambda: AUGMENT(
+        IMAGES, MASK[..., :4], data_keys=["input", "mask"]
+    ),
+    "valid of sample … must be one bool for each of its … boxes": lambda: gpuaug.sanitize(
+        targets(valid=torch.tensor([True, False, True]))
+    ),
+    "must hold one entry for each of the … boxes if per_box names it": lambda: gpuaug.sanitize(
+        targets(valid=torch.tensor([True]), tracks=torch.arange(3)), per_box=["boxes", "tracks"]
+    ),
     "targets must be a list of dicts or one dict": lambda: gpuaug.sanitize(BOXES),
     "targets… must be a dict, got …. Pass the target dicts that gpuaug.fuse returned.": lambda: gpuaug.sanitize(list(BOXES)),
     "valid… must be torch.bool": lambda: gpuaug.sanitize(targets(valid=torch.tensor([1]))),
@@ -93,11 +115,21 @@ MISTAKES = {
     "must name at least one member of the batch": lambda: gpuaug.TransformStage(torch.negative, on=()),
     "must be a key, an index or a tuple of them": lambda: gpuaug.TransformStage(torch.negative, on=[0, 1]),
     "on must map members to names": lambda: gpuaug.TransformStage(AUGMENT, on={0: 0.5}),
-    "Pass an index from 0 to": lambda: run((IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)),
+    "on must be left out for a batch that is a single …, got …. Leave it out, or return a tuple or dict from collate_fn.": lambda: (
+        run(LABELS, gpuaug.TransformStage(torch.negative, on=1))
+    ),
+    "into must be left out for a batch that is a single": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, into=1)),
+    "no longer match the images, because … transforms": lambda: run((IMAGES, targets()), AUGMENT),
+    "on must be an index of a … of …, got …. Pass an index from 0 to ….": lambda: run(
+        (IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)
+    ),
     "name must be a non-empty string": lambda: gpuaug.TransformStage(torch.negative, name=""),
     "transform must be an instance, got the class …. Call it first: …(…).": lambda: gpuaug.TransformStage(nn.Flatten),
     "transform must be a callable or nn.Module": lambda: gpuaug.TransformStage(3),
     "Pass a function of tensors to a TransformStage": lambda: gpuaug.FeatureStage(torch.negative),
+    "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got …. ….": lambda: (
+        gpuaug.FeatureStage(torch.export.export(nn.Tanh(), (torch.ones(2),)))
+    ),
     "Make it a submodule of an nn.Module whose forward": lambda: gpuaug.FeatureStage(nn.ModuleList()),
     "shapes must be a list of shapes or tensors": lambda: gpuaug.FeatureStage(nn.Identity()).capture(torch.ones(2, 3)),
     "shapes must hold shapes, tensors or tuples": lambda: gpuaug.FeatureStage(nn.Identity()).capture([2.0]),

@@ -89,7 +89,9 @@ def torchvision_equivalent(transform: Any) -> Any:
     if class_ is ImageClassification:
         transforms.insert(0, v2.CenterCrop(transform.crop_size))
     if class_ is ImageClassification or transform.resize_size is not None:
-        transforms.insert(0, v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias))
+        resize: Any = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
+        resize.rounds_once = True  # presets call functions of v1, which resize bytes as floats
+        transforms.insert(0, resize)
     return v2.Compose(transforms)
 
 

@@ -25,7 +25,7 @@ from gpuaug.fusion.ops.geometry import (
     Resampling,
     WarpOp,
 )
-from gpuaug.fusion.pixels import ByteRule
+from gpuaug.fusion.pixels import UNCHANGED, ByteRule
 
 Interpolation = Literal["", "resample", "affine", "perspective"]
 
@@ -162,7 +162,7 @@ class Gather:
     @property
     def rounds_axes(self) -> bool:
         """Whether a resize of bytes returns to bytes after each axis."""
-        return isinstance(self.warp, ResampleOp) and self.to_bytes is not None
+        return isinstance(self.warp, ResampleOp) and self.to_bytes == UNCHANGED
 
     @property
     def exact_division(self) -> bool:

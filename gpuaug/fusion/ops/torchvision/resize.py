@@ -20,6 +20,7 @@ from gpuaug.fusion.ops.torchvision.base import (
     log_ratios,
     size_rounded_down,
 )
+from gpuaug.fusion.pixels import ROUNDED
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
@@ -36,6 +37,8 @@ class _Resampling(TorchvisionOp, ResampleOp):
         self.nearest = mode == "nearest-exact"
         if transform.antialias:
             self.set_antialias(cubic=mode == "bicubic")
+        if self.to_bytes is not None and getattr(transform, "rounds_once", False):
+            self.to_bytes = ROUNDED
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
