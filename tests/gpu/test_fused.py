@@ -56,6 +56,8 @@ def test_kernels_equal_torch(group, name, batch):
         pytest.skip("needs three channels")
     made, dtype, memory_format = BATCHES[batch]
     images = made().cuda()
+    if name in pipelines.OF_BYTES and images.is_floating_point():
+        pytest.skip("returns to bytes")
     # Coordinates are float32: their error grows with the image, as Kornia's own does.
     tolerance = 1e-4 if max(images.shape[2:]) > 64 else 2e-5
     said = disagreement(name, getattr(pipelines, group)[name](), images, dtype, memory_format, tolerance)

@@ -87,8 +87,8 @@ MISTAKES = {
     "mask must have the size of the images, …, got …. Resize the mask to that size.": lambda: AUGMENT(
         IMAGES, MASK[..., :4], data_keys=["input", "mask"]
     ),
-    "valid of sample … must be one bool for each of its … boxes": lambda: gpuaug.sanitize(
-        targets(valid=torch.tensor([True, False, True]))
+    "valid of sample … must be one bool for each of its … boxes, got …. Pass valid as gpuaug.fuse returned it.": lambda: (
+        gpuaug.sanitize(targets(valid=torch.tensor([True, False, True])))
     ),
     "must hold one entry for each of the … boxes if per_box names it": lambda: gpuaug.sanitize(
         targets(valid=torch.tensor([True]), tracks=torch.arange(3)), per_box=["boxes", "tracks"]
@@ -115,11 +115,13 @@ MISTAKES = {
     "must name at least one member of the batch": lambda: gpuaug.TransformStage(torch.negative, on=()),
     "must be a key, an index or a tuple of them": lambda: gpuaug.TransformStage(torch.negative, on=[0, 1]),
     "on must map members to names": lambda: gpuaug.TransformStage(AUGMENT, on={0: 0.5}),
-    "on must be left out for a batch that is a single …, got …. Leave it out, or return a tuple or dict from collate_fn.": lambda: (
-        run(LABELS, gpuaug.TransformStage(torch.negative, on=1))
+    "on must be left out for a batch that is a single …, got …. Leave it out, or return a tuple or dict "
+    "from collate_fn.": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, on=1)),
+    "into must be left out for a batch that is a single …, got …. To add a member, return a tuple or dict "
+    "from collate_fn.": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, into=1)),
+    "… no longer match the images, because … transforms …. … If this is intended, pass …, which is not checked.": lambda: run(
+        (IMAGES, targets()), AUGMENT
     ),
-    "into must be left out for a batch that is a single": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, into=1)),
-    "no longer match the images, because … transforms": lambda: run((IMAGES, targets()), AUGMENT),
     "on must be an index of a … of …, got …. Pass an index from 0 to ….": lambda: run(
         (IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)
     ),

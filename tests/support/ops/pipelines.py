@@ -266,6 +266,9 @@ JUMPS = {
 Leave a name out unless the test fails without it.
 """
 
+OF_BYTES = ("classification, torchvision's", "every step in bytes", "one of torchvision's")
+"""Several steps that return to bytes: floats, which have no such steps, run in another program."""
+
 OF_ALL_CHANNELS = ("hue, saturation", "jitter, then jitter", *alone(exact=False, rgb=True))
 """Each channel is made of all three, and so is NaN where one is: compared on images ``with_holes`` too."""
 
