@@ -21,7 +21,7 @@ from gpuaug.core.devices import plain_torch_reason
 _GPUAUG_PREFIXES = ("StreamedLoader", "gpuaug.")
 _STEP_ALONE = "step alone, batch resident"
 _RATIO_TOLERANCE = 0.03
-"""Difference between a row's ratio within rounds and the ratio of its rates above which the verdict has a comment."""
+"""Largest difference between a row's ratio, taken within rounds, and the ratio of its rates, without a comment."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Use:
     """Variants that are measured in the same rounds."""
 
     case: str
-    """Title of the use, an entry of each row."""
+    """Title of the use, in the table and as ``case`` of each result row."""
     baseline: str
     """Name of the variant to which ratios refer."""
     variants: list[Variant]
@@ -151,7 +151,7 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
     """Yield sentences about the rows: a comparison of the fastest loops with and without gpuaug, and advice.
 
     Args:
-        rows: Records of ``Row.record`` with a ``case``.
+        rows: Result rows: dicts as ``summarise`` returns them, with the title of the use as ``case``.
         device: Device of the measurement.
     """
     if (reason := plain_torch_reason(device)) is not None:

@@ -26,7 +26,7 @@ class Undecoded:
 
 
 class Format(IntEnum):
-    """Format of an encoded image. JPEGs have several formats, because decoders accept different JPEGs."""
+    """Format of an encoded image. JPEGs have several formats, because decoders differ in the JPEGs that they support."""
 
     UNREADABLE = 0
     """Cannot be decoded. ``Headers.problems`` has the reason."""

@@ -107,7 +107,7 @@ class HeldBytes(NamedTuple):
     pinned: int = 0
     """Page-locked memory."""
     decode: int = 0
-    """Device memory for decoded pixels that have not been freed, and of decoders."""
+    """Device memory of decoders, and of decoded pixels that are still allocated."""
     graph: int = 0
     """Device memory of CUDA graphs."""
 
@@ -145,7 +145,7 @@ class BoundStage(ABC):
         Args:
             batch: Batch from the wrapped loader, or from the ``submit`` of an earlier stage.
             iterator_state: Objects of the stages for the duration of one iterator, keyed by the name of the stage.
-            position: Random-number position of the batch.
+            position: Epoch and index of the batch, on which its random numbers depend.
             stages: All stages that will run on the batch, in order.
 
         Returns:
@@ -171,7 +171,7 @@ class BoundStage(ABC):
             batch: Batch with encoded images.
             member: Value in the batch that the decoded images will replace.
             shapes: Sizes of the decoded images.
-            position: Random-number position of the batch.
+            position: Epoch and index of the batch, on which its random numbers depend.
 
         Returns:
             The windows; ``None`` if the stage reads whole images, or does not replace the images in the batch.
@@ -201,7 +201,7 @@ class BoundStage(ABC):
         Args:
             values: Result of ``read``.
             ready: Event after the last write to ``values``. Other lanes that the stage uses have to wait for this event.
-            position: Random-number position of the batch.
+            position: Epoch and index of the batch, on which its random numbers depend.
             iterator_state: Objects of the stages for the duration of one iterator, keyed by the name of the stage.
         """
 

@@ -20,7 +20,7 @@ RGB = "rgb24"
 """PyAV's name of the pixel format of decoded frames."""
 
 FULL_RANGE = 2
-"""FFmpeg's number of the range of colours in which black is 0."""
+"""FFmpeg's constant ``AVCOL_RANGE_JPEG``: full colour range, 0 to 255."""
 
 
 class PyAv(HostDecoder):

@@ -29,7 +29,7 @@ def resize_antialiased(
         x: (W',) column indices of the output.
         y: (H',) row indices of the output.
         filter_name: Filter.
-        rounds_axes: Whether pixels are bytes, also between both axes.
+        rounds_axes: Whether to round to bytes after each axis.
     """
     scale_x, start_x, count_x, scale_y, start_y, count_y = resampling
     if scale_x == scale_y == 1:  # copied, so that all pixels are equal bit for bit, also negative zeros

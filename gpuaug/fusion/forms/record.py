@@ -81,7 +81,7 @@ class Record:
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
         self.images: Any = inputs[self.keys.index("input")]
-        """The first images, as the user passed them."""
+        """Images of the first input with the key ``input``, as the user passed them."""
         images = self.images
         is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
         is_usual = is_usual and not images.requires_grad
@@ -305,11 +305,11 @@ class Record:
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Run all inputs through a module that is not fused, in Kornia or torchvision.
+        """Run all inputs through a module of Kornia or torchvision that is not fused.
 
         Args:
             op: The module.
-            draws: Draws of the module.
+            draws: Random parameters of the module.
             dtype: dtype of the output images; ``None`` for the dtype that the module returns.
             memory_format: Memory format of the output images.
 
@@ -376,7 +376,7 @@ class Record:
 
 
 _NAMES = frozenset({"input", "targets", "tv_tensors", *DATA_KEYS})
-"""Data keys that are names already."""
+"""Data keys that are names, not members of Kornia's ``DataKey``."""
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
@@ -434,7 +434,7 @@ class Dense:
         elif box_format is not None:
             self.targets = [Points(self.value, box_format)]
         self.place: tuple[Any, str] = (self.targets[0], "values") if self.targets else (self, "value")
-        """Object and name of its attribute that holds the values in their current state."""
+        """(object, name of its attribute): the attribute holds the current values."""
 
     def _frames_merged(self, value: Tensor) -> Tensor:
         """Merge the frame axis with another axis.
