@@ -375,7 +375,7 @@ PTXAS = '#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, releas
 
 
 def read_by(variables, tmp_path):
-    """What the program prints with these environment variables, and an empty cache of Triton."""
+    """Return the output of the program, run with these environment variables and an empty Triton cache."""
     kept = {name: value for name, value in os.environ.items() if name not in ("CC", "GPUAUG_REQUIRE_TRITON")}
     kept |= {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),

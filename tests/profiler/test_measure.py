@@ -1,4 +1,4 @@
-"""What is read from a trace, and what a piece of work costs by itself."""
+"""Figures that are read from a trace, and the time that one stage or step takes alone."""
 
 import threading
 import time

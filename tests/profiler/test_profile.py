@@ -224,7 +224,7 @@ def test_loader_without_batches_is_refused(source):
 
 
 class Once:
-    """Gives what is left of the same batches to whoever iterates."""
+    """An iterable with one shared iterator: each loop over it continues where the previous loop stopped."""
 
     def __init__(self, count):
         self.left = iter([torch.ones(1)] * count)

@@ -1,5 +1,6 @@
 """The warning of torchvision's transforms as a stage, which draw once for the whole batch."""
 
+import copy
 import inspect
 import warnings
 
@@ -79,13 +80,27 @@ RUN = {
 }
 RUN |= {"RandomAffine", "RandomChannelPermutation", "RandomCrop", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert"}
 RUN |= {"RandomPerspective", "RandomPhotometricDistort", "RandomResizedCrop", "RandomRotation", "Resize"}
+RUN |= {"RandomAdjustSharpness", "RandomAutocontrast", "RandomEqualize", "RandomErasing", "RandomPosterize", "RandomSolarize"}
+OF_BYTES = {"AutoAugment", "RandAugment", "RandomEqualize", "RandomPosterize"}
 
 
-@pytest.mark.parametrize(("name", "transform"), [param for param in transforms_of(v2) if param.values[0] in RUN])
+def run_transforms():
+    """Transforms in ``RUN``, and those with a probability also with a probability of 1."""
+    for param in transforms_of(v2):
+        name, transform = param.values
+        if name in RUN:
+            yield param
+            if hasattr(transform, "p"):
+                certain = copy.copy(transform)
+                certain.p = 1.0
+                yield pytest.param(name, certain, id=f"{param.id}, p=1")
+
+
+@pytest.mark.parametrize(("name", "transform"), [*run_transforms()])
 def test_what_is_said_of_a_transform_is_what_it_does_with_images_that_are_all_the_same(name, transform):
     image = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
     batch = image.expand(4, 3, 16, 16).contiguous()
-    if name in ("AutoAugment", "RandAugment"):
+    if name in OF_BYTES:
         batch = (batch * 255).to(torch.uint8)
     made = []
     for seed in range(12):

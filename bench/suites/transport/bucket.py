@@ -5,7 +5,7 @@
 
 The bucket is a folder of the files ``small`` of the suite ``files``, which ``bench.peers.object_store`` serves on this machine:
 no network is needed. All rows read it by LitData's ``StreamingRawDataset``, with the same number of workers. The store uses
-cores of this machine. Packages beside those of the extra ``bench``: litdata and s3fs. Rows:
+cores of this machine. The suite needs the packages of the extra ``bench``, litdata and s3fs. Rows:
 
 LitData, with transform     workers decode by torchvision and augment by v2, then a copy
 gpuaug                      workers read bytes, DecodeStage, gpuaug.fuse

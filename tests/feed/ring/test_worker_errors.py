@@ -190,7 +190,7 @@ def test_ring_is_freed_when_loader_is_closed_or_dropped(leave, persistent, held)
         assert held()
         loader.close()
         until(lambda: set(multiprocessing.active_children()) <= children)
-        until(lambda: set(threading.enumerate()) <= threads)  # those of torch's queues take a moment
+        until(lambda: set(threading.enumerate()) <= threads)  # the feeder threads of torch's queues end a moment later
         until(lambda: not held())
         leave(loader)
         del loader

@@ -19,6 +19,11 @@ TYPES = {
 }
 
 
+def depth(constant):
+    """Return how many tuples are nested in one another."""
+    return 1 + max(map(depth, constant), default=0) if isinstance(constant, tuple) else 0
+
+
 class CompileOnly:
     """Stands in for a kernel: a launch compiles it for the arguments, and runs nothing."""
 
@@ -36,6 +41,7 @@ class CompileOnly:
         signature, values = {}, {}
         for name, value in zip(names, [*args, *(None,) * (len(names) - len(args))], strict=True):
             if name in constants:
+                assert depth(constants[name]) <= 2, f"{name}: Triton 3.6 cannot read a tuple in a tuple in a tuple"
                 signature[name], values[(names.index(name),)] = "constexpr", constants[name]
             else:
                 signature[name] = TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"

@@ -321,7 +321,7 @@ ROUNDED = {
     ],
     "two resizes": lambda: [v2.Resize(28), v2.RandomSolarize(99), v2.RandomResizedCrop(40), TO_FLOAT],
 }
-"""Pipelines of which torchvision rounds or cuts bytes off after each op, and after each axis of a resize."""
+"""Pipelines in which torchvision returns to bytes after each op, and after each axis of a resize, by rounding or truncation."""
 
 
 @pytest.mark.parametrize("name", ROUNDED)
