@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
     ArgumentError,
@@ -57,6 +58,7 @@ __all__ = [
     "Draws",
     "Encoded",
     "Explanation",
+    "FeatureCache",
     "FeatureStage",
     "FixedSizeCrop",
     "Fused",

@@ -10,13 +10,15 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
+from gpuaug.core.rows import Rows
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import are_encoded, begins_like_video, name_and_bytes, refuse
+from gpuaug.decode.encoded_input import CachedFile, are_encoded, begins_like_video, name_and_bytes, refuse
 from gpuaug.decode.file_bytes import file_problem, open_file, too_large
 from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
+from gpuaug.decode.pack_rows import pack_rows
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
 ALIGN = 64
@@ -69,8 +71,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
     return MemberCollate(are_encoded, _pack, refuse)(samples)
 
 
-def _pack(images: Sequence[Any], path: str) -> Encoded:
-    """Pack the images or clips of one member.
+def _pack(images: Sequence[Any], path: str) -> Encoded | Rows:
+    """Pack the images or clips of one member, and the rows of a feature cache for images that are not read.
 
     Args:
         images: (B,) values of the member, one per sample.
@@ -81,6 +83,13 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
     """
     if type(images[0]) is Clip:
         return pack_clips(images, path)
+    if all(type(image) is CachedFile for image in images):
+        return pack_rows(images, lambda missing: _pack_files(missing, path))
+    return _pack_files(images, path)
+
+
+def _pack_files(images: Sequence[Any], path: str) -> Encoded:
+    """Pack the images of one member. For the arguments and errors see ``_pack``."""
     sources = [name_and_bytes(image, path, position_text(index, path)) for index, image in enumerate(images)]
     read_problems: dict[int, str] = {}
     lengths = []

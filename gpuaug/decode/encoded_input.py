@@ -10,6 +10,7 @@ from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.encoded import Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
+from gpuaug.core.rows import Row, RowId
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.file_bytes import bytes_view, is_bytes, open_file, too_large
 from gpuaug.decode.formats.header import Header
@@ -95,6 +96,24 @@ class EncodedFile(Undecoded, metaclass=_UnreadType):
         return f"EncodedFile({self.path!r})"
 
 
+class CachedFile(EncodedFile):
+    """Image in a sample of ``FeatureCache.wrap``. It is read only if the feature cache has no row of the sample.
+
+    Args:
+        path: Path of the file; an empty string if the sample has its bytes.
+        content: Bytes of the file; ``None`` for a file that is not read yet.
+        row_id: Identity of the sample.
+        name: Name of the sample.
+        row: Row of the sample; ``None`` if it is missing. Empty for further images of a sample whose row was read.
+    """
+
+    __slots__ = ("content", "name", "row", "row_id")
+
+    def __init__(self, path: str, content: memoryview | None, row_id: RowId, name: str, row: Row | None) -> None:
+        super().__init__(path)
+        self.content, self.row_id, self.name, self.row = content, row_id, name, row
+
+
 def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
     """Raise the error for a transform in the dataset."""
     raise ArgumentTypeError(
@@ -104,12 +123,13 @@ def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
 
 
 # torchvision's v2 transforms flatten each sample with torch's pytrees, and pass unknown types through without an error.
-register_pytree_node(
-    EncodedFile,
-    _refuse_to_flatten,
-    lambda _values, _context: EncodedFile(""),  # never called, because flattening raises an error
-    serialized_type_name="gpuaug.EncodedFile",
-)
+for _file_type in (EncodedFile, CachedFile):
+    register_pytree_node(
+        _file_type,
+        _refuse_to_flatten,
+        lambda _values, _context: EncodedFile(""),  # never called, because flattening raises an error
+        serialized_type_name=f"gpuaug.{_file_type.__name__}",
+    )
 
 
 def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
@@ -185,6 +205,8 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
     Raises:
         ArgumentTypeError: If ``value`` is not an encoded image.
     """
+    if type(value) is CachedFile:
+        return value.path, value.content
     if type(value) is EncodedFile:
         return value.path, None
     if is_bytes(value):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuaug.feed.resumable import Source
-from gpuaug.loader.definition import definition
+from gpuaug.stages.definition import definition
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 

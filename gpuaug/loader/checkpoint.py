@@ -142,7 +142,7 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator."""
-        is_other_epoch = epoch != self._next_epoch
+        is_other_epoch = epoch != self.next_epoch
         if self._next.start.state is not None and is_other_epoch and self._source.discard(self._feed.loader):
             self._next = self._next._replace(first_batch=0, start=FIRST_BATCH)  # the saved position belongs to another epoch
         self._next = self._next._replace(epoch=epoch, chosen=True)
@@ -157,7 +157,7 @@ class Progress:
         start = self._next.start
         seed = start.worker_seed
         if seed is not None:
-            seed = rng.Position(self._seed, self._next_epoch, rank, self._next.batch).key("workers")
+            seed = rng.Position(self._seed, self.next_epoch, rank, self._next.batch).key("workers")
         return start._replace(batches=start.batches + self._next.skipped, worker_seed=seed)
 
     def prepare(self) -> None:
@@ -168,7 +168,7 @@ class Progress:
         if loaded is not None and self._next.epoch in (None, loaded["epoch"]):
             self._next = self._next._replace(epoch=loaded["epoch"], first_batch=loaded["batch"])
             self._seed = self._seed if self._seed_is_set else loaded["seed"]
-        self._prepared.prepare(self._next_epoch)
+        self._prepared.prepare(self.next_epoch)
         skipped_by_sampler, skipped_by_loader = self._prepared.skipped
         self._next = self._next._replace(
             first_batch=max(self._next.first_batch, skipped_by_sampler), skipped=max(self._next.skipped, skipped_by_loader)
@@ -180,7 +180,7 @@ class Progress:
         If ``source`` is ``None``, the state before the first batch is the loaded one, or the one at the end of the last epoch.
         After an epoch that was left earlier, the position stays at its last batch until a batch is handed over.
         """
-        self._epoch = self._next_epoch
+        self._epoch = self.next_epoch
         last = self._saved
         continues_last = self._next.start.state is not None
         start = SavedState(self._epoch, self._next.batch, False, self._next.chosen, source)
@@ -253,7 +253,7 @@ class Progress:
         position = self._saved
         if position is None:
             source = self._source.state_before_first(self._feed.loader)
-            position = SavedState(self._next_epoch, 0, False, self._next.chosen, source)
+            position = SavedState(self.next_epoch, 0, False, self._next.chosen, source)
         if isinstance(position.source, Exception):
             raise position.source
         return {
@@ -345,7 +345,7 @@ class Progress:
         return restarts
 
     @property
-    def _next_epoch(self) -> int:
+    def next_epoch(self) -> int:
         if self._next.epoch is not None:
             return self._next.epoch
         return max(self._epoch + 1, epoch_of(self._loader) if self._prepared is None else self._prepared.epoch)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from gpuaug.cache.cached_stages import CachedStages
 from gpuaug.core import devices
+from gpuaug.core.errors import ArgumentError
 from gpuaug.core.streams import Lanes
 from gpuaug.stages.base import BoundStage, HeldBytes, Stage, as_stages, bind_all, names_of
 from gpuaug.stages.copy import Copier
@@ -39,7 +41,7 @@ class DeviceSetup:
         """Set the index of a ``cuda`` device without an index to the current device. Called when an iterator begins."""
         if self._device != (current := self.device):
             if "lanes" in vars(self) and self.lanes.device != current:
-                self._delete_cached("lanes", "copier", "bound_stages")
+                self._delete_cached("lanes", "copier", "bound_stages", "cached_stages")
             self._device = current
 
     @cached_property
@@ -71,7 +73,7 @@ class DeviceSetup:
             check_device(stage, self._device)
         bound_stages = None if self._device != self.device else bind_all(new, self.lanes)
         self._stages = new
-        self._delete_cached("bound_stages")
+        self._delete_cached("bound_stages", "cached_stages")
         if bound_stages is not None:
             self.bound_stages = bound_stages
 
@@ -79,6 +81,21 @@ class DeviceSetup:
     def bound_stages(self) -> list[BoundStage]:
         """One ``BoundStage`` per stage: the stage together with its lane."""
         return bind_all(self._stages, self.lanes)
+
+    @cached_property
+    def cached_stages(self) -> CachedStages | None:
+        """Stages up to the one whose results a feature cache stores; ``None`` without a cache.
+
+        Raises:
+            ArgumentError: If several stages have a cache.
+        """
+        places = [index for index, stage in enumerate(self._stages) if getattr(stage, "cache", None) is not None]
+        if len(places) > 1:
+            raise ArgumentError(
+                f"One stage of a loader must have a cache, got {len(places)}. Its cache stores the results of the stages before "
+                "it, too: put the other encoder before it, without cache=."
+            )
+        return CachedStages(self.stage_pairs[: places[0] + 1], self.lanes) if places else None
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""

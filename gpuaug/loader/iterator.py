@@ -24,8 +24,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from gpuaug.cache.cached_stages import CachedStages
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import IteratorEndedError, add_note
@@ -52,6 +54,7 @@ class PipelinedIterator:
         start: Position of the training loop (epoch and batch) before the first batch.
         first_position: Random-number position (seed, epoch, rank, batch index) of the first batch.
         depth: Maximum number of launched batches after ``next`` has returned its batch. May be set between two batches.
+        cached: Stages whose results a feature cache stores: the first ones of ``bound_stages``. ``None`` without a cache.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class PipelinedIterator:
         start: SavedState,
         first_position: Position,
         depth: int,
+        cached: CachedStages | None,
     ) -> None:
         self._shared = shared
         self._lanes = shared.lanes
@@ -85,6 +89,7 @@ class PipelinedIterator:
         share a module.
         """
         self._is_first_batch = True
+        self._cached = cached
         self.launched_batches: deque[Launched] = deque()
         """Batches that have been launched and not handed over, in order."""
         self.depth = depth
@@ -201,7 +206,11 @@ class PipelinedIterator:
         self._set_position(self._loop_position._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:
-        """End the iteration over the wrapped loader, and drop batches that were not handed over."""
+        """End the iteration over the wrapped loader, and drop batches that were not handed over.
+
+        Raises:
+            GpuAugError: If rows of a feature cache could not be written.
+        """
         if not self._finalizer.alive:
             return  # closed earlier, or the interpreter is ending: threads have ended, and modules may be unloaded
         if os.getpid() != self._process:
@@ -215,6 +224,8 @@ class PipelinedIterator:
         self.launched_batches.clear()
         self._shared.progress.record_close()
         self._shared.reclaim()
+        if self._cached is not None:
+            self._cached.end()
 
     def abandon_submitted(self) -> None:
         """End the work of other threads on submitted batches. For these batches, ``next`` raises an error.
@@ -314,17 +325,35 @@ class PipelinedIterator:
             self._add_note(pulled.error, "by the wrapped loader", batch_index)
         else:
             self._shared.hooks.on_pull(batch_index, *pulled.start_and_end_s)
+            submitted.error = self._take_rows(submitted, batch_index)
         if not self._max_submitted:
             self._launch_next()  # no stage works on other threads
-        elif pulled.error is None:
+        elif submitted.error is None:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
+
+    def _take_rows(self, submitted: Submitted, batch_index: int) -> Exception | None:
+        """Separate the rows of a feature cache from the batch. Return the error that was raised, or ``None``."""
+        if self._cached is None:
+            return None
+        try:
+            submitted.pulled.batch, submitted.taken = self._cached.take(submitted.pulled.batch)
+        except Exception as error:
+            self._add_note(error, "by the feature cache", batch_index)
+            return error
+        return None
+
+    def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
+        """Return the stages to run: without those whose results were read from a feature cache."""
+        if self._cached is not None and submitted.taken is not None and submitted.taken.is_whole:
+            return self._bound_stages[self._cached.count :]
+        return self._bound_stages
 
     def _begin_stages(self, submitted: Submitted, batch_index: int) -> Exception | None:
         """Begin the stages' work on other threads, such as decoding. Return the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         position = self._launch_position._replace(batch=batch_index)
-        for stage in self._bound_stages:
+        for stage in self._stages_of(submitted):
             try:
                 batch, work = stage.submit(submitted.pulled.batch, self._iterator_state, position, self._bound_stages)
             except Exception as error:
@@ -376,15 +405,22 @@ class PipelinedIterator:
         source_lane = None
         end_event = None
         branches = None
+        cached, taken = self._cached, submitted.taken
         try:
             self._lanes.reclaim()
             lane.make_current()
+            if taken is not None:  # the second member becomes the sources of the samples if samples are replaced
+                pulled.batch = pulled.batch, np.arange(len(taken.rows.ids))
             for name, work in submitted.work:
                 current_work = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
                 stats.undecoded_pixels += work.undecoded
             current_work = "its copy"
+            if taken is not None:
+                pulled.batch, sources = pulled.batch
+                taken.replace(sources)
+                pulled.batch = pulled.batch, taken.values
             feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1
@@ -397,10 +433,16 @@ class PipelinedIterator:
                 loader_lane = self._lanes.follow(pulled.stream)
                 source_lane = loader_lane if copied.resident_objects else None
             batch = copied.batch
+            if taken is not None:
+                batch, rows = batch
+                before_stages = batch
+                if taken.is_whole:
+                    batch = cached.finish(batch, batch, (), taken, rows, lane)
             ready = lane.record_event()
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended
-            branches = Branches(ready, concurrent=self._concurrent and not self._is_first_batch)
-            for stage in self._bound_stages:
+            concurrent = self._concurrent and not self._is_first_batch and cached is None
+            branches = Branches(ready, concurrent=concurrent)
+            for stage in self._stages_of(submitted):
                 current_work = f"stage {stage.name!r}"
                 if copied.packed and stage.reads_pending(batch):  # an earlier stage has removed boxes
                     batch = self._without_removed_boxes(batch, lane.record_event(), batch_index)
@@ -412,8 +454,10 @@ class PipelinedIterator:
                     for tensor in copied.resident:
                         lane.reads(tensor)
                     result = stage.run(values, ready, self._launch_position, self._iterator_state)
-                    branches.record_stage(lane)
                     batch = stage.write(batch, result)
+                    if taken is not None and stage is cached.encoder:
+                        batch = cached.finish(before_stages, batch, read_by_stages, taken, rows, lane)
+                    branches.record_stage(lane)
                 runs = stage.encoder_runs()
                 stats.captured += runs.captured
                 stats.replayed += runs.replayed

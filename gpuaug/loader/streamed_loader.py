@@ -292,12 +292,16 @@ class StreamedLoader:
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
             max_ahead = self._depth + max_submitted
+            cached = shared.device_setup.cached_stages if bound_stages is shared.device_setup.bound_stages else None
+            if cached is not None:
+                epoch = shared.progress.next_epoch
+                cached.begin(self.loader, Position(self.seed, epoch, rank, 0))
             feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)
             start = shared.progress.begin(feed_iterator.state_at_start)
             first_position = Position(self.seed, start.epoch, rank, start.batch)
             depth = self._depth if depth is None else depth
-            iterator = PipelinedIterator(shared, feed_iterator, bound_stages, start, first_position, depth)
+            iterator = PipelinedIterator(shared, feed_iterator, bound_stages, start, first_position, depth, cached)
             self._iterators.add(iterator)
         return iterator
 

@@ -19,7 +19,8 @@ Encoder = Callable[..., Any]
 """A module, a bound method of a module, or a ``functools.partial`` of one of these."""
 
 Output = str | int | Callable[[Any], Any] | None
-"""Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: the whole result."""
+"""Part of an encoder's result: a key or attribute, an index, a dotted path of these, or a function of the result.
+``None``: the whole result."""
 
 _COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 """Layouts of sparse tensors with a method ``values``."""
@@ -160,6 +161,10 @@ def _part(result: Any, output: Output) -> Any:
         return result
     if callable(output):
         return output(result)
+    if isinstance(output, str) and "." in output and not (isinstance(result, Mapping) and output in result):
+        for name in output.split("."):
+            result = _part(result, int(name) if name.isdecimal() else name)
+        return result
     cause: Exception | None = None
     try:
         if isinstance(output, int) or isinstance(result, Mapping):

@@ -57,8 +57,8 @@ class FeatureStage(Stage):
             containers need ``on``. A tuple passes several members in order, a mapping ``{member: parameter}`` by keyword.
             Several members require ``into``, unless the encoder returns a tuple of equal length.
         into: Member to write the result to. By default the input is replaced.
-        output: Part of the result to keep: a key, attribute or index, or a function of the result, such as
-            ``lambda encoded: encoded.latent_dist.sample()``. Random numbers of the function, as of the encoder, depend only on
+        output: Part of the result to keep: a key, attribute or index, a dotted path of these, such as
+            ``"latent_dist.parameters"``, or a function of the result, such as ``lambda encoded: encoded.latent_dist.sample()``. Random numbers of the function, as of the encoder, depend only on
             the batch. By default the whole result.
         autocast: dtype of ``torch.autocast``. By default autocast is set as on the training thread at ``next()``.
         memory_format: Memory format to which the weights, in place, and four-dimensional inputs are converted.
@@ -67,6 +67,7 @@ class FeatureStage(Stage):
             ``forward`` does not run in a replay, so results must depend only on tensors.
         graph_bytes: Maximum bytes of device memory for the graphs of an encoder. Further shapes in an epoch run eager. By
             default a quarter of the device's memory.
+        cache: ``FeatureCache`` that stores the results of this stage and of the stages before it.
         name: Name of the stage in errors and traces, and part of the key of its random numbers.
 
     Raises:
@@ -101,6 +102,7 @@ class FeatureStage(Stage):
         memory_format: torch.memory_format | None = None,
         capture: Literal["auto", "never"] = "auto",
         graph_bytes: int | None = None,
+        cache: Any = None,
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=into, name=name)
@@ -127,6 +129,7 @@ class FeatureStage(Stage):
         self.memory_format = memory_format
         self.graph_bytes = graph_bytes
         self.captures = capture == "auto"
+        self.cache = cache
         self._bound_features: WeakSet[_BoundFeature] = WeakSet()
         self._inputs_to_capture: list[tuple[torch.Tensor, ...]] = []
         self._freeze()

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench.data.recipes import lerobot as written
-from gpuaug.loader.definition import definition
+from gpuaug.stages.definition import definition
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 left = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")

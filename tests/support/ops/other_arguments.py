@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.lower import kornia, torchvision
-from gpuaug.loader.definition import definition
+from gpuaug.stages.definition import definition
 
 KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
 TORCHVISION = [*torchvision.LOWERED, *torchvision.MIXES]

@@ -39,21 +39,25 @@ _IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator
 """Types of attributes that a definition omits: batches do not depend on a device, and generators change during a run."""
 
 
-def definition(stage: Stage) -> str:
+def definition(stage: Stage, code: set[Any] | None = None) -> str:
     """Return the arguments of a stage as text, equal in all processes. Long text is truncated and ends with its checksum.
 
     Modules of Kornia and torchvision are described by their attributes, other modules by the attributes that are named like
     parameters of their constructors, a function by its name, its defaults and the plain values in its closure, and the encoder
     of a ``FeatureStage`` by its ``repr``. Code and weights are omitted.
 
+    Args:
+        stage: The stage.
+        code: Set to which the functions and classes in the text are added.
+
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
     """
     # Arguments that do not change batches, or are compared separately.
-    ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads")
+    ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     arguments = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
-    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
+    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage), code=code).text
     text = ", ".join(f"{name}={text_of(value)}" for name, value in arguments.items() if value is not ...)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… {_checksum(text.encode())}"
 
@@ -76,10 +80,12 @@ class _Writer:
 
     Args:
         modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
+        code: Set to which the functions and classes in the text are added; ``None``: they are not collected.
     """
 
-    def __init__(self, *, modules_by_repr: bool) -> None:
+    def __init__(self, *, modules_by_repr: bool, code: set[Any] | None) -> None:
         self._modules_by_repr = modules_by_repr
+        self._code = set() if code is None else code
         self._enclosing: list[Any] = []  # values that contain the current value
 
     def text(self, value: Any) -> str:
@@ -122,6 +128,7 @@ class _Writer:
         if isinstance(pipeline_and_options, tuple):
             return "\n".join(map(self.text, pipeline_and_options))
         if self._modules_by_repr and isinstance(value, nn.Module):
+            self._code.update(map(type, value.modules()))
             return shown_text(value)
         return self._object(value)
 
@@ -140,6 +147,7 @@ class _Writer:
         method_object = getattr(value, "__self__", None)
         arguments = [] if method_object is None or inspect.ismodule(method_object) else [self.text(method_object)]
         function = inspect.unwrap(getattr(value, "__func__", value))
+        self._code.add(function)
         code = getattr(function, "__code__", None)
         if code is not None:
             parameters = inspect.signature(function).parameters
@@ -153,6 +161,7 @@ class _Writer:
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
     def _object(self, value: Any) -> str:
+        self._code.add(type(value))
         attributes = dict(_attributes(value))
         children = {}
         if isinstance(value, nn.Module):

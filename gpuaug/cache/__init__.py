@@ -1,0 +1,1 @@
+"""``FeatureCache``: what the stages of a loader compute in the first epochs, stored in files for all later epochs."""

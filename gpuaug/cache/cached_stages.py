@@ -1,0 +1,204 @@
+"""``CachedStages``: the stages of a loader up to an encoder whose results a feature cache stores.
+
+For each batch, ``take`` separates the rows that workers read from the images. If all rows were read, the stages are skipped.
+Otherwise they run on the whole batch, ``finish`` records the missing rows and puts the others into the batch.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.cache.dataset import view_folder, wrapped_datasets
+from gpuaug.cache.feature_cache import FeatureCache
+from gpuaug.cache.index import shard_numbers
+from gpuaug.cache.key import difference, key_of, key_parts
+from gpuaug.cache.members import batch_of, columns_of, without, written_members
+from gpuaug.cache.recorder import Recorder, warn_if_too_large
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError, GpuAugWarning
+from gpuaug.core.packed_targets import unpack_targets
+from gpuaug.core.rng import Position
+from gpuaug.core.rows import Rows
+from gpuaug.core.streams import Lane, Lanes
+from gpuaug.stages.base import BoundStage, Stage
+from gpuaug.stages.feature import FeatureStage
+
+
+@dataclass(slots=True)
+class Taken:
+    """Rows of one batch, and the names of its members that hold images; ``None`` if the batch is the images."""
+
+    rows: Rows
+    image_names: list[Any] | None
+    own: Any = None
+    """(B,) index of the sample that is at each place: another one if an image could not be decoded."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of the batch were read."""
+        return self.rows.encoded is None
+
+    @property
+    def values(self) -> Any:
+        """Tensors to copy to the device."""
+        return self.rows.columns, self.rows.missing
+
+    def replace(self, sources: NDArray[np.int64]) -> None:
+        """Replace samples that cannot be decoded by other samples of the batch. ``sources``: (B,) index of each sample."""
+        self.own = sources
+        if (sources != np.arange(len(sources))).any():
+            self.rows = self.rows.select(sources)
+
+
+class CachedStages:
+    """Stages up to a ``FeatureStage`` with ``cache=``.
+
+    Args:
+        stages: (``BoundStage``, ``Stage``) of these stages, in order.
+        lanes: Lanes of the loader.
+    """
+
+    def __init__(self, stages: Sequence[tuple[BoundStage, Stage]], lanes: Lanes) -> None:
+        self._stages = stages
+        self._lanes = lanes
+        encoder = stages[-1][1]
+        assert isinstance(encoder, FeatureStage)
+        self._cache: FeatureCache = encoder.cache
+        self._recorder = Recorder(lanes.lane("cache"))
+        self._view = Path()
+        self._samples: int | None = None
+        """Number of samples of the data set, until the size of the cache was estimated."""
+
+    @property
+    def encoder(self) -> BoundStage:
+        """The stage whose results are stored, after the results of the stages before it."""
+        return self._stages[-1][0]
+
+    @property
+    def count(self) -> int:
+        """Number of stages that are skipped if all rows of a batch were read."""
+        return len(self._stages)
+
+    @property
+    def rows_written(self) -> int:
+        """Number of rows that were written to shards."""
+        return self._recorder.written
+
+    @property
+    def rows_dropped(self) -> int:
+        """Number of rows that were not recorded, because too many batches were waiting."""
+        return self._recorder.dropped
+
+    def begin(self, loader: Any, position: Position) -> None:
+        """Begin an epoch: compute the key, and set the view that workers read.
+
+        Raises:
+            ArgumentError: If the data set of ``loader`` is not wrapped.
+            GpuAugError: If rows of the last epoch could not be written.
+        """
+        cache = self._cache
+        datasets = [dataset for dataset in wrapped_datasets(loader) if dataset.folder == cache.folder]
+        if not datasets:
+            raise ArgumentError(
+                f"The data set of a loader with a feature cache must be wrapped, got {type(loader).__name__} without it. "
+                "Make the DataLoader of cache.wrap(dataset)."
+            )
+        self._recorder.flush()
+        parts = key_parts(self._stages, position.seed, self._lanes.device)
+        key = key_of(parts)
+        if key != cache.key:
+            others = cache.keys()
+            cache.begin_key(key, parts)
+            if others and key not in others:
+                newest = next(reversed(others))
+                warnings.warn(
+                    f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
+                    f"{difference(parts, others[newest])}. Delete the folder {newest} if these rows are not needed.",
+                    GpuAugWarning,
+                    stacklevel=2,
+                )
+        view = position.epoch % cache.views
+        self._view = view_folder(cache.folder, key, view)
+        shards = shard_numbers(self._view)
+        for dataset in datasets:
+            dataset.view.set(key, view, shards[-1][0] if shards else -1)
+            if not shards and hasattr(dataset.dataset, "__len__"):
+                self._samples = len(dataset)
+
+    def take(self, batch: Batch) -> tuple[Batch, Taken]:
+        """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows.
+
+        Raises:
+            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``.
+        """
+        names = None
+        if isinstance(batch, Rows):
+            found, rest = [batch], batch.encoded
+        else:
+            names = batches.member_names(batch) if batches.is_container(batch) else []
+            names = [name for name in names if isinstance(batches.member(batch, name), Rows)]
+            found = [batches.member(batch, name) for name in names]
+            rest = batches.replace(batch, {name: batches.member(batch, name).encoded for name in names}) if names else batch
+        if not found:
+            raise ArgumentError(
+                "Batches of a loader with a feature cache must have rows, got a batch without. Pass "
+                "collate_fn=gpuaug.collate_encoded to the DataLoader of cache.wrap(dataset), whose samples have an image as a "
+                "member."
+            )
+        taken = Taken(found[0], names)
+        return (without(rest, names) if taken.is_whole else rest), taken
+
+    def finish(
+        self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, values: Any, lane: Lane
+    ) -> Batch:
+        """Record the missing rows of a batch, and put the rows that were read into it. The lane of the encoder is current.
+
+        Args:
+            before: The batch on the device before the stages.
+            after: The batch after the stages; ``before`` if they were skipped.
+            read: Values that the stages have read.
+            taken: Result of ``take``.
+            values: ``taken.values`` on the device.
+            lane: Lane of the encoder, or of the copy if the stages were skipped.
+        """
+        rows = taken.rows
+        columns, missing = values
+        if taken.is_whole:
+            return batch_of(unpack_targets(before), None, columns, missing, rows)
+        before, after = unpack_targets(before), unpack_targets(after)
+        stored = columns_of(written_members(before, after, frozenset(map(id, read))), len(rows.ids))
+        result = batch_of(without(before, taken.image_names), after, columns, missing, rows) if columns else after
+        self._record(taken, stored, lane)
+        return result
+
+    def _record(self, taken: Taken, stored: dict[str, list[Tensor]], lane: Lane) -> None:
+        rows = taken.rows
+        is_own = taken.own == np.arange(len(rows.ids))
+        indices = np.flatnonzero(rows.missing.numpy() & is_own)
+        if not len(indices):
+            return
+        columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
+        if self._samples is not None:
+            row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
+            warn_if_too_large(self._cache.folder, row_bytes, self._samples * self._cache.views)
+            self._samples = None
+        names = [rows.names[index] for index in indices]
+        event = self._recorder.record(self._view, rows.ids[indices], names, columns, lane.record_event())
+        lane.make_current()
+        if event is not None:
+            self._lanes.retire(columns, event)
+
+    def end(self) -> None:
+        """Write all rows of the epoch.
+
+        Raises:
+            GpuAugError: If rows could not be written.
+        """
+        self._recorder.close()

@@ -1,0 +1,165 @@
+"""Data set of ``FeatureCache.wrap``: its samples have rows of the cache in place of images that were encoded before."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from gpuaug.cache.index import Index
+from gpuaug.core import batch as batches
+from gpuaug.core.errors import ArgumentError, shown
+from gpuaug.core.rows import Row, RowId
+from gpuaug.decode.clips.read_clip import Clip
+from gpuaug.decode.encoded_input import CachedFile, are_encoded, name_and_bytes
+
+_FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
+"""Methods of a data set that loaders call if they exist."""
+
+
+class ViewToRead:
+    """View that workers read, in memory that they share with the main process, which sets it before each epoch.
+
+    A copy in a process that does not share this memory reads no rows.
+    """
+
+    def __init__(self) -> None:
+        self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()  # key (two halves), view, newest shard
+        self._opened: tuple[list[int], Index | None] = ([], None)
+
+    def set(self, key: str, view: int, newest: int) -> None:
+        """Set the view to read: the key of the cache, and the largest number of a shard. ``key``: 16 hexadecimal digits."""
+        self._shared.copy_(torch.tensor([int(key[:8], 16), int(key[8:], 16), view, newest]))
+
+    def index(self, folder: Path) -> Index | None:
+        """Return the index of the view, or ``None`` before the first epoch."""
+        values: list[int] = self._shared.tolist()
+        if values != self._opened[0]:
+            first, second, view, newest = values
+            index = None if view < 0 else Index(view_folder(folder, f"{first:08x}{second:08x}", view), newest)
+            self._opened = values, index
+        return self._opened[1]
+
+    def __getstate__(self) -> torch.Tensor:
+        return self._shared
+
+    def __setstate__(self, shared: torch.Tensor) -> None:
+        self._shared = shared
+        self._opened = ([], None)
+
+
+def view_folder(folder: Path, key: str, view: int) -> Path:
+    """Return the folder of the shards of one view."""
+    return folder / key / f"view-{view}"
+
+
+class _Samples:
+    """Samples of a data set, with rows of the cache in them.
+
+    Args:
+        dataset: Data set of the user.
+        folder: Folder of the cache.
+        key: Member of a sample that names the sample; ``None``: the paths of its images, or a hash of their bytes.
+    """
+
+    def __init__(self, dataset: Any, folder: Path, key: Any) -> None:
+        self.dataset = dataset
+        self.view = ViewToRead()
+        self.folder = folder
+        self._key = key
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FORWARDED and "dataset" in vars(self):
+            return getattr(self.dataset, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. The data set is its attribute dataset.")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def with_row(self, sample: Any) -> Any:
+        """Return a sample with its images replaced by ``CachedFile`` objects, which have the row if it is in the cache."""
+
+        def is_image(value: Any) -> bool:
+            return are_encoded([value], "" if value is sample else "member") and type(value) is not Clip
+
+        images: list[tuple[str, memoryview | None]] = []
+        batches.map_members(lambda value: images.append(name_and_bytes(value, "", "a sample")), is_image, sample)
+        if not images:
+            raise ArgumentError(
+                "Samples of cache.wrap(…) must have an encoded image, gpuaug.read_encoded(path) or the bytes of a file, got "
+                f"{shown(sample)}. Return one from the data set, or leave wrap out."
+            )
+        name, row_id = self._identity(sample, images)
+        index = self.view.index(self.folder)
+        row: Row | None = index.find(row_id) if index is not None else None
+        files = iter(images)
+        rows = iter([row] + [None if row is None else {}] * (len(images) - 1))
+        return batches.map_members(
+            lambda _: CachedFile(*_unread(*next(files), row), row_id, name, next(rows)), is_image, sample
+        )
+
+    def _identity(self, sample: Any, images: list[tuple[str, memoryview | None]]) -> tuple[str, RowId]:
+        """Return the name of a sample, and the identity of its row."""
+        parts = [_version(*image) for image in images]
+        name = "\n".join(part[0] for part in parts) if self._key is None else str(batches.member(sample, self._key))
+        digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
+        halves = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
+        time = 0
+        for part in parts:
+            time = (time * 31 + part[2]) & 0x7FFFFFFFFFFFFFFF
+        return name, (*halves, sum(part[1] for part in parts), time)
+
+
+def _unread(path: str, content: memoryview | None, row: Row | None) -> tuple[str, memoryview | None]:
+    return (path, None) if row is not None else (path, content)
+
+
+def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
+    """Return (name, size, time of the last change or hash of the bytes) of an image."""
+    if content is None:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # reported when the batch is collated
+            return path, 0, 0
+        return path, status.st_size, status.st_mtime_ns
+    digest = hashlib.blake2b(content, digest_size=16).digest()
+    return digest.hex(), len(content), int.from_bytes(digest[:7], "little")
+
+
+class CachedDataset(_Samples, Dataset[Any]):
+    """Map-style data set with rows of a cache in its samples."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.with_row(self.dataset[index])
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        read = getattr(self.dataset, "__getitems__", None)
+        samples = read(indices) if callable(read) else [self.dataset[index] for index in indices]
+        return [self.with_row(sample) for sample in samples]
+
+
+class CachedIterable(_Samples, IterableDataset[Any]):
+    """Iterable data set with rows of a cache in its samples."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.with_row, iter(self.dataset))
+
+
+def wrapped_datasets(source: Any, levels: int = 6) -> list[_Samples]:
+    """Return the data sets of ``wrap`` in a loader or in a data set of data sets."""
+    if isinstance(source, _Samples):
+        return [source]
+    if levels == 0 or isinstance(source, str | bytes | torch.Tensor):
+        return []
+    if isinstance(source, list | tuple):
+        # Lists of data sets are short, and lists of samples are long.
+        return [found for inner in source[:64] for found in wrapped_datasets(inner, levels - 1)]
+    return [
+        found
+        for name, inner in getattr(source, "__dict__", {}).items()
+        if "dataset" in name or name in ("loader", "dataloader", "base_dataloader", "pipeline")
+        for found in wrapped_datasets(inner, levels - 1)
+    ]

@@ -1,0 +1,136 @@
+"""Columns of the members of a batch: from a batch to columns, and from columns to a batch."""
+
+from collections.abc import Collection, Mapping, Set
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentTypeError, shown
+from gpuaug.core.rows import Rows, varies
+
+WHOLE = "batch"
+"""Name of the member if the batch is not a container."""
+
+
+def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, Any]:
+    """Return the members that stages have written and have not read later.
+
+    Args:
+        before: The batch before the stages.
+        after: The batch after the stages.
+        read: ``id`` of each leaf that a stage has read. The leaves are referenced elsewhere.
+    """
+    if not batches.is_container(after):
+        return {WHOLE: after}
+    old_names = set(batches.member_names(before)) if batches.is_container(before) else set()
+    members = {}
+    for name in batches.member_names(after):
+        value = batches.member(after, name)
+        is_unchanged = name in old_names and batches.member(before, name) is value
+        if not is_unchanged and not any(id(leaf) in read for leaf in batches.leaves(value)):
+            members[str(name)] = value
+    return members
+
+
+def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]]:
+    """Return name of a column → its part of each of ``count`` samples.
+
+    Raises:
+        ArgumentTypeError: If a member cannot be stored.
+    """
+    columns: dict[str, list[Tensor]] = {}
+    for name, value in members.items():
+        if _is_column(value, count):
+            columns[name] = list(value.unbind())
+        elif isinstance(value, Mapping) and value and all(_is_column(item, count) for item in value.values()):
+            columns |= {f"{name}.{key}": list(item.unbind()) for key, item in value.items()}
+        elif isinstance(value, list | tuple) and len(value) == count and all(isinstance(item, Mapping) for item in value):
+            keys = [key for key in value[0] if isinstance(value[0][key], Tensor)]
+            if any(type(item.get(key)) is not Tensor for item in value for key in keys):
+                raise _refusal(name, value[0])
+            columns |= {f"{name}[].{key}": [item[key] for item in value] for key in keys}
+        else:
+            raise _refusal(name, value)
+    return columns
+
+
+def _is_column(value: Any, count: int) -> bool:
+    return type(value) is Tensor and value.dim() > 0 and len(value) == count and value.layout is torch.strided
+
+
+def _refusal(name: str, value: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"Members that stages before the cache write must be tensors (B, …), mappings of them or a list of B dicts of tensors, "
+        f"got {shown(value)} in {name!r}. Put the stage that writes it behind the encoder."
+    )
+
+
+def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor], missing: Tensor, rows: Rows) -> Batch:
+    """Return a batch with the rows of the cache in its members.
+
+    Args:
+        live: The batch of the data set, without its images.
+        computed: The batch after the stages; ``None`` if all rows were read.
+        columns: Columns of ``rows``, on the device.
+        missing: (B,) bool, on the device: the samples whose members are taken from ``computed``.
+        rows: Rows on the host.
+    """
+    is_missing = rows.missing.tolist()
+    members: dict[str, Any] = {}
+    for column, tensor in columns.items():
+        name, _, key = column.replace("[]", "").partition(".")
+        source = None if computed is None else _member(computed, name)
+        if varies(column):
+            if name not in members:
+                sources = [_member(live, name) if source is None or not taken else source for taken in is_missing]
+                members[name] = [dict(samples[index]) for index, samples in enumerate(sources)]
+            for sample, part, taken in zip(members[name], _split(tensor, rows.shapes[column]), is_missing, strict=True):
+                if not taken:
+                    sample[key] = part
+            continue
+        if source is not None:
+            of_missing = source[key] if key else source
+            tensor = torch.where(missing.reshape(-1, *[1] * (tensor.dim() - 1)), of_missing, tensor)
+        if key:
+            members.setdefault(name, {})[key] = tensor
+        else:
+            members[name] = tensor
+    if not batches.is_container(live):
+        return members[WHOLE]
+    if not isinstance(live, Mapping):
+        return batches.replace(live, {_own_name(live, name): value for name, value in members.items()})
+    return batches.replace(live, members)
+
+
+def without(batch: Batch, names: Collection[Any] | None) -> Batch:
+    """Return a batch without members: a mapping has no such member, other containers have ``None`` in its place.
+
+    Args:
+        batch: The batch.
+        names: Names of the members; ``None`` for the whole batch.
+    """
+    if names is None:
+        return None
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name not in names}
+    return batches.replace(batch, dict.fromkeys(names))
+
+
+def _member(batch: Batch, name: str) -> Any:
+    return batch if not batches.is_container(batch) else batches.member(batch, _own_name(batch, name))
+
+
+def _own_name(batch: Batch, name: str) -> Any:
+    """Return the name of a member as the container has it: an index, a key or a field."""
+    return next((own for own in batches.member_names(batch) if str(own) == name), int(name) if name.isdecimal() else name)
+
+
+def _split(flat: Tensor, shapes: NDArray[np.int64]) -> list[Tensor]:
+    """Return the part of each sample. ``shapes``: (B, axes) shape of each part."""
+    parts = flat.split(shapes.prod(1).tolist())
+    return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]
