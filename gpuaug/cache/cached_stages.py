@@ -4,6 +4,8 @@ For each batch, ``take`` separates the rows that workers read from the images. I
 Otherwise they run on the whole batch, ``finish`` records the missing rows and puts the others into the batch.
 """
 
+import logging
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import shard_numbers
 from gpuaug.cache.key import difference, key_of, key_parts
 from gpuaug.cache.members import batch_of, columns_of, without, written_members
-from gpuaug.cache.recorder import Recorder, warn_if_too_large
+from gpuaug.cache.recorder import Recorder
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugWarning
@@ -29,6 +31,8 @@ from gpuaug.core.rows import Rows
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
+
+_log = logging.getLogger("gpuaug")
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ class CachedStages:
                 f"The data set of a loader with a feature cache must be wrapped, got {type(loader).__name__} without it. "
                 "Make the DataLoader of cache.wrap(dataset)."
             )
-        self._recorder.flush()
+        self._recorder.close()
         parts = key_parts(self._stages, position.seed, self._lanes.device)
         key = key_of(parts)
         if key != cache.key:
@@ -155,9 +159,7 @@ class CachedStages:
         taken = Taken(found[0], names)
         return (without(rest, names) if taken.is_whole else rest), taken
 
-    def finish(
-        self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, values: Any, lane: Lane
-    ) -> Batch:
+    def finish(self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, values: Any, lane: Lane) -> Batch:
         """Record the missing rows of a batch, and put the rows that were read into it. The lane of the encoder is current.
 
         Args:
@@ -187,7 +189,12 @@ class CachedStages:
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
         if self._samples is not None:
             row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
-            warn_if_too_large(self._cache.folder, row_bytes, self._samples * self._cache.views)
+            needed, free = row_bytes * self._samples * self._cache.views, shutil.disk_usage(self._cache.folder).free
+            _log.log(
+                logging.WARNING if needed > free else logging.INFO,
+                "The feature cache in %s will take about %.3g GB. The disk has %.3g GB free.",
+                *(self._cache.folder, needed / 1e9, free / 1e9),
+            )
             self._samples = None
         names = [rows.names[index] for index in indices]
         event = self._recorder.record(self._view, rows.ids[indices], names, columns, lane.record_event())

@@ -74,7 +74,9 @@ class _Samples:
     def __getattr__(self, name: str) -> Any:
         if name in _FORWARDED and "dataset" in vars(self):
             return getattr(self.dataset, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. The data set is its attribute dataset.")
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}. The data set is its attribute dataset."
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -97,9 +99,7 @@ class _Samples:
         row: Row | None = index.find(row_id) if index is not None else None
         files = iter(images)
         rows = iter([row] + [None if row is None else {}] * (len(images) - 1))
-        return batches.map_members(
-            lambda _: CachedFile(*_unread(*next(files), row), row_id, name, next(rows)), is_image, sample
-        )
+        return batches.map_members(lambda _: CachedFile(*next(files), row_id, name, next(rows)), is_image, sample)
 
     def _identity(self, sample: Any, images: list[tuple[str, memoryview | None]]) -> tuple[str, RowId]:
         """Return the name of a sample, and the identity of its row."""
@@ -111,10 +111,6 @@ class _Samples:
         for part in parts:
             time = (time * 31 + part[2]) & 0x7FFFFFFFFFFFFFFF
         return name, (*halves, sum(part[1] for part in parts), time)
-
-
-def _unread(path: str, content: memoryview | None, row: Row | None) -> tuple[str, memoryview | None]:
-    return (path, None) if row is not None else (path, content)
 
 
 def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from gpuaug.cache.dataset import CachedDataset, CachedIterable, view_folder
 from gpuaug.cache.index import Index, shard_numbers
+from gpuaug.cache.recorder import write_error
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
 KEY_FILE = "key.json"
@@ -102,17 +103,27 @@ class FeatureCache:
         return found
 
     def begin_key(self, key: str, parts: Mapping[str, Any]) -> None:
-        """Set the key, and write the file that says what it was made of."""
+        """Set the key, and write the file that says what it was made of.
+
+        Raises:
+            GpuAugError: If the folder cannot be written.
+        """
         self.key = key
         path = self.folder / key / KEY_FILE
-        if not path.exists():
+        if path.exists():
+            return
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(f".{os.getpid()}.tmp")
             temporary.write_text(json.dumps(parts, indent=1), encoding="utf-8")
             temporary.replace(path)
+        except OSError as error:
+            raise write_error(path.parent, error) from error
 
     def __str__(self) -> str:
-        lines = [f"FeatureCache({str(self.folder)!r}, views={self.views}), key {self.key or 'not known before the first epoch'}"]
+        lines = [
+            f"FeatureCache({str(self.folder)!r}, views={self.views}), key {self.key or 'not known before the first epoch'}"
+        ]
         for key in self.keys():
             mark = "" if key == self.key or not self.key else ", of other stages"
             lines.append(f"{key}{mark}")

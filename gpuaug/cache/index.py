@@ -3,6 +3,7 @@
 import logging
 import os
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,6 @@ from gpuaug.cache.shards import SUFFIX, Shard, ShardError
 from gpuaug.core.rows import Row, RowId
 
 _log = logging.getLogger("gpuaug")
-
-_mapped: dict[tuple[str, int, int], Shard | None] = {}
-"""(path, size, time of the last change) of each shard that this process has mapped → shard; ``None`` if it is damaged."""
 
 
 def shard_numbers(view: Path) -> list[tuple[int, Path]]:
@@ -27,18 +25,14 @@ def shard_numbers(view: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def mapped(path: Path) -> Shard | None:
-    """Return a shard, or ``None`` if it is damaged or has been deleted. Each process checks a shard once."""
+@lru_cache(maxsize=None)
+def _mapped(path: Path, size: int, time: int) -> Shard | None:
+    """Return a shard, which each process checks once; ``None`` if it is damaged. ``size``, ``time``: of the file."""
     try:
-        status = path.stat()
-        key = (str(path), status.st_size, status.st_mtime_ns)
-        if key not in _mapped:
-            _mapped[key] = None
-            _mapped[key] = Shard(path)
-    except (OSError, ShardError) as error:
+        return Shard(path)
+    except ShardError as error:
         _log.warning("The rows in %s are encoded again, because the file is damaged: %s.", path, error)
         return None
-    return _mapped[key]
 
 
 class Index:
@@ -50,23 +44,25 @@ class Index:
     """
 
     def __init__(self, view: Path, newest: int) -> None:
-        self._shards = [
-            shard for number, path in shard_numbers(view) if number <= newest and (shard := mapped(path)) is not None
-        ]
+        self._shards = []
+        for number, path in shard_numbers(view):
+            status = path.stat()
+            shard = _mapped(path, status.st_size, status.st_mtime_ns) if number <= newest else None
+            self._shards += [] if shard is None else [shard]
         ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
         shards = np.repeat(np.arange(len(lengths)), lengths)
         rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, lengths)])
-        newest_first = np.argsort(ids[::-1, 0], kind="stable")
-        self._ids = ids[::-1][newest_first]
-        self._places = np.column_stack([shards, rows])[::-1][newest_first]
+        order = np.argsort(ids[:, 0], kind="stable")  # of equal rows the first is read
+        self._ids = ids[order]
+        self._places = np.column_stack([shards, rows])[order]
         self._first_halves = np.ascontiguousarray(self._ids[:, 0])
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(np.unique(self._ids, axis=0))
 
     def find(self, row_id: RowId) -> Row | None:
-        """Return the newest row of a sample, or ``None`` if there is none, its file has changed, or the row is damaged."""
+        """Return the row of a sample, or ``None`` if there is none, its file has changed, or the row is damaged."""
         place = int(np.searchsorted(self._first_halves, row_id[0]))
         while place < len(self._ids) and self._first_halves[place] == row_id[0]:
             if tuple(self._ids[place].tolist()) == row_id:

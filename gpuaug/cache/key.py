@@ -154,6 +154,8 @@ def _is_installed(package: str) -> bool:
         return True
     if file is None:
         return False
-    return package == "gpuaug" or any(f"{part}-packages" in file for part in ("site", "dist")) or file.startswith(
-        sysconfig.get_path("stdlib")
+    return (
+        package == "gpuaug"
+        or any(f"{part}-packages" in file for part in ("site", "dist"))
+        or file.startswith(sysconfig.get_path("stdlib"))
     )

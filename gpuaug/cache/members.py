@@ -3,15 +3,13 @@
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, shown
-from gpuaug.core.rows import Rows, varies
+from gpuaug.core.rows import Rows, split, varies
 
 WHOLE = "batch"
 """Name of the member if the batch is not a container."""
@@ -23,7 +21,7 @@ def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, An
     Args:
         before: The batch before the stages.
         after: The batch after the stages.
-        read: ``id`` of each leaf that a stage has read. The leaves are referenced elsewhere.
+        read: ``id`` of each tensor that a stage has read. The tensors are referenced elsewhere.
     """
     if not batches.is_container(after):
         return {WHOLE: after}
@@ -32,9 +30,14 @@ def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, An
     for name in batches.member_names(after):
         value = batches.member(after, name)
         is_unchanged = name in old_names and batches.member(before, name) is value
-        if not is_unchanged and not any(id(leaf) in read for leaf in batches.leaves(value)):
+        if not is_unchanged and not any(id(tensor) in read for tensor in _tensors(value)):
             members[str(name)] = value
     return members
+
+
+def _tensors(member: Any) -> list[Any]:
+    """Return the leaves that are not numbers or text, which may be one object in several places."""
+    return [leaf for leaf in batches.leaves(member) if not isinstance(leaf, int | float | str | bytes | None)]
 
 
 def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]]:
@@ -89,7 +92,7 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
             if name not in members:
                 sources = [_member(live, name) if source is None or not taken else source for taken in is_missing]
                 members[name] = [dict(samples[index]) for index, samples in enumerate(sources)]
-            for sample, part, taken in zip(members[name], _split(tensor, rows.shapes[column]), is_missing, strict=True):
+            for sample, part, taken in zip(members[name], split(tensor, rows.shapes[column]), is_missing, strict=True):
                 if not taken:
                     sample[key] = part
             continue
@@ -128,9 +131,3 @@ def _member(batch: Batch, name: str) -> Any:
 def _own_name(batch: Batch, name: str) -> Any:
     """Return the name of a member as the container has it: an index, a key or a field."""
     return next((own for own in batches.member_names(batch) if str(own) == name), int(name) if name.isdecimal() else name)
-
-
-def _split(flat: Tensor, shapes: NDArray[np.int64]) -> list[Tensor]:
-    """Return the part of each sample. ``shapes``: (B, axes) shape of each part."""
-    parts = flat.split(shapes.prod(1).tolist())
-    return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]

@@ -5,14 +5,12 @@ only reads memory of the host and writes files.
 """
 
 import errno
-import logging
 import os
-import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -37,8 +35,6 @@ SHARD_BYTES = 64 << 20
 SHARD_SECONDS = 30.0
 """Time after which a shard is written that has not reached ``SHARD_BYTES``: the rows that a killed process may lose."""
 
-_log = logging.getLogger("gpuaug")
-
 
 @dataclass(slots=True)
 class Record:
@@ -49,25 +45,20 @@ class Record:
     ids: NDArray[np.int64]
     """(N, 4) ``RowId`` of the rows."""
     names: list[str]
-    columns: dict[str, list[Tensor]]
-    """Name of a column → its part of each row, on the host."""
+    columns: dict[str, Tensor]
+    """Name of a column → (N, …) tensor on the host, or a flat tensor if the shape varies."""
+    shapes: dict[str, NDArray[np.int64]]
+    """Name of a column of varying shape → (N, axes) shape in each row."""
     copied: Event
     """Event after the copies to the host."""
-    memory: list[Tensor]
-    """Page-locked memory of the columns."""
-    written: bool = False
-    """Whether the thread no longer reads the memory."""
+    read: bool = False
+    """Whether the thread no longer reads ``columns``."""
 
-
-@dataclass(slots=True)
-class _Open:
-    """Rows that will be one shard."""
-
-    ids: list[NDArray[np.int64]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    columns: dict[str, list[Tensor]] = field(default_factory=dict)
-    num_bytes: int = 0
-    since_s: float = field(default_factory=time.monotonic)
+    @property
+    def kind(self) -> Any:
+        """Object that is equal for records that may share a shard."""
+        shapes = [(name, values.dtype, () if varies(name) else values.shape[1:]) for name, values in self.columns.items()]
+        return self.view, tuple(shapes), tuple(values.shape[1] for values in self.shapes.values())
 
 
 class Recorder:
@@ -79,11 +70,11 @@ class Recorder:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._records: deque[Record] = deque()
+        self._waiting: deque[Record] = deque()
+        """Records whose memory is in use."""
         self._copying: deque[Record] = deque()
-        self._queue: SimpleQueue[Record | threading.Event | None] = SimpleQueue()
+        self._queue: SimpleQueue[Record | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._open: dict[Any, _Open] = {}
         self._error: BaseException | None = None
         self.written = 0
         """Number of rows that were written to shards."""
@@ -91,9 +82,9 @@ class Recorder:
         """Number of rows that were not recorded, because too many batches were waiting."""
 
     def record(
-        self, view: Path, ids: NDArray[np.int64], names: Sequence[str], columns: dict[str, Sequence[Tensor]], ready: Event
+        self, view: Path, ids: NDArray[np.int64], names: list[str], columns: Mapping[str, Sequence[Tensor]], ready: Event
     ) -> Event | None:
-        """Queue the copy of rows to the host. Their lane is current afterwards.
+        """Queue the copy of rows to the host. The lane of the recorder is current afterwards.
 
         Args:
             view: Folder of the shards.
@@ -109,31 +100,26 @@ class Recorder:
             GpuAugError: If earlier rows could not be written.
         """
         self.poll()
-        if len(self._records) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             self.dropped += len(ids)
             return None
         self._lane.make_current()
         self._lane.wait(ready)
-        memory = []
-        parts: dict[str, list[Tensor]] = {}
-        for name, tensors in columns.items():
-            together = torch.cat([tensor.reshape(-1) for tensor in tensors]) if varies(name) else torch.stack(list(tensors))
-            host = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=together.is_cuda)
-            host.copy_(together, non_blocking=True)
-            memory.append(host)
-            sizes = [tensor.numel() for tensor in tensors]
-            parts[name] = [
-                part.reshape(tensor.shape) for part, tensor in zip(host.reshape(-1).split(sizes), tensors, strict=True)
-            ]
-        event = self._lane.record_event()
-        record = Record(view, ids, list(names), parts, event, memory)
-        self._records.append(record)
+        on_host = {}
+        shapes = {}
+        for name, parts in columns.items():
+            if varies(name):
+                shapes[name] = np.array([part.shape for part in parts], np.int64).reshape(len(parts), -1)
+            together = torch.cat([part.reshape(-1) for part in parts]) if varies(name) else torch.stack(list(parts))
+            on_host[name] = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=together.is_cuda)
+            on_host[name].copy_(together, non_blocking=True)
+        record = Record(view, ids, names, on_host, shapes, self._lane.record_event())
+        self._waiting.append(record)
         self._copying.append(record)
-        self.poll()
-        return event
+        return record.copied
 
     def poll(self, *, wait: bool = False) -> None:
-        """Pass rows that are on the host to the thread, and free memory that was written. ``wait``: wait for all copies.
+        """Pass rows that are on the host to the thread, and free memory that it has read. ``wait``: wait for all copies.
 
         Raises:
             GpuAugError: If rows could not be written.
@@ -145,24 +131,11 @@ class Recorder:
                 self._thread = threading.Thread(target=self._write_all, name="gpuaug cache", daemon=True)
                 self._thread.start()
             self._queue.put(record)
-        while self._records and self._records[0].written:
-            self._records.popleft()
+        while self._waiting and self._waiting[0].read:
+            self._waiting.popleft()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-    def flush(self) -> None:
-        """Wait until all rows are in shards.
-
-        Raises:
-            GpuAugError: If rows could not be written.
-        """
-        self.poll(wait=True)
-        if self._thread is not None:
-            done = threading.Event()
-            self._queue.put(done)
-            done.wait()
-        self.poll()
 
     def close(self) -> None:
         """Write all rows, and end the thread.
@@ -171,95 +144,62 @@ class Recorder:
             GpuAugError: If rows could not be written.
         """
         try:
-            self.flush()
+            self.poll(wait=True)
         finally:
             if self._thread is not None:
                 self._queue.put(None)
                 self._thread.join()
                 self._thread = None
+        self.poll()
 
     def _write_all(self) -> None:
-        while True:
+        shards: dict[Any, list[Record]] = {}
+        written_s = time.monotonic()
+        ended = False
+        while not ended:
             try:
-                item = self._queue.get(timeout=SHARD_SECONDS)
+                record = self._queue.get(timeout=SHARD_SECONDS)
+                ended = record is None
+                if record is not None:
+                    shards.setdefault(record.kind, []).append(_copied(record))
             except Empty:
-                self._write_shards(older_than_s=SHARD_SECONDS)
-                continue
-            if item is None:
-                return
-            if isinstance(item, threading.Event):
-                self._write_shards(older_than_s=0.0)
-                item.set()
-            else:
-                self._add(item)
-                item.written = True
-                self._write_shards(older_than_s=SHARD_SECONDS)
+                pass
+            is_late = ended or time.monotonic() - written_s >= SHARD_SECONDS
+            for kind, records in list(shards.items()):
+                if is_late or sum(column.nbytes for each in records for column in each.columns.values()) >= SHARD_BYTES:
+                    self._write(shards.pop(kind))
+            written_s = time.monotonic() if is_late else written_s
 
-    def _add(self, record: Record) -> None:
-        """Copy rows from page-locked memory to a shard that is not written yet. Rows of one shape share a shard."""
-        shapes = tuple(
-            (name, parts[0].dtype, parts[0].dim() if varies(name) else parts[0].shape) for name, parts in record.columns.items()
-        )
-        shard = self._open.setdefault((record.view, shapes), _Open())
-        shard.ids.append(record.ids)
-        shard.names += record.names
-        for name, parts in record.columns.items():
-            shard.columns.setdefault(name, []).extend(part.clone() for part in parts)
-            shard.num_bytes += sum(part.nbytes for part in parts)
-
-    def _write_shards(self, *, older_than_s: float) -> None:
-        """Write the shards that are large or old enough."""
-        now = time.monotonic()
-        for (view, shapes), shard in list(self._open.items()):
-            if shard.num_bytes < SHARD_BYTES and now - shard.since_s < older_than_s:
-                continue
-            del self._open[view, shapes]
-            try:
-                write_shard(view, np.concatenate(shard.ids), shard.names, shard.columns)
-                self.written += len(shard.names)
-            except BaseException as error:
-                self._error = self._error or _write_error(view, error)
+    def _write(self, records: list[Record]) -> None:
+        """Write a shard with the next number. Other processes may take the same number: the names of their files differ."""
+        view = records[0].view
+        try:
+            view.mkdir(parents=True, exist_ok=True)
+            number = max((number for number, _ in shard_numbers(view)), default=-1) + 1
+            columns = {name: torch.cat([each.columns[name] for each in records]) for name in records[0].columns}
+            shapes = {name: np.concatenate([each.shapes[name] for each in records]) for name in records[0].shapes}
+            names = [name for each in records for name in each.names]
+            path = view / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
+            write(path, np.concatenate([each.ids for each in records]), names, columns, shapes)
+            self.written += len(names)
+        except OSError as error:
+            self._error = write_error(view, error)
+        except BaseException as error:  # raised on the training thread
+            self._error = error
 
 
-def write_shard(view: Path, ids: NDArray[np.int64], names: Sequence[str], columns: dict[str, list[Tensor]]) -> Path:
-    """Write a shard with the next number of a view. Of equal rows the first is kept.
-
-    Processes that write at the same time may take the same number, because the names of their files differ.
-    """
-    _, first = np.unique(ids, axis=0, return_index=True)
-    if len(first) < len(ids):
-        kept = np.sort(first)
-        ids, names = ids[kept], [names[index] for index in kept]
-        columns = {name: [parts[index] for index in kept] for name, parts in columns.items()}
-    view.mkdir(parents=True, exist_ok=True)
-    shards = shard_numbers(view)
-    number = shards[-1][0] + 1 if shards else 0
-    path = view / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
-    write(path, ids, names, columns)
-    return path
+def _copied(record: Record) -> Record:
+    """Return a record in ordinary memory, so that the page-locked memory is free."""
+    columns = {name: column.clone() for name, column in record.columns.items()}
+    record.read = True
+    return Record(record.view, record.ids, record.names, columns, record.shapes, record.copied)
 
 
-def _write_error(view: Path, error: BaseException) -> BaseException:
-    """Return the error for the user about a shard that could not be written."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way_out = "Free space, or use fewer views. The rows that are on the disk will be read."
-    elif isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+def write_error(folder: Path, error: OSError) -> GpuAugError:
+    """Return the error for the user about a file of a cache that could not be written."""
+    way_out = "Check the disk, or use another folder."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way_out = "Free space, or use fewer views: the rows that were written will be read."
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         way_out = "Make the folder writable, or leave cache= out."
-    elif isinstance(error, OSError):
-        way_out = "Check the disk, or use another folder."
-    else:
-        return error
-    result = GpuAugError(f"Rows of a feature cache could not be written to {view}, because of {error}. {way_out}")
-    result.__cause__ = error
-    return result
-
-
-def warn_if_too_large(folder: Path, row_bytes: int, rows: int) -> None:
-    """Log the size that a cache will have, and warn if the disk has less space."""
-    needed = row_bytes * rows
-    free = shutil.disk_usage(folder).free
-    text = f"The feature cache in {folder} will take about {needed / 1e9:.3g} GB; the disk has {free / 1e9:.3g} GB free"
-    if needed > free:
-        _log.warning("%s. Use fewer views, or another folder.", text)
-    else:
-        _log.info("%s.", text)
+    return GpuAugError(f"A feature cache cannot be written to {folder}, because of {error}. {way_out}")

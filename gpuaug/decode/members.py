@@ -90,7 +90,7 @@ class _Replacement:
     def _with_samples(self, column: Any) -> Any:
         """Return a tensor, array, ``Ragged`` or ``Encoded`` of B entries with its samples replaced."""
         if isinstance(column, Encoded):
-            return encoded_with_samples(self._sources, column)
+            return _encoded_with_samples(self._sources, column)
         if isinstance(column, Ragged):
             return _ragged_with_samples(self._sources, column)
         if isinstance(column, np.ndarray):
@@ -148,7 +148,7 @@ def _kind(column: Any) -> Any:
     return type(column), isinstance(column, Ragged) or isinstance(column[0], str)
 
 
-def encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encoded:
+def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encoded:
     """Return images or clips that are not decoded, with their samples replaced. ``data`` is shared."""
     headers = copy.copy(encoded.headers)
     headers.table = headers.table[sources]

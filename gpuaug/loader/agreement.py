@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuaug.feed.resumable import Source
-from gpuaug.stages.definition import definition
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
+from gpuaug.stages.definition import definition
 
 Stages = Sequence[tuple[BoundStage, Stage]]
 """(``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane (CUDA stream)."""

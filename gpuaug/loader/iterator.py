@@ -340,6 +340,9 @@ class PipelinedIterator:
         except Exception as error:
             self._add_note(error, "by the feature cache", batch_index)
             return error
+        missing = int(submitted.taken.rows.missing.sum())
+        self._shared.stats.rows_encoded += missing
+        self._shared.stats.rows_read += len(submitted.taken.rows.missing) - missing
         return None
 
     def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:

@@ -47,3 +47,11 @@ class Stats:
     """Number of runs of encoders without a CUDA graph, summed over all encoders."""
     graph_bytes: int = 0
     """Bytes of device memory for CUDA graphs of encoders, when ``stats()`` was called."""
+    rows_read: int = 0
+    """Number of rows that were read from a feature cache."""
+    rows_encoded: int = 0
+    """Number of samples that were encoded because the feature cache had no row of them."""
+    rows_written: int = 0
+    """Number of rows that were written to the feature cache, when ``stats()`` was called."""
+    rows_dropped: int = 0
+    """Number of rows that were not written, because the disk was too slow. They are encoded again in a later epoch."""

@@ -265,6 +265,9 @@ class StreamedLoader:
         held = self._shared.device_setup.held_bytes()
         stats.pinned_bytes = self._shared.feed.pinned_bytes + held.pinned
         stats.decode_bytes, stats.graph_bytes = held.decode, held.graph
+        cached = self._shared.device_setup.cached_stages
+        if cached is not None:
+            stats.rows_written, stats.rows_dropped = cached.rows_written, cached.rows_dropped
         return stats
 
     def close(self) -> None:

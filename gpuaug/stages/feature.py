@@ -188,7 +188,7 @@ class FeatureStage(Stage):
         If weights were moved to new storage, graphs are captured again.
 
         Raises:
-            ArgumentError: On leaving, if a parameter requires grad.
+            ArgumentError: If the stage has a feature cache; on leaving, if a parameter requires grad.
 
         Cost:
             Two events and waits per loader, and one read of each weight's address. The host waits only if weights were moved.
@@ -198,6 +198,11 @@ class FeatureStage(Stage):
             >>> with stage.update():
             ...     _ = stage.encoder.weight.mul_(0.5)
         """
+        if self.cache is not None:
+            raise ArgumentError(
+                "The encoder of a stage with a feature cache must not change in an epoch, got stage.update(). Change the "
+                "weights between two epochs, or leave cache= out."
+            )
         for bound in self._bound_features:
             bound.before_update()
         try:

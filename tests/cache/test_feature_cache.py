@@ -1,0 +1,470 @@
+"""``FeatureCache``: from epoch V on, each sample has the row of epoch e mod V of a loader without a cache, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import kornia.augmentation as K
+import pytest
+import safetensors.torch
+import torch
+from support.cache.cached_loaders import (
+    COUNT,
+    Files,
+    as_dict,
+    assert_equal,
+    encoder,
+    epochs_of,
+    loader,
+    rows_of,
+    stages,
+    write_images,
+)
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+
+import gpuaug
+from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return write_images(tmp_path / "images")
+
+
+def spoil(paths):
+    """Overwrite files without a change of size and time: a file that is opened cannot be decoded."""
+    for path in paths:
+        status = os.stat(path)
+        with open(path, "r+b") as file:
+            file.write(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+class Sample(NamedTuple):
+    image: object
+    label: int
+
+
+class Stream(IterableDataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return (self.dataset[index] for index in range(len(self.dataset)))
+
+
+def contents(path, index):
+    with open(path, "rb") as file:
+        return {"image": file.read(), "label": index}
+
+
+FORMS = {
+    "dicts": (as_dict, {"on": "image"}),
+    "tuples": (lambda path, index: (gpuaug.read_encoded(path), index), {"on": 0, "into": 2}),
+    "tuples whose images are replaced": (lambda path, index: (gpuaug.read_encoded(path), index), {"on": 0, "into": ...}),
+    "named tuples": (lambda path, index: Sample(gpuaug.read_encoded(path), index), {"on": "image", "into": ...}),
+    "bytes": (contents, {"on": "image"}),
+    "Hugging Face": (
+        lambda path, index: {"image": {"bytes": None, "path": path}, "label": index},
+        {"on": "image"},
+    ),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_later_epochs_have_the_rows_of_recorded_epochs(form, workers, device, paths, tmp_path):
+    if workers and form not in ("dicts", "tuples"):
+        pytest.skip("one form of each kind of container is enough with workers")
+    sample, options = FORMS[form]
+    functions = {
+        "dicts": {},
+        "bytes": {},
+        "Hugging Face": {},
+        "tuples": {"value": lambda batch: batch[2], "label": lambda batch: batch[1]},
+        "named tuples": {"value": lambda batch: batch.image, "label": lambda batch: batch.label},
+    }.get(form, {"value": lambda batch: batch[0], "label": lambda batch: batch[1]})
+    dataset = Files(paths, sample)
+    several = {"num_workers": workers, "persistent_workers": workers > 0}
+    expected = epochs_of(loader(dataset, stages(None, **options, capture="never"), device=device, **several), 2, **functions)
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    streamed = loader(cache.wrap(dataset), stages(cache, **options, capture="never"), device=device, **several)
+    recorded = epochs_of(streamed, 2, **functions)
+    if form != "bytes":
+        spoil(paths)
+    read = epochs_of(streamed, 3, **functions)
+    for epoch, rows in enumerate([*recorded, *read]):
+        assert_equal(rows, expected[epoch % 2])
+    stats = streamed.stats()
+    assert (stats.rows_encoded, stats.rows_read, stats.rows_written, stats.rows_dropped) == (2 * COUNT, 3 * COUNT, 2 * COUNT, 0)
+    assert streamed.stats().eager + stats.replayed == 2 * -(-COUNT // 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_file_that_changed_is_encoded_again_at_its_place(device, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    dataset = Files(paths, as_dict)
+    wrapped = cache.wrap(dataset)
+    recorded = epochs_of(loader(wrapped, stages(cache, capture="never"), device=device), 2)
+    changed = {3, 11}
+    for index in changed:
+        os.utime(paths[index], ns=(1, index))
+    streamed = loader(wrapped, stages(cache, capture="never"), device=device)
+    streamed.set_epoch(2)
+    read = rows_of(streamed)
+    reference = loader(dataset, stages(None, capture="never"), device=device)
+    reference.set_epoch(2)
+    fresh = rows_of(reference)
+    assert_equal(read, {label: fresh[label] if label in changed else recorded[0][label] for label in range(COUNT)})
+    streamed.set_epoch(4)
+    assert_equal(rows_of(streamed), read)
+    assert streamed.stats().rows_encoded == len(changed)
+
+
+def damage(data):
+    """Yield (name, damaged copy of a file)."""
+    yield "truncated", data[: len(data) // 2]
+    yield "empty", b""
+    yield "zeros", bytes(len(data))
+    for place in range(9, len(data), len(data) // 29):
+        flipped = bytearray(data)
+        flipped[place] ^= 16
+        yield f"bit at {place}", bytes(flipped)
+
+
+def test_damaged_shards_are_encoded_again(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    wrapped = cache.wrap(Files(paths, as_dict))
+    [recorded] = epochs_of(loader(wrapped, stages(cache)), 1)
+    [shard] = (tmp_path / "cache").glob("*/view-0/*.safetensors")
+    data = shard.read_bytes()
+    for name, damaged in damage(data):
+        for later in shard.parent.glob("*.safetensors"):
+            later.unlink()
+        shard.write_bytes(damaged)
+        streamed = loader(wrapped, stages(cache))
+        rows = [rows_of(streamed)]  # epoch 0 again
+        streamed.set_epoch(0)
+        rows.append(rows_of(streamed))
+        for read in rows:
+            assert_equal(read, recorded)
+        assert streamed.stats().rows_encoded <= COUNT, name
+        assert streamed.stats().rows_encoded > 0 or name.startswith("bit"), name
+
+
+def other_function(images):
+    return images * 2
+
+
+class Doubled(nn.Module):
+    def forward(self, images):
+        return images * 2
+
+
+def scaled_by(factor):
+    return lambda images: images * factor
+
+
+KEYS = {
+    "weights": lambda: {"module": encoder(1)},
+    "buffers": lambda: {"module": nn.Sequential(nn.BatchNorm2d(3), encoder()).requires_grad_(False)},
+    "output": lambda: {"output": lambda features: features[:, :2]},
+    "autocast": lambda: {"autocast": torch.bfloat16},
+    "size": lambda: {"transform": gpuaug.fuse(K.AugmentationSequential(K.RandomResizedCrop((16, 17))), ragged=True)},
+    "probability": lambda: {
+        "transform": gpuaug.fuse(
+            K.AugmentationSequential(K.RandomResizedCrop((16, 16)), K.RandomHorizontalFlip(p=0.4)), ragged=True
+        )
+    },
+    "closure 2": lambda: {
+        "transform": gpuaug.fuse(K.AugmentationSequential(K.CenterCrop((16, 16))), ragged=True),
+        "extra": scaled_by(2),
+    },
+    "closure 3": lambda: {
+        "transform": gpuaug.fuse(K.AugmentationSequential(K.CenterCrop((16, 16))), ragged=True),
+        "extra": scaled_by(3),
+    },
+    "function": lambda: {
+        "transform": gpuaug.fuse(K.AugmentationSequential(K.CenterCrop((16, 16))), ragged=True),
+        "extra": other_function,
+    },
+    "module": lambda: {
+        "transform": gpuaug.fuse(K.AugmentationSequential(K.CenterCrop((16, 16))), ragged=True),
+        "extra": Doubled(),
+    },
+}
+
+
+def test_rows_of_other_stages_are_not_read(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths[:4], as_dict)
+
+    def encoded(seed=3, extra=None, **options):
+        made = stages(cache, **options)
+        if extra is not None:
+            made.insert(2, gpuaug.TransformStage(extra, on="image", name="extra"))
+        streamed = loader(cache.wrap(dataset), made, seed=seed)
+        rows_of(streamed)
+        return streamed.stats().rows_encoded
+
+    assert encoded() == 4
+    assert encoded() == 0
+    with pytest.warns(GpuAugWarning, match="begins anew, because its rows were made with other seed"):
+        assert encoded(seed=4) == 4
+    for name, options in KEYS.items():
+        with pytest.warns(GpuAugWarning, match="begins anew"):
+            assert encoded(**options()) == 4, name
+        assert encoded(**options()) == 0, name
+    assert len(cache.keys()) == 2 + len(KEYS)
+
+
+def test_weights_that_change_between_epochs(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    module = encoder()
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache, module=module))
+    rows_of(streamed)
+    with torch.no_grad():
+        module[0].weight[0, 0, 0, 0] += 1e-3
+    with pytest.warns(GpuAugWarning, match="other weights"):
+        rows_of(streamed)
+    assert streamed.stats().rows_encoded == 2 * COUNT
+    with pytest.raises(ArgumentError, match="Change the weights between two epochs"), streamed.stages[-1].update():
+        pass
+
+
+def boxes_and_index(path, index):
+    boxes = torch.tensor([[1.0, 2, 9, 12], [3, 4, 20, 18]][: index % 3])
+    return {"image": gpuaug.read_encoded(path), "label": index, "target": {"boxes": boxes.reshape(-1, 4), "id": index}}
+
+
+def test_targets_that_moved_with_the_image_are_stored(paths, tmp_path):
+    pipeline = K.AugmentationSequential(
+        K.RandomHorizontalFlip(), K.RandomCrop((16, 16), pad_if_needed=True), data_keys=["input", "bbox_xyxy"]
+    )
+    flip = gpuaug.fuse(pipeline, ragged=True)
+    dataset = Files(paths, boxes_and_index)
+
+    def targets(cache, wrapped, epochs):
+        made = [
+            gpuaug.DecodeStage(),
+            gpuaug.TransformStage(flip, on={"image": "input", "target": "targets"}),
+            gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
+        ]
+        streamed = loader(wrapped, made)
+        return [
+            {int(label): target for batch in streamed for label, target in zip(batch["label"], batch["target"], strict=True)}
+            for _ in range(epochs)
+        ]
+
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    expected = targets(None, dataset, 2)
+    got = targets(cache, cache.wrap(dataset), 3)
+    os.utime(paths[5], ns=(1, 1))
+    got += targets(cache, cache.wrap(dataset), 1)  # epoch 0, with one missing row
+    for epoch, samples in enumerate(got):
+        for label, target in samples.items():
+            view = epoch % 2 if epoch < 3 else 0
+            assert target["id"] == label
+            torch.testing.assert_close(target["boxes"], expected[view][label]["boxes"], rtol=0, atol=0)
+
+
+def test_a_run_that_was_killed_continues(paths, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            from support.cache.cached_loaders import *
+            from gpuaug.cache import recorder
+            recorder.SHARD_BYTES = 1
+            cache = gpuaug.FeatureCache(sys.argv[1])
+            paths = sorted(map(str, Path(sys.argv[2]).glob("*.png")))
+            for number, batch in enumerate(loader(cache.wrap(Files(paths, as_dict)), stages(cache))):
+                print(number, flush=True)
+        """)
+    )
+    folder = tmp_path / "cache"
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
+    for batches in (1, 4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(batches):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    cache = FeatureCache(folder)
+    dataset = Files(paths, as_dict)
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    assert_equal(epochs_of(streamed, 1)[0], epochs_of(loader(dataset, stages(None)), 1)[0])
+    assert 0 < streamed.stats().rows_read < COUNT
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3])
+def test_resume_within_an_epoch(epoch, paths, tmp_path):
+    dataset = Files(paths, as_dict)
+    cache = FeatureCache(tmp_path / "cache", views=2)
+
+    def make():
+        return loader(cache.wrap(dataset), stages(cache))
+
+    whole = [[batch["latents"] for batch in streamed] for streamed in [make()] for _ in range(4)]
+    FeatureCache(tmp_path / "cache")
+    for shard in (tmp_path / "cache").glob("*/*/*.safetensors"):
+        shard.unlink()
+    streamed = make()
+    for _ in range(epoch):
+        rows_of(streamed)
+    iterator = iter(streamed)
+    for _ in range(3):
+        next(iterator)
+    state = streamed.state_dict()
+    iterator.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    for batch, expected in zip(resumed, whole[epoch][3:], strict=True):
+        torch.testing.assert_close(batch["latents"], expected, rtol=0, atol=0)
+
+
+def test_a_replaced_sample_has_its_own_row_or_none(paths, tmp_path):
+    broken = {2, 9}
+    for index in broken:
+        with open(paths[index], "r+b") as file:
+            file.seek(60)
+            file.write(bytes(40))
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, as_dict)
+
+    def latents(cache, wrapped):
+        made = stages(cache)
+        made[0] = gpuaug.DecodeStage(on_error="replace")
+        return loader(wrapped, made)
+
+    recording = latents(cache, cache.wrap(dataset))
+    list(recording)
+    reading = latents(cache, cache.wrap(dataset))
+    expected = {}
+    for batch in latents(None, dataset):
+        for label, row in zip(batch["label"].tolist(), batch["latents"], strict=True):
+            expected.setdefault(label, []).append(row)
+    for batch in reading:
+        for label, row in zip(batch["label"].tolist(), batch["latents"], strict=True):
+            assert any(torch.equal(row, other) for other in expected[label])
+    assert reading.stats().rows_encoded == len(broken)
+
+
+def test_data_sets_in_data_sets(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = ConcatDataset(
+        [Subset(cache.wrap(Files(paths, as_dict)), range(9)), cache.wrap(Stream(Files(paths, as_dict)))][:1]
+    )
+    streamed = loader(dataset, stages(cache))
+    epochs_of(streamed, 2)
+    assert streamed.stats().rows_read == 9
+    stream = FeatureCache(tmp_path / "stream")
+    streamed = loader(stream.wrap(Stream(Files(paths, as_dict))), stages(stream), shuffle=None, generator=None)
+    first, second = epochs_of(streamed, 2)
+    assert_equal(second, first)
+    assert streamed.stats().rows_read == COUNT
+
+
+def test_named_samples(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+
+    def once(path, index):
+        return {"image": open(path, "rb").read(), "label": index, "id": f"sample {index}"}
+
+    wrapped = cache.wrap(Files(paths, once), key="id")
+    first, second = epochs_of(loader(wrapped, stages(cache)), 2)
+    assert_equal(second, first)
+    [shard] = (tmp_path / "cache").glob("*/view-0/*.safetensors")
+    tensors = safetensors.torch.load_file(shard)
+    ends = tensors["row.name_end"].tolist()
+    text = tensors["row.name"].numpy().tobytes()
+    names = [text[begin:end].decode() for begin, end in zip([0, *ends], ends, strict=False)]
+    labels = [int(name.removeprefix("sample ")) for name in names]
+    assert_equal(dict(zip(labels, tensors["latents"], strict=True)), first)
+
+
+def test_ranks_write_their_rows_and_read_all(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, as_dict)
+    for rank in range(2):
+        rows_of(loader(cache.wrap(Subset(dataset, range(rank, COUNT, 2))), stages(cache)))
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    assert len(rows_of(streamed)) == COUNT
+    assert streamed.stats().rows_read == COUNT
+
+
+def test_features_of_several_dtypes_and_parts(paths, tmp_path):
+    class Several(nn.Module):
+        def forward(self, images):
+            mean = images.mean((2, 3))
+            return {"half": mean.bfloat16(), "byte": (mean * 255).byte(), "scalar": mean[:, 0], "flag": mean > 0.5}
+
+    cache = FeatureCache(tmp_path / "cache")
+
+    def values(batch):
+        parts = batch["latents"].values()
+        return [torch.cat([part[index].double().reshape(-1) for part in parts]) for index in range(len(batch["label"]))]
+
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache, module=Several()))
+    first, second = epochs_of(streamed, 2, value=values)
+    assert_equal(second, first)
+    assert [part.dtype for part in next(iter(streamed))["latents"].values()] == [
+        torch.bfloat16,
+        torch.uint8,
+        torch.float32,
+        torch.bool,
+    ]
+
+
+def test_errors_name_the_way_out(paths, tmp_path, monkeypatch):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, as_dict)
+    with pytest.raises(ArgumentError, match="Make the DataLoader of cache.wrap"):
+        next(iter(loader(dataset, stages(cache))))
+    with pytest.raises(ArgumentError, match="put the other encoder before it"):
+        next(iter(loader(cache.wrap(dataset), [*stages(cache), *stages(cache)[2:]])))
+    with pytest.raises(ArgumentError, match="must have an encoded image"):
+        cache.wrap([{"label": 3}])[0]
+    as_batch = gpuaug.TransformStage(lambda images: torch.stack([image.float() for image in images]), on="image")
+    made = [gpuaug.DecodeStage(), as_batch, *stages(cache, module=nn.Identity())[2:]]
+
+    def read(batch_indices):
+        files = DataLoader(cache.wrap(dataset), batch_sampler=batch_indices, collate_fn=gpuaug.collate_encoded)
+        return list(gpuaug.StreamedLoader(files, made, device="cpu"))
+
+    read([[0, 5], [1, 6]])
+    assert len(read([[0, 5], [6, 1]])) == 2
+    with pytest.raises(ArgumentError, match="Batch images of one size together"):
+        read([[0, 1]])
+
+
+def test_a_disk_that_is_full(paths, tmp_path, monkeypatch):
+    from gpuaug.cache import recorder
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    monkeypatch.setattr(recorder, "write", full)
+    with pytest.raises(GpuAugError, match="Free space, or use fewer views"):
+        rows_of(streamed)
+    monkeypatch.undo()
+    assert len(rows_of(streamed)) == COUNT
+
+
+def test_the_size_is_logged_and_printed(paths, tmp_path, caplog):
+    caplog.set_level("INFO", "gpuaug")
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    rows_of(loader(cache.wrap(Files(paths, as_dict)), stages(cache)))
+    assert "The feature cache in" in caplog.text
+    assert f"view 0: {COUNT} rows" in str(cache)
+    assert cache.key in str(cache)
