@@ -183,7 +183,7 @@ class CachedStages:
     def _record(self, taken: Taken, stored: dict[str, list[Tensor]], lane: Lane) -> None:
         rows = taken.rows
         is_own = taken.own == np.arange(len(rows.ids))
-        indices = np.flatnonzero(rows.missing.numpy() & is_own)
+        indices = np.flatnonzero(rows.missing.numpy() & is_own).tolist()
         if not len(indices):
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}

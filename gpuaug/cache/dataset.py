@@ -12,12 +12,15 @@ from torch.utils.data import Dataset, IterableDataset
 from gpuaug.cache.index import Index
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, shown
-from gpuaug.core.rows import Row, RowId
+from gpuaug.core.rows import RowId
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, are_encoded, name_and_bytes
 
 _FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
 """Methods of a data set that loaders call if they exist."""
+
+_NO_IMAGES = {int, float, str}
+"""Types of members of a sample that are no images."""
 
 
 class ViewToRead:
@@ -43,7 +46,7 @@ class ViewToRead:
             self._opened = values, index
         return self._opened[1]
 
-    def __getstate__(self) -> torch.Tensor:
+    def __getstate__(self) -> Any:
         return self._shared
 
     def __setstate__(self, shared: torch.Tensor) -> None:
@@ -84,33 +87,40 @@ class _Samples:
     def with_row(self, sample: Any) -> Any:
         """Return a sample with its images replaced by ``CachedFile`` objects, which have the row if it is in the cache."""
 
-        def is_image(value: Any) -> bool:
-            return are_encoded([value], "" if value is sample else "member") and type(value) is not Clip
+        files: list[CachedFile] = []
 
-        images: list[tuple[str, memoryview | None]] = []
-        batches.map_members(lambda value: images.append(name_and_bytes(value, "", "a sample")), is_image, sample)
-        if not images:
+        def collect(value: Any) -> CachedFile:
+            files.append(CachedFile(*name_and_bytes(value, "" if value is sample else "member", "a sample")))
+            return files[-1]
+
+        result = batches.map_members(collect, lambda value: _is_image(value, "" if value is sample else "member"), sample)
+        if not files:
             raise ArgumentError(
                 "Samples of cache.wrap(…) must have an encoded image, gpuaug.read_encoded(path) or the bytes of a file, got "
                 f"{shown(sample)}. Return one from the data set, or leave wrap out."
             )
-        name, row_id = self._identity(sample, images)
+        name, row_id = self._identity(sample, [(file.path, file.content) for file in files])
         index = self.view.index(self.folder)
-        row: Row | None = index.find(row_id) if index is not None else None
-        files = iter(images)
-        rows = iter([row] + [None if row is None else {}] * (len(images) - 1))
-        return batches.map_members(lambda _: CachedFile(*next(files), row_id, name, next(rows)), is_image, sample)
+        row = None if index is None else index.find(row_id)
+        for number, file in enumerate(files):
+            file.name, file.row_id, file.row = name, row_id, {} if number and row is not None else row
+        return result
 
     def _identity(self, sample: Any, images: list[tuple[str, memoryview | None]]) -> tuple[str, RowId]:
         """Return the name of a sample, and the identity of its row."""
         parts = [_version(*image) for image in images]
         name = "\n".join(part[0] for part in parts) if self._key is None else str(batches.member(sample, self._key))
         digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
-        halves = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
+        first, second = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
         time = 0
         for part in parts:
             time = (time * 31 + part[2]) & 0x7FFFFFFFFFFFFFFF
-        return name, (*halves, sum(part[1] for part in parts), time)
+        return name, (first, second, sum(part[1] for part in parts), time)
+
+
+def _is_image(value: Any, member: str) -> bool:
+    """Return whether a member of a sample, or with an empty ``member`` the sample, is an encoded image."""
+    return (not member or type(value) not in _NO_IMAGES) and type(value) is not Clip and are_encoded([value], member)
 
 
 def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:

@@ -3,7 +3,7 @@
 import logging
 import os
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,9 @@ def shard_numbers(view: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-@lru_cache(maxsize=None)
-def _mapped(path: Path, size: int, time: int) -> Shard | None:
-    """Return a shard, which each process checks once; ``None`` if it is damaged. ``size``, ``time``: of the file."""
+@cache
+def _mapped(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
+    """Return a shard, which each process checks once; ``None`` if it is damaged."""
     try:
         return Shard(path)
     except ShardError as error:
@@ -47,7 +47,7 @@ class Index:
         self._shards = []
         for number, path in shard_numbers(view):
             status = path.stat()
-            shard = _mapped(path, status.st_size, status.st_mtime_ns) if number <= newest else None
+            shard = _mapped(path, (status.st_size, status.st_mtime_ns)) if number <= newest else None
             self._shards += [] if shard is None else [shard]
         ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
@@ -67,7 +67,8 @@ class Index:
         while place < len(self._ids) and self._first_halves[place] == row_id[0]:
             if tuple(self._ids[place].tolist()) == row_id:
                 shard, index = self._places[place].tolist()
-                if (row := self._shards[shard].row(index)) is not None:
+                row: Row | None = self._shards[shard].row(index)
+                if row is not None:
                     return row
             place += 1
         return None

@@ -4,11 +4,8 @@ import hashlib
 import inspect
 import json
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -109,26 +106,28 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def _code_parts(code: set[Any]) -> dict[str, Any]:
-    """Return versions of the libraries, and hashes of the user's code, that stages use.
+    """Return versions of the libraries that stages use, and hashes of the source of the user's functions and classes.
 
     Warns:
-        GpuAugWarning: If the source of a function or class of the user cannot be found.
+        GpuAugWarning: If the source of a function or class cannot be found.
     """
-    versions = {name: _version(name) for name in _LIBRARIES}
+    packages = set(_LIBRARIES)
     sources: dict[str, list[str]] = {}
     unknown = []
     for value in code:
-        package = str(getattr(value, "__module__", "") or "").partition(".")[0]
-        if _is_installed(package):
-            versions[package] = _version(package)
+        module = str(getattr(value, "__module__", None) or "builtins")
+        package = module.partition(".")[0]
+        file = str(getattr(sys.modules.get(module), "__file__", ""))
+        if package in sys.stdlib_module_names:
             continue
-        name = getattr(value, "__qualname__", type(value).__name__)
+        if package in _LIBRARIES or "site-packages" in file or "dist-packages" in file:
+            packages.add(package)
+            continue
         try:
-            source = inspect.getsource(value)
+            source = inspect.getsource(value).encode()
+            sources.setdefault(value.__qualname__, []).append(hashlib.blake2b(source, digest_size=8).hexdigest())
         except (OSError, TypeError):
-            unknown.append(name)
-            continue
-        sources.setdefault(name, []).append(hashlib.blake2b(source.encode(), digest_size=8).hexdigest())
+            unknown.append(value.__qualname__)
     if unknown:
         warnings.warn(
             f"A change of {', '.join(sorted(unknown))} is not noticed by the feature cache, because Python does not find the "
@@ -136,26 +135,5 @@ def _code_parts(code: set[Any]) -> dict[str, Any]:
             GpuAugWarning,
             stacklevel=2,
         )
+    versions = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in packages}
     return {"versions": versions, "code": {name: sorted(hashes) for name, hashes in sources.items()}}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return str(getattr(sys.modules.get(package), "__version__", ""))
-
-
-@cache
-def _is_installed(package: str) -> bool:
-    """Return whether a package is part of Python or was installed, rather than written by the user."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    if package in sys.stdlib_module_names and package != "__main__":
-        return True
-    if file is None:
-        return False
-    return (
-        package == "gpuaug"
-        or any(f"{part}-packages" in file for part in ("site", "dist"))
-        or file.startswith(sysconfig.get_path("stdlib"))
-    )

@@ -108,7 +108,8 @@ class Shard:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
             raise ArgumentError(
-                f"A feature cache must have the package safetensors, got an error: {error}. Install it: pip install safetensors."
+                f"A feature cache needs the package safetensors, which cannot be imported: {error}. Install it: "
+                "pip install safetensors."
             ) from error
         try:
             with safe_open(path, "pt") as file:  # tensors are views of the file, which is read when their values are
@@ -129,9 +130,8 @@ class Shard:
         return self._content.row(index) if self._content.checksum(index) == self._checksums[index] else None
 
 
-def _as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    data: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return data
+def _as_bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _digest(described: Mapping[str, Tensor]) -> str:

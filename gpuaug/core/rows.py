@@ -50,10 +50,10 @@ class Rows:
         """Return rows whose row ``i`` is row ``sources[i]`` of these rows."""
         index = torch.from_numpy(sources)
         columns = {name: tensor[index] for name, tensor in self.columns.items() if name not in self.shapes}
-        for name, shapes in self.shapes.items():
-            parts = split(self.columns[name], shapes)
+        for name, row_shapes in self.shapes.items():
+            parts = split(self.columns[name], row_shapes)
             columns[name] = torch.cat([parts[source].reshape(-1) for source in sources])
-        shapes = {name: shapes[sources] for name, shapes in self.shapes.items()}
+        shapes = {name: row_shapes[sources] for name, row_shapes in self.shapes.items()}
         names = [self.names[source] for source in sources]
         return Rows(self.encoded, self.ids[sources], names, self.missing[index], columns, shapes)
 

@@ -100,18 +100,22 @@ class CachedFile(EncodedFile):
     """Image in a sample of ``FeatureCache.wrap``. It is read only if the feature cache has no row of the sample.
 
     Args:
-        path: Path of the file; an empty string if the sample has its bytes.
+        path: Path of the file; an empty string if it is not known.
         content: Bytes of the file; ``None`` for a file that is not read yet.
-        row_id: Identity of the sample.
-        name: Name of the sample.
-        row: Row of the sample; ``None`` if it is missing. Empty for further images of a sample whose row was read.
     """
 
     __slots__ = ("content", "name", "row", "row_id")
 
-    def __init__(self, path: str, content: memoryview | None, row_id: RowId, name: str, row: Row | None) -> None:
+    row_id: RowId
+    """Identity of the sample."""
+    name: str
+    """Name of the sample."""
+    row: Row | None
+    """Row of the sample; ``None`` if it is missing. Empty for further images of a sample whose row was read."""
+
+    def __init__(self, path: str, content: memoryview | None) -> None:
         super().__init__(path)
-        self.content, self.row_id, self.name, self.row = content, row_id, name, row
+        self.content = content
 
 
 def _refuse_to_flatten(file: EncodedFile) -> NoReturn:

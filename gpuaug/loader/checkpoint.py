@@ -346,6 +346,7 @@ class Progress:
 
     @property
     def next_epoch(self) -> int:
+        """Epoch of the next iterator."""
         if self._next.epoch is not None:
             return self._next.epoch
         return max(self._epoch + 1, epoch_of(self._loader) if self._prepared is None else self._prepared.epoch)

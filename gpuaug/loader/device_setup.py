@@ -92,8 +92,8 @@ class DeviceSetup:
         places = [index for index, stage in enumerate(self._stages) if getattr(stage, "cache", None) is not None]
         if len(places) > 1:
             raise ArgumentError(
-                f"One stage of a loader must have a cache, got {len(places)}. Its cache stores the results of the stages before "
-                "it, too: put the other encoder before it, without cache=."
+                f"One stage of a loader must have a cache, got {len(places)}. It stores the results of the stages before it, "
+                "too: put the other encoder before it, without cache=."
             )
         return CachedStages(self.stage_pairs[: places[0] + 1], self.lanes) if places else None
 

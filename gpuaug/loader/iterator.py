@@ -439,7 +439,7 @@ class PipelinedIterator:
             if taken is not None:
                 batch, rows = batch
                 before_stages = batch
-                if taken.is_whole:
+                if cached is not None and taken.is_whole:
                     batch = cached.finish(batch, batch, (), taken, rows, lane)
             ready = lane.record_event()
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended
@@ -458,7 +458,7 @@ class PipelinedIterator:
                         lane.reads(tensor)
                     result = stage.run(values, ready, self._launch_position, self._iterator_state)
                     batch = stage.write(batch, result)
-                    if taken is not None and stage is cached.encoder:
+                    if cached is not None and taken is not None and stage is cached.encoder:
                         batch = cached.finish(before_stages, batch, read_by_stages, taken, rows, lane)
                     branches.record_stage(lane)
                 runs = stage.encoder_runs()

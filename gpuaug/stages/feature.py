@@ -58,8 +58,8 @@ class FeatureStage(Stage):
             Several members require ``into``, unless the encoder returns a tuple of equal length.
         into: Member to write the result to. By default the input is replaced.
         output: Part of the result to keep: a key, attribute or index, a dotted path of these, such as
-            ``"latent_dist.parameters"``, or a function of the result, such as ``lambda encoded: encoded.latent_dist.sample()``. Random numbers of the function, as of the encoder, depend only on
-            the batch. By default the whole result.
+            ``"latent_dist.parameters"``, or a function of the result, such as ``lambda encoded: encoded.latent_dist.sample()``.
+            Random numbers of the function, as of the encoder, depend only on the batch. By default the whole result.
         autocast: dtype of ``torch.autocast``. By default autocast is set as on the training thread at ``next()``.
         memory_format: Memory format to which the weights, in place, and four-dimensional inputs are converted.
         capture: ``"auto"`` replays a CUDA graph for a batch if its shapes, dtypes, strides, arithmetic settings and weight
