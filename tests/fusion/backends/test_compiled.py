@@ -62,7 +62,7 @@ CHOSEN = [
                 "padded, rotation, flip",
                 "perspective",
                 "jitters around a contrast",
-                "noise",
+                "noise of torchvision",
             ),
             *("one of colours", "one of torchvision's", "shears, shifts", "mixup", "cutmix", "self-supervised"),
             "filters, each for some",
