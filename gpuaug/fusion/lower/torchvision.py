@@ -55,7 +55,7 @@ from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
-from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
+from gpuaug.fusion.ops.torchvision import color, crop, filters, iou_crop, positional, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.per_box import check_labels_getter
@@ -64,7 +64,7 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
-LOWERED = lowered(crop, iou_crop, resize, warp, color, filters, erasing, policies)
+LOWERED = lowered(crop, iou_crop, resize, warp, color, filters, positional, policies)
 """Op of each class of torchvision that is lowered, except mixes."""
 
 MIXES = lowered(mixes)
@@ -222,7 +222,7 @@ class TorchvisionLowering:
                 f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
-        if type_difference is None and not self._takes_any_range(transform, base, op):
+        if type_difference is None and not self._takes_any_range(base, op):
             self._types.require_unit_range(name)
         if reason is not None:
             keeps_range = type_difference is None and base not in RANGE_CHANGING
@@ -237,7 +237,7 @@ class TorchvisionLowering:
         for part in op.plan_ops:
             if isinstance(part, IndexOp | WarpOp):
                 self._types.check_fill(name, part.fill)
-            elif isinstance(part, erasing.Erasing):
+            elif isinstance(part, positional.Erasing):
                 self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
             op.multiply_input(self._types.delayed_factor)
@@ -246,11 +246,11 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     @staticmethod
-    def _takes_any_range(transform: Any, base: Any, op: TorchvisionOp | None) -> bool:
+    def _takes_any_range(base: Any, op: TorchvisionOp | None) -> bool:
         """Return whether a transform without methods of the user accepts floats of any range."""
         if op is not None or base in LOWERED:
             return (LOWERED[base] if op is None else op).takes_any_range
-        return base is not v2.AugMix and not getattr(transform, "clip", False)
+        return base is not v2.AugMix
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """Return (op for a transform of class ``base`` or ``None``, reason why torchvision must run it or ``None``)."""

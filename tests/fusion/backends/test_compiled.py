@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
-from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur, tiles
+from gpuaug.fusion.backends.triton.filters import blur, levels, motion_blur, sharpness, small_blur, tiles
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -44,6 +44,7 @@ KERNELS = {
     "blur_columns_kernel": blur,
     "blur_rows_kernel": blur,
     "blur_strips_kernel": blur,
+    "motion_blur_kernel": motion_blur,
     "sharpness_kernel": sharpness,
     "table_kernel": levels,
     "levels_kernel": levels,
@@ -61,7 +62,7 @@ CHOSEN = [
                 "padded, rotation, flip",
                 "perspective",
                 "jitters around a contrast",
-                "noise",
+                "noise of torchvision",
             ),
             *("one of colours", "one of torchvision's", "shears, shifts", "mixup", "cutmix", "self-supervised"),
             "filters, each for some",
@@ -222,6 +223,7 @@ ROWS = {
     "rotation": [K.RandomRotation(30.0)],
     "levels": [K.RandomAutoContrast(p=0.5), K.RandomClahe(p=0.5)],
     "perspective": [K.RandomPerspective(p=1.0), K.RandomEqualize(p=0.5)],
+    "motion blur": [K.RandomMotionBlur(5, 180.0, 0.5, border_type="reflect", p=0.5)],
     "sharpness": [K.RandomSharpness(p=0.5)],
 }
 
@@ -248,6 +250,7 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
 @pytest.mark.parametrize(
     ("name", "kernel", "dtype"),
     [
+        pytest.param("motion blur", "motion_blur_kernel", torch.bfloat16),
         pytest.param("sharpness", "sharpness_kernel", torch.bfloat16),
         pytest.param("levels", "levels_kernel", torch.bfloat16),
         pytest.param("sharpness", "sharpness_kernel", torch.float32, marks=pytest.mark.slow),
