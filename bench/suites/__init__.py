@@ -32,6 +32,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "chain": ("bench.suites.training.chain", []),
     "branches": ("bench.suites.training.branches", []),
     "latents": ("bench.suites.training.latents", []),
+    "cache": ("bench.suites.training.cache", []),
     "handover": ("bench.suites.transport.handover", []),
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.cache.dataset import view_folder, wrapped_datasets
 from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import shard_numbers
-from gpuaug.cache.key import difference, key_of, key_parts
+from gpuaug.cache.key import difference, key_of, key_parts, write_key
 from gpuaug.cache.members import batch_of, columns_of, without, written_members
 from gpuaug.cache.recorder import Recorder
 from gpuaug.core import batch as batches
@@ -49,16 +48,16 @@ class Taken:
         """Whether all rows of the batch were read."""
         return self.rows.encoded is None
 
-    @property
-    def values(self) -> Any:
-        """Tensors to copy to the device."""
-        return self.rows.columns, self.rows.missing
+    def with_order(self, batch: Batch) -> tuple[Batch, Any]:
+        """Return the batch and the order of its samples, which changes with them if images cannot be decoded."""
+        return batch, np.arange(len(self.rows.ids))
 
-    def replace(self, sources: NDArray[np.int64]) -> None:
-        """Replace samples that cannot be decoded by other samples of the batch. ``sources``: (B,) index of each sample."""
-        self.own = sources
-        if (sources != np.arange(len(sources))).any():
-            self.rows = self.rows.select(sources)
+    def with_values(self, batch: tuple[Batch, Any]) -> tuple[Batch, Any]:
+        """Return the batch to copy: the batch of ``with_order``, and (columns, missing) of the rows in its order."""
+        batch, self.own = batch
+        if (self.own != np.arange(len(self.own))).any():
+            self.rows = self.rows.select(self.own)
+        return batch, (self.rows.columns, self.rows.missing)
 
 
 class CachedStages:
@@ -76,6 +75,10 @@ class CachedStages:
         assert isinstance(encoder, FeatureStage)
         self._cache: FeatureCache = encoder.cache
         self._recorder = Recorder(lanes.lane("cache"))
+        self.read = 0
+        """Number of rows that were read."""
+        self.encoded = 0
+        """Number of samples that were encoded because they had no row."""
         self._view = Path()
         self._samples: int | None = None
         """Number of samples of the data set, until the size of the cache was estimated."""
@@ -91,14 +94,9 @@ class CachedStages:
         return len(self._stages)
 
     @property
-    def rows_written(self) -> int:
-        """Number of rows that were written to shards."""
-        return self._recorder.written
-
-    @property
-    def rows_dropped(self) -> int:
-        """Number of rows that were not recorded, because too many batches were waiting."""
-        return self._recorder.dropped
+    def counts(self) -> tuple[int, int, int, int]:
+        """Numbers of rows that were read, encoded, written, and dropped because too many batches were waiting."""
+        return self.read, self.encoded, self._recorder.written, self._recorder.dropped
 
     def begin(self, loader: Any, position: Position) -> None:
         """Begin an epoch: compute the key, and set the view that workers read.
@@ -119,7 +117,8 @@ class CachedStages:
         key = key_of(parts)
         if key != cache.key:
             others = cache.keys()
-            cache.begin_key(key, parts)
+            write_key(cache.folder / key, parts)
+            cache.key = key
             if others and key not in others:
                 newest = next(reversed(others))
                 warnings.warn(
@@ -144,7 +143,8 @@ class CachedStages:
         """
         names = None
         if isinstance(batch, Rows):
-            found, rest = [batch], batch.encoded
+            found = [batch]
+            rest = batch.encoded
         else:
             names = batches.member_names(batch) if batches.is_container(batch) else []
             names = [name for name in names if isinstance(batches.member(batch, name), Rows)]
@@ -157,6 +157,9 @@ class CachedStages:
                 "member."
             )
         taken = Taken(found[0], names)
+        missing = int(taken.rows.missing.sum())
+        self.encoded += missing
+        self.read += len(taken.rows.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
 
     def finish(self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, values: Any, lane: Lane) -> Batch:
@@ -167,7 +170,7 @@ class CachedStages:
             after: The batch after the stages; ``before`` if they were skipped.
             read: Values that the stages have read.
             taken: Result of ``take``.
-            values: ``taken.values`` on the device.
+            values: (columns, missing) of the rows, on the device.
             lane: Lane of the encoder, or of the copy if the stages were skipped.
         """
         rows = taken.rows
@@ -189,7 +192,8 @@ class CachedStages:
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
         if self._samples is not None:
             row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
-            needed, free = row_bytes * self._samples * self._cache.views, shutil.disk_usage(self._cache.folder).free
+            needed = row_bytes * self._samples * self._cache.views
+            free = shutil.disk_usage(self._cache.folder).free
             _log.log(
                 logging.WARNING if needed > free else logging.INFO,
                 "The feature cache in %s will take about %.3g GB. The disk has %.3g GB free.",

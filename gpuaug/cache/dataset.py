@@ -86,7 +86,6 @@ class _Samples:
 
     def with_row(self, sample: Any) -> Any:
         """Return a sample with its images replaced by ``CachedFile`` objects, which have the row if it is in the cache."""
-
         files: list[CachedFile] = []
 
         def collect(value: Any) -> CachedFile:
@@ -96,14 +95,16 @@ class _Samples:
         result = batches.map_members(collect, lambda value: _is_image(value, "" if value is sample else "member"), sample)
         if not files:
             raise ArgumentError(
-                "Samples of cache.wrap(…) must have an encoded image, gpuaug.read_encoded(path) or the bytes of a file, got "
-                f"{shown(sample)}. Return one from the data set, or leave wrap out."
+                f"A sample of a wrapped data set must have an encoded image, got {shown(sample)}. "
+                "Return gpuaug.read_encoded(path), or the bytes of a file, from the data set."
             )
         name, row_id = self._identity(sample, [(file.path, file.content) for file in files])
         index = self.view.index(self.folder)
         row = None if index is None else index.find(row_id)
         for number, file in enumerate(files):
-            file.name, file.row_id, file.row = name, row_id, {} if number and row is not None else row
+            file.name = name
+            file.row_id = row_id
+            file.row = {} if number and row is not None else row
         return result
 
     def _identity(self, sample: Any, images: list[tuple[str, memoryview | None]]) -> tuple[str, RowId]:

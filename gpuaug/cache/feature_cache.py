@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ from torch.utils.data import IterableDataset
 
 from gpuaug.cache.dataset import CachedDataset, CachedIterable, view_folder
 from gpuaug.cache.index import Index, shard_numbers
-from gpuaug.cache.recorder import write_error
+from gpuaug.cache.key import KEY_FILE
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
-
-KEY_FILE = "key.json"
-"""File in the folder of a key: what the key was made of."""
 
 MAX_VIEWS = 4096
 """Maximum number of views. A view is an epoch of features."""
@@ -57,7 +53,9 @@ class FeatureCache:
 
     def __init__(self, folder: str | os.PathLike[str], *, views: int = 1) -> None:
         if not isinstance(folder, str | os.PathLike):
-            raise ArgumentTypeError(f"folder must be a path, got {shown(folder)}. Pass the name of a folder: 'latents'.")
+            raise ArgumentTypeError(
+                f"folder must be a path, got {shown(folder)}. Pass the name of a folder, such as 'latents'."
+            )
         self.folder = Path(os.fsdecode(folder))
         self.views = whole_number("views", views, "Pass the number of epochs to record.", least=1, most=MAX_VIEWS)
         self.key = ""
@@ -87,7 +85,9 @@ class FeatureCache:
         if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):
             return CachedIterable(dataset, self.folder, key)
         if not hasattr(dataset, "__getitem__"):
-            raise ArgumentTypeError(f"dataset must be a data set, got {shown(dataset)}. Wrap it before the DataLoader is made.")
+            raise ArgumentTypeError(
+                f"dataset must be a data set or an iterable, got {shown(dataset)}. Pass the data set, not its loader."
+            )
         return CachedDataset(dataset, self.folder, key)
 
     def keys(self) -> dict[str, dict[str, Any]]:
@@ -101,24 +101,6 @@ class FeatureCache:
         for path in sorted(self.folder.glob(f"*/{KEY_FILE}")):
             found[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
         return found
-
-    def begin_key(self, key: str, parts: Mapping[str, Any]) -> None:
-        """Set the key, and write the file that says what it was made of.
-
-        Raises:
-            GpuAugError: If the folder cannot be written.
-        """
-        self.key = key
-        path = self.folder / key / KEY_FILE
-        if path.exists():
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(json.dumps(parts, indent=1), encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise write_error(path.parent, error) from error
 
     def __str__(self) -> str:
         lines = [

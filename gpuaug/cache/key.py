@@ -3,15 +3,18 @@
 import hashlib
 import inspect
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from gpuaug.cache.recorder import write_error
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.definition import definition
@@ -20,6 +23,9 @@ from gpuaug.stages.feature import FeatureStage
 
 _CHUNK = 1 << 22
 """Number of 32-bit words of a weight that are hashed at once, which limits the memory of the hash."""
+
+KEY_FILE = "key.json"
+"""File in the folder of a key: what the key was made of."""
 
 _LIBRARIES = ("gpuaug", "torch", "torchvision", "kornia")
 
@@ -57,6 +63,24 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
         **_code_parts(code),
         "decoders": {name: text for bound, _ in stages for name, text in bound.versions([bound.name]).items()},
     }
+
+
+def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
+    """Write what a key was made of, if it is not written yet. ``folder``: of the key.
+
+    Raises:
+        GpuAugError: If the folder cannot be written.
+    """
+    path = folder / KEY_FILE
+    if path.exists():
+        return
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(parts, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise write_error(folder, error) from error
 
 
 def key_of(parts: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import DeviceError
 from gpuaug.core.rows import Row, varies
 
 SUFFIX = ".safetensors"
@@ -101,14 +101,15 @@ class Shard:
 
     Raises:
         ShardError: If its length is wrong, or its description of the rows.
+        DeviceError: If the package safetensors is not installed.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
-            raise ArgumentError(
-                f"A feature cache needs the package safetensors, which cannot be imported: {error}. Install it: "
+            raise DeviceError(
+                f"A feature cache cannot be read, because the package safetensors cannot be imported ({error}). Install it: "
                 "pip install safetensors."
             ) from error
         try:

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from gpuaug.cache.cached_stages import CachedStages
@@ -80,7 +79,7 @@ class PipelinedIterator:
         self._iterator_state: dict[str, Any] = {}
         """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
-        self._max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
+        self._max_submitted = max((stage.max_submitted for stage in bound_stages), default=int(cached is not None))
         """Maximum number of batches that are submitted and not yet launched."""
         self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
         """Whether stages may run concurrently.
@@ -325,46 +324,34 @@ class PipelinedIterator:
             self._add_note(pulled.error, "by the wrapped loader", batch_index)
         else:
             self._shared.hooks.on_pull(batch_index, *pulled.start_and_end_s)
-            submitted.error = self._take_rows(submitted, batch_index)
         if not self._max_submitted:
             self._launch_next()  # no stage works on other threads
-        elif submitted.error is None:
+        elif pulled.error is None:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
-
-    def _take_rows(self, submitted: Submitted, batch_index: int) -> Exception | None:
-        """Separate the rows of a feature cache from the batch. Return the error that was raised, or ``None``."""
-        if self._cached is None:
-            return None
-        try:
-            submitted.pulled.batch, submitted.taken = self._cached.take(submitted.pulled.batch)
-        except Exception as error:
-            self._add_note(error, "by the feature cache", batch_index)
-            return error
-        missing = int(submitted.taken.rows.missing.sum())
-        self._shared.stats.rows_encoded += missing
-        self._shared.stats.rows_read += len(submitted.taken.rows.missing) - missing
-        return None
-
-    def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
-        """Return the stages to run: without those whose results were read from a feature cache."""
-        if self._cached is not None and submitted.taken is not None and submitted.taken.is_whole:
-            return self._bound_stages[self._cached.count :]
-        return self._bound_stages
 
     def _begin_stages(self, submitted: Submitted, batch_index: int) -> Exception | None:
         """Begin the stages' work on other threads, such as decoding. Return the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         position = self._launch_position._replace(batch=batch_index)
-        for stage in self._stages_of(submitted):
-            try:
+        where = "by the feature cache"
+        try:
+            if self._cached is not None:
+                submitted.pulled.batch, submitted.taken = self._cached.take(submitted.pulled.batch)
+            for stage in self._stages_of(submitted):
+                where = f"in stage {stage.name!r}"
                 batch, work = stage.submit(submitted.pulled.batch, self._iterator_state, position, self._bound_stages)
-            except Exception as error:
-                self._add_note(error, f"in stage {stage.name!r}", batch_index)
-                return error
-            submitted.pulled.batch = batch
-            submitted.work += [(stage.name, work)] if work is not None else []
+                submitted.pulled.batch = batch
+                submitted.work += [(stage.name, work)] if work is not None else []
+        except Exception as error:
+            self._add_note(error, where, batch_index)
+            return error
         return None
+
+    def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
+        """Return the stages to run: without those whose results were read from a feature cache."""
+        reads = submitted.taken is not None and submitted.taken.is_whole
+        return self._bound_stages[self._cached.count :] if self._cached is not None and reads else self._bound_stages
 
     def _launch_next(self) -> None:
         """Launch the oldest submitted batch, or store its error."""
@@ -412,8 +399,8 @@ class PipelinedIterator:
         try:
             self._lanes.reclaim()
             lane.make_current()
-            if taken is not None:  # the second member becomes the sources of the samples if samples are replaced
-                pulled.batch = pulled.batch, np.arange(len(taken.rows.ids))
+            if taken is not None:
+                pulled.batch = taken.with_order(pulled.batch)
             for name, work in submitted.work:
                 current_work = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
@@ -421,9 +408,7 @@ class PipelinedIterator:
                 stats.undecoded_pixels += work.undecoded
             current_work = "its copy"
             if taken is not None:
-                pulled.batch, sources = pulled.batch
-                taken.replace(sources)
-                pulled.batch = pulled.batch, taken.values
+                pulled.batch = taken.with_values(pulled.batch)
             feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1

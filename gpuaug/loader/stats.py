@@ -48,10 +48,10 @@ class Stats:
     graph_bytes: int = 0
     """Bytes of device memory for CUDA graphs of encoders, when ``stats()`` was called."""
     rows_read: int = 0
-    """Number of rows that were read from a feature cache."""
+    """Number of rows that were read from a feature cache, when ``stats()`` was called."""
     rows_encoded: int = 0
-    """Number of samples that were encoded because the feature cache had no row of them."""
+    """Number of samples that were encoded because the feature cache had no row of them, when ``stats()`` was called."""
     rows_written: int = 0
     """Number of rows that were written to the feature cache, when ``stats()`` was called."""
     rows_dropped: int = 0
-    """Number of rows that were not written, because the disk was too slow. They are encoded again in a later epoch."""
+    """Number of rows that were not written, because the disk was too slow, when ``stats()`` was called."""

@@ -267,7 +267,7 @@ class StreamedLoader:
         stats.decode_bytes, stats.graph_bytes = held.decode, held.graph
         cached = self._shared.device_setup.cached_stages
         if cached is not None:
-            stats.rows_written, stats.rows_dropped = cached.rows_written, cached.rows_dropped
+            stats.rows_read, stats.rows_encoded, stats.rows_written, stats.rows_dropped = cached.counts
         return stats
 
     def close(self) -> None:

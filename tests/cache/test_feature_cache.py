@@ -427,7 +427,7 @@ def test_features_of_several_dtypes_and_parts(paths, tmp_path):
 def test_errors_name_the_way_out(paths, tmp_path, monkeypatch):
     cache = FeatureCache(tmp_path / "cache")
     dataset = Files(paths, as_dict)
-    with pytest.raises(ArgumentError, match="Make the DataLoader of cache.wrap"):
+    with pytest.raises(ArgumentError, match=r"Make the DataLoader of cache\.wrap"):
         next(iter(loader(dataset, stages(cache))))
     with pytest.raises(ArgumentError, match="put the other encoder before it"):
         next(iter(loader(cache.wrap(dataset), [*stages(cache), *stages(cache)[2:]])))
