@@ -94,25 +94,13 @@ def repeat_per_view(images: Tensor, samples: int) -> Tensor:
 
 
 class MaskLayout(NamedTuple):
-    """Layout in memory of N masks of different sizes. The masks of a sample have one size, and are adjacent."""
+    """Layout in memory of N masks of different sizes."""
 
     owners: Tensor
     """(N,) int64: sample of each mask."""
 
-    samples: Tensor
-    """(B, 3) int64: *start*, height and width of the masks of each sample.
-
-    Masks are numbered over the whole batch, and mask ``n`` begins at start + n · height · width. So start is the offset that
-    mask 0 of the batch would have, not the offset of the sample's first mask.
-    """
-
-    def per_mask(self) -> Tensor:
-        """Return the offset of the first element, the height and the width of each mask, (N, 3)."""
-        mask_samples = self.samples.index_select(0, self.owners)
-        first, height, width = mask_samples.unbind(1)
-        return torch.stack(
-            (first + torch.arange(len(mask_samples), device=mask_samples.device) * height * width, height, width), 1
-        )
+    places: Tensor
+    """(N, 3) int64: offset of the first element, height and width of each mask."""
 
 
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -358,7 +358,7 @@ def test_mask_kernel_for_several_sizes_compiles_for_a_gpu(name, monkeypatch):
     made = {}
     monkeypatch.setattr(backend, "mask_kernel", CompileOnly(backend.mask_kernel, made))
     plan, tables = rows_of(PIPELINES[name])
-    places = MaskLayout(torch.zeros(5, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64))
+    places = MaskLayout(torch.zeros(5, dtype=torch.int64), torch.zeros(5, 3, dtype=torch.int64))
     backend.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
     assert len(made) == 1
 
