@@ -112,7 +112,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
 def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the crop windows of images by their boxes. See ``BoxCropOp.windows``."""
-    if op.has_kernel and sides.is_cuda and sides.numel() and _triton_backend(sides.device) is not None:
+    if sides.is_cuda and sides.numel() and _triton_backend(sides.device) is not None:
         from gpuaug.fusion.backends.triton import box_windows as windows_kernel
 
         return windows_kernel.box_windows(op, numbers, sides, boxes, owners)

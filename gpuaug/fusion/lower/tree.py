@@ -61,11 +61,7 @@ Tree = Leaf | ImplicitTransform | Group
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
     """Yield all modules with ops or fallback modules, in the order of execution."""
-    if isinstance(tree, Leaf):
-        yield tree
-    elif isinstance(tree, Group):
-        for item in tree.items:
-            yield from leaves(item)
+    return (item for item in nodes_in_order(tree) if isinstance(item, Leaf))
 
 
 def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:

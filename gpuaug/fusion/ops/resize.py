@@ -42,14 +42,18 @@ class ResizedCrop(ResampleOp):
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
         generator = generator_of(module)
-        self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
-        self.areas = self._scale[0], self._scale[1] - self._scale[0]
+        self._set_bounds(generator.scale, ratios, [*map(math.log, ratios)])
+
+    def _set_bounds(self, scale: Any, ratios: Any, log_ratios: Any) -> None:
+        """Set the bounds of area and aspect ratio. ``log_ratios``: logarithms of ``ratios``."""
+        smallest_area, self._largest_area = (float(bound) for bound in scale)
+        self.areas = smallest_area, self._largest_area - smallest_area
         """(smallest area, largest minus smallest area) of a crop, as fractions of the area of the image."""
-        first, last = math.log(ratios[0]), math.log(ratios[1])
+        first, last = log_ratios
         self.log_aspect = first / 2, (last - first) / 2
         """(first bound, second minus first bound) of log(sqrt(width / height)) of a crop."""
-        self.ratios = min(ratios), max(ratios)
+        self.ratios = float(min(ratios)), float(max(ratios))
         """(smallest, largest) width / height of a crop."""
 
     def unsupported(self) -> str | None:
@@ -62,7 +66,7 @@ class ResizedCrop(ResampleOp):
 
     def shrinks(self, size: Size) -> float:
         """Side of the largest crop divided by the output side, for the axis on which the quotient is larger."""
-        area = self._scale[1] * size.height * size.width
+        area = self._largest_area * size.height * size.width
         min_ratio, max_ratio = self.ratios
         x_scale = np.minimum(np.sqrt(area * max_ratio), size.width) / self._width
         y_scale = np.minimum(np.sqrt(area / min_ratio), size.height) / self._height

@@ -119,7 +119,7 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
     """Whether the transform pads, according to its settings."""
 
     def _read(self, transform: Any) -> None:
-        # ``gpuaug.PadIfSmaller``, ``gpuaug.FixedSizeCrop`` and a class of open_clip have no such setting.
+        # ``v2.RandomZoomOut``, gpuaug's transforms and a class of open_clip have no such setting.
         self._mode = getattr(transform, "padding_mode", "constant")
         # torchvision's ``pad`` truncates the fill of integer images.
         self.fill = self.unit_fill(transform, int) if self._mode == "constant" else 0.0
@@ -275,21 +275,15 @@ class FixedSizeCrop(RandomCrop):
         }
 
 
-class ZoomOut(TorchvisionOp, crop.ShiftOp):
+class ZoomOut(_PaddingOp):
     """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
     lowers = (v2.RandomZoomOut,)
     draws_size = True
-    edge = "constant"
 
     def _read(self, transform: Any) -> None:
-        self.fill = self.unit_fill(transform, int)
+        super()._read(transform)
         self._min_scale, self._max_scale = transform.side_range
-
-    @property
-    def mask_fill(self) -> float:
-        """Fill value of segmentation masks, not converted to [0, 1]."""
-        return mask_fill(self.module)
 
     def _scale(self, uniform: Any) -> Any:
         """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
