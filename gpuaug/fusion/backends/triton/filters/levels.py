@@ -34,7 +34,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     tile_side,
     to_level,
 )
-from gpuaug.fusion.backends.triton.taps import select_buffers, select_sample
+from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
@@ -72,25 +72,21 @@ def table_kernel(
         FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
         ROUTE_COLUMN: Column of the buffer route, or -1.
 
-    Grid: (samples, planes, splits of a channel).
+    Grid: (splits of a channel, samples, planes).
     """
-    sample = tl.program_id(0)
-    plane = tl.program_id(1)
-    if ROUTE_COLUMN >= 0:
-        skipped, source, _ = select_buffers(
-            rows + sample // FRAMES * row_stride + ROUTE_COLUMN, source, source_b, tables, 0, tl.num_programs(0)
-        )
-        if skipped:
-            return
-    split = tl.program_id(2)
+    skipped, sample, plane, row, pointer, _ = select_sample(
+        source, tables, rows, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
+    split = tl.program_id(0)
     table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * SPLITS + split) * ENTRIES
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if SPLITS > 1:
         lines = (height + SPLITS - 1) // SPLITS
         pointer += split * lines * source_h
         height = tl.maximum(tl.minimum(height - split * lines, lines), 0)
     pixels = height * width
-    applied_op = tl.load(rows + sample // FRAMES * row_stride)
+    applied_op = tl.load(row)
     if applied_op != 0:
         if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
             entries = count_levels(
@@ -302,21 +298,14 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     if isinstance(op, Clahe):
         settings |= {"GRID_H": op.grid[0], "GRID_W": op.grid[1]}
         grid = op.grid[0] * op.grid[1], batch, channels
-        tables = Launch(
-            tile_table_kernel,
-            grid,
-            integers,
-            {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": TILE_BLOCK},
-            fp_fusion=False,
-        )
+        tables = Launch(tile_table_kernel, grid, integers, {**common, **settings, "BLOCK": TILE_BLOCK}, fp_fusion=False)
         pixels = storing_launch(clahe_kernel, pass_, source, rows, out, settings)
         return TwoLaunches(tables, pixels, (batch, channels, grid[0] * filters.LEVELS), torch.uint8)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS_VALUES": keeps, "SPLITS": splits, "PICKS_OP": equalize_op is not contrast_op}
-    constants = {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": BLOCK}
-    tables = Launch(table_kernel, (batch, channels, splits), integers, constants, warps=8)
+    tables = Launch(table_kernel, (splits, batch, channels), integers, {**common, **settings, "BLOCK": BLOCK}, warps=8)
     epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
     settings |= {"EPSILON": epsilon, "CLIP": clip}
     dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
