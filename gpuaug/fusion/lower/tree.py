@@ -52,7 +52,7 @@ class Group:
 
     name: str
     items: tuple["Tree", ...]
-    is_container: bool
+    is_container: bool = False
     """True if draws in Kornia's format have a nested entry for the group."""
 
 

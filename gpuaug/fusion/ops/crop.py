@@ -87,6 +87,7 @@ class Crop(ShiftOp):
     """``RandomCrop`` with ``cropping_mode="slice"``, including padding."""
 
     lowers = (K.RandomCrop,)
+    description = "crop {_height}x{_width}"
 
     def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
@@ -166,15 +167,12 @@ class Crop(ShiftOp):
         left, _, top, _ = self._padding(size)
         return draws["x"] - left, draws["y"] - top
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"crop {self._height}x{self._width}"
-
 
 class CenterCrop(ShiftOp):
     """``CenterCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.CenterCrop,)
+    description = "centre crop {_height}x{_width}"
 
     def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
@@ -204,15 +202,12 @@ class CenterCrop(ShiftOp):
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"centre crop {self._height}x{self._width}"
-
 
 class PadTo(IndexOp):
     """``PadTo``: pads on the right and bottom; larger images are cropped on the right and bottom."""
 
     lowers = (K.PadTo,)
+    description = "pad to {settings[size][0]}x{settings[size][1]}"
 
     def _read(self, module: Any) -> None:
         self.edge = self.settings["pad_mode"]
@@ -249,10 +244,6 @@ class PadTo(IndexOp):
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map, because padding on the right and bottom does not move the image."""
         return IndexMap()
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "pad to {}x{}".format(*self.settings["size"])
 
 
 def _fill_values(fill: Any) -> float | list[float]:

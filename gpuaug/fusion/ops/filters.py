@@ -48,6 +48,7 @@ class BlurOp(FrontOp):
     takes_any_range = True
 
     kernel, width = "blur", 3
+    description = "blur {kernel_size[0]}x{kernel_size[1]}"
 
     def _read(self, module: Any) -> None:
         size: Any = self.settings["kernel_size"]
@@ -92,10 +93,6 @@ class BlurOp(FrontOp):
                 padded.narrow(axis, 0, length) * column(weights, 0),
             )
         return images
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "blur {}x{}".format(*self.kernel_size)
 
 
 class SharpnessOp(FrontOp):
@@ -187,6 +184,7 @@ class Clahe(LevelsOp):
 
     lowers = (K.RandomClahe,)
     names = ("clip_limit_factor",)
+    description = "equalize {grid[0]}x{grid[1]} tiles"
 
     def _read(self, module: Any) -> None:
         super()._read(module)
@@ -247,10 +245,6 @@ class Clahe(LevelsOp):
         spacing = LEVELS // remainder.clamp(min=1)
         counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "equalize {}x{} tiles".format(*self.grid)
 
 
 class AutoContrast(LevelsOp):

@@ -34,6 +34,7 @@ class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.RandomResizedCrop,)
+    description = "crop and resize to {_height}x{_width}"
     centred: ClassVar[bool] = False
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
@@ -190,15 +191,12 @@ class ResizedCrop(ResampleOp):
             )
         return matrix
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"crop and resize to {self._height}x{self._width}"
-
 
 class Resize(ResampleOp):
     """``Resize`` without antialiasing."""
 
     lowers = (K.Resize,)
+    description = "resize to {settings[size]}"
 
     def _read(self, module: Any) -> None:
         self.nearest = self.settings["resample"] == Resample.NEAREST
@@ -265,10 +263,6 @@ class Resize(ResampleOp):
         set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
         set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
         return matrix
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"resize to {self.settings['size']}"
 
 
 def _scaled(draws: OpDraws, size: Size) -> OpDraws:

@@ -160,6 +160,7 @@ class Pad(_PaddingOp):
     """``v2.Pad``."""
 
     lowers = (v2.Pad,)
+    description = "pad by {module.padding}"
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, top, bottom)."""
@@ -190,10 +191,6 @@ class Pad(_PaddingOp):
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``pad`` with its arguments."""
         return [self.pad_call(size, sample)]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"pad by {self.module.padding}"
 
 
 class RandomCrop(_PaddingOp, crop.Crop):
@@ -243,14 +240,11 @@ class PadIfSmaller(Pad):
     """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels."""
 
     lowers = (transforms.PadIfSmaller,)
+    description = "pad to at least {module.size}x{module.size}"
 
     def _padding(self, size: Size) -> Sequence[Any]:
         side: Any = self.module.size
         return 0, np.maximum(side - size.width, 0), 0, np.maximum(side - size.height, 0)
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"pad to at least {self.module.size}x{self.module.size}"
 
 
 class FixedSizeCrop(RandomCrop):
@@ -279,6 +273,7 @@ class ZoomOut(_PaddingOp):
     """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
     lowers = (v2.RandomZoomOut,)
+    description = "zoom out by {_min_scale} to {_max_scale}"
     draws_size = True
 
     def _read(self, transform: Any) -> None:
@@ -319,10 +314,6 @@ class ZoomOut(_PaddingOp):
         left, top = int(draws["x"][sample]), int(draws["y"][sample])
         padding = [left, top, canvas.width - image_size.width - left, canvas.height - image_size.height - top]
         return [("pad", {"padding": padding, "fill": image_fill(self.module)})]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"zoom out by {self._min_scale} to {self._max_scale}"
 
 
 def _margin(length: Any, crop_length: int) -> Any:

@@ -107,6 +107,8 @@ def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRati
 class CenterCropOrPad(crop.RandomCrop):
     """timm's ``CenterCropOrPad``: crops the centre. An axis shorter than the crop is first padded equally at both ends."""
 
+    description = "centre crop or pad {_height}x{_width}"
+
     def _read(self, transform: Any) -> None:
         crop._PaddingOp._read(self, transform)
         self._height, self._width = transform.size
@@ -123,7 +125,3 @@ class CenterCropOrPad(crop.RandomCrop):
         margins = (canvas.width - self._width, canvas.height - self._height)
         left, top = (np.broadcast_to(np.rint(np.asarray(margin) / 2.0), size.batch).astype(np.float32) for margin in margins)
         return {"x": left, "y": top}
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"centre crop or pad {self._height}x{self._width}"
