@@ -40,7 +40,7 @@ def size_of(images: Tensor | Ragged) -> Size:
             "gpuaug.collate_ragged."
         )
     shapes = images.shapes
-    sizes, channels = shapes.sizes, shapes.channels
+    sizes = shapes.sizes
     if shapes.shortest_side < 1:
         empty = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
@@ -59,17 +59,21 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"got {elements} and places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with "
             "gpuaug.collate_ragged."
         )
-    frames = shapes.frames
-    if not frames:
-        full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
-        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1], full=full)
+    frames = shapes.frames or 1
     clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
     if clips is None or bool((clips != clips[:, :1]).any()):
         raise ArgumentError(
             f"frames of a clip in a ragged batch must have one size, got other sizes in {shapes!r}. Resize the frames of each "
             "clip in the dataset."
         )
-    return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
+    return size_of_shapes(shapes)
+
+
+def size_of_shapes(shapes: Shapes) -> Size:
+    """Return the size of ragged images, whose frames have one size per clip."""
+    heights, widths = shapes.sizes[:: shapes.frames or 1].T
+    full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
+    return Size(len(heights), shapes.channels, heights, widths, shapes.frames, full=full)
 
 
 def size_of_shape(shape: Sequence[int] | Ragged, clip_layout: ClipLayout) -> Size:
