@@ -158,8 +158,6 @@ class Crop(ShiftOp):
 
     def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of Kornia's ``params=``."""
-        if size.batch == 0:
-            return super().params(draws, size)
         return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
@@ -291,8 +289,6 @@ def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height:
         out_height: Height of the output in pixels.
         size: Size of the input images.
     """
-    if size.batch == 0:
-        return {name: host_tensor(np.zeros((0, 4, 2)), np.float32) for name in ("src", "dst")}
     right, bottom = x + width - 1, y + height - 1
     source = np.stack([np.stack(pair, -1) for pair in ((x, y), (right, y), (right, bottom), (x, bottom))], 1)
     right, bottom = out_width - 1, out_height - 1
