@@ -48,7 +48,6 @@ KERNELS = {
     "table_kernel": levels,
     "levels_kernel": levels,
     "tile_table_kernel": levels,
-    "clahe_kernel": levels,
 }
 CHOSEN = [
     *("photometric", "apply masks", "equalize, torchvision's", "autocontrast, torchvision's", "either mix"),

@@ -16,7 +16,6 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     count_levels,
     load_exact,
     load_exact_pixels,
-    load_exact_tile,
     load_flattened,
     store_tile,
     storing_launch,
@@ -195,42 +194,6 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl
     return result
 
 
-@kernel
-def levels_kernel(
-    source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr,
-    ROUTE_COLUMN: tl.constexpr,
-):  # fmt: skip
-    """Map pixels through the tables, or minima and maxima, that ``table_kernel`` wrote.
-
-    Constants: see ``table_kernel``; ``EPSILON``, ``CLIP``: see ``stretch``.
-
-    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
-    """
-    skipped, sample, plane, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
-    )
-    if skipped:
-        return
-    _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-    r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
-    applied_op = tl.load(row)
-    if applied_op != 0:
-        for channel in range(3 if RGB else 1):
-            table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
-            value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
-                value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
-            else:
-                value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
-            r, g, b = with_channel(value, channel, r, g, b, RGB)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
-
-
 @triton.jit
 def interpolate_tables(
     value, table, top, bottom, upper_weight, left, right, left_weight,
@@ -248,14 +211,18 @@ def interpolate_tables(
 
 
 @kernel
-def clahe_kernel(
+def levels_kernel(
     source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
-    ROUTE_COLUMN: tl.constexpr,
+    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr, GRID_H: tl.constexpr,
+    GRID_W: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Map pixels through the tables that ``tile_table_kernel`` wrote.
+    """Map pixels through the tables, or minima and maxima, that ``table_kernel`` or ``tile_table_kernel`` wrote.
+
+    Constants: see ``table_kernel``; ``EPSILON``, ``CLIP``: see ``stretch``; ``GRID_H``, ``GRID_W``: number of tiles of CLAHE,
+    else 0.
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
@@ -266,23 +233,23 @@ def clahe_kernel(
         return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-    if tl.load(row) != 0:
-        entries: tl.constexpr = GRID_H * GRID_W * LEVELS
-        table = tables + (sample.to(tl.int64) * CHANNELS + plane) * entries
-        top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
-        left, right, left_weight = nearest_tiles(x, width, GRID_W)
-        r = tl.zeros((ACROSS, ALONG), tl.float32)
-        g = r
-        b = r
+    r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
+    applied_op = tl.load(row)
+    if applied_op != 0:
         for channel in range(3 if RGB else 1):
-            value = load_exact_tile(pixel + channel * source_c, x < width, BYTES)
-            channel_table = table + channel * entries
-            value = interpolate_tables(
-                value, channel_table, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET
-            )
+            table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
+            value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
+            if GRID_H > 0:
+                top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
+                left, right, left_weight = nearest_tiles(x, width, GRID_W)
+                value = interpolate_tables(
+                    value, table, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET
+                )
+            elif (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
+                value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
+            else:
+                value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
-    else:
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
     store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
 
 
@@ -296,18 +263,21 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     factor, offset = (255.0, 0.5) if common["BYTES"] else op.to_levels
     settings: dict[str, Any] = {"FACTOR": factor, "OFFSET": offset}
     if isinstance(op, Clahe):
+        grid = op.grid[0] * op.grid[1]
         settings |= {"GRID_H": op.grid[0], "GRID_W": op.grid[1]}
-        grid = op.grid[0] * op.grid[1], batch, channels
-        tables = Launch(tile_table_kernel, grid, integers, {**common, **settings, "BLOCK": TILE_BLOCK}, fp_fusion=False)
-        pixels = storing_launch(clahe_kernel, pass_, source, rows, out, settings)
-        return TwoLaunches(tables, pixels, (batch, channels, grid[0] * filters.LEVELS), torch.uint8)
+        constants = {**common, **settings, "BLOCK": TILE_BLOCK}
+        tables = Launch(tile_table_kernel, (grid, batch, channels), integers, constants, fp_fusion=False)
+        settings |= {"ENTRIES": grid * filters.LEVELS, "SPLITS": 1}
+        settings |= dict.fromkeys(("KEEPS_VALUES", "PICKS_OP", "EPSILON", "CLIP"), 0)
+        pixels = storing_launch(levels_kernel, pass_, source, rows, out, settings)
+        return TwoLaunches(tables, pixels, (batch, channels, grid * filters.LEVELS), torch.uint8)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS_VALUES": keeps, "SPLITS": splits, "PICKS_OP": equalize_op is not contrast_op}
     tables = Launch(table_kernel, (splits, batch, channels), integers, {**common, **settings, "BLOCK": BLOCK}, warps=8)
     epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
-    settings |= {"EPSILON": epsilon, "CLIP": clip}
+    settings |= {"EPSILON": epsilon, "CLIP": clip, "GRID_H": 0, "GRID_W": 0}
     dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
     pixels = storing_launch(levels_kernel, pass_, source, rows, out, settings)
     return TwoLaunches(tables, pixels, (batch, channels, splits * op.entries), dtype)
