@@ -115,7 +115,10 @@ class Draws:
             ArgumentError: For several views, for modules of torchvision, or for images that differ in size or picks per sample,
                 which Kornia does not support.
         """
-        self._check_one_view("as_kornia")
+        if self._more:
+            raise ArgumentError(
+                f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].as_kornia()."
+            )
         if self._sizes and self._sizes[0].ragged:
             raise ArgumentError(
                 "draws must be for images of one size in Kornia, got draws for a ragged batch. Use draws.of(sample) instead."
@@ -174,14 +177,12 @@ class Draws:
             >>> torch.equal(augment(images, draws=draws), torch.stack(expected))
             True
         """
-        self._check_one_view("as_torchvision")
+        if self._more:
+            raise ArgumentError(
+                f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].as_torchvision()."
+            )
         drawn_sizes = list(zip(self._drawn, self._sizes, strict=True))
         return [list(_calls(self._tree, iter(drawn_sizes), sample)) for sample in range(len(self))]
-
-    def _check_one_view(self, method: str) -> None:
-        """Raise an error if a method that converts one view is called on the draws of several."""
-        if self._more:
-            raise ArgumentError(f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].{method}().")
 
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:

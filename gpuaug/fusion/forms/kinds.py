@@ -187,8 +187,8 @@ def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor]
     with as_plain_tensors():
         tensors = [tensor.contiguous() for tensor in column.tensors]
         base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
-        start, size = base.data_ptr(), base.itemsize
-        return tensors, base, [(tensor.data_ptr() - start) // size for tensor in tensors]
+        start = base.data_ptr()
+        return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
 
 
 def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
