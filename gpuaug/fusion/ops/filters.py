@@ -133,8 +133,8 @@ class LevelsOp(FrontOp):
     kernel = "levels"
     launches = 2  # type: ignore[assignment]
 
-    entries: int
-    """Number of entries in the table of one channel. Not set by ``Clahe``, whose tables have ``LEVELS`` entries per tile."""
+    entries: int = LEVELS
+    """Number of entries in a table, of one channel or tile."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
@@ -151,7 +151,6 @@ class Equalize(LevelsOp):
     """
 
     lowers = (K.RandomEqualize,)
-    entries = LEVELS
     description = "equalize"
 
     keeps_values: bool = True
@@ -285,7 +284,6 @@ class EqualizeOrContrast(LevelsOp):
     """
 
     description = "equalize or auto contrast"
-    entries = LEVELS
 
     def __init__(self, name: str, picks: tuple[Equalize, AutoContrast]) -> None:
         super().__init__(name, nn.Identity())
