@@ -90,14 +90,13 @@ def interpolate(
     """
     map_before = row + MAP_BEFORE[1]
     if INTERPOLATION == 0:
-        inside_x = x == x  # true, in the shape of x
-        inside_y = y == y
-        not_padding_x = inside_x
-        not_padding_y = inside_y
+        not_padding_x = x == x  # true, in the shape of x
+        not_padding_y = y == y
         if MAP_BEFORE[0] > 0:
             x, not_padding_x = map_index(x, map_before, 0, MAP_BEFORE[0])
             y, not_padding_y = map_index(y, map_before, 1, MAP_BEFORE[0])
-        t00 = tap_at((x, inside_x, not_padding_x), (y, inside_y, not_padding_y), line_stride, SOURCE_W)
+        # Padding counts as outside of the window here. It is filled below, after the conversion to floats.
+        t00 = tap_at((x, not_padding_x, not_padding_x), (y, not_padding_y, not_padding_y), line_stride, SOURCE_W)
     else:
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, NEAREST
