@@ -64,7 +64,7 @@ BUDGETS = {
     "core": 1_556,
     "decode": 4_595,
     "feed": 2_365,
-    "fusion": 12_700,
+    "fusion": 12_565,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_179,

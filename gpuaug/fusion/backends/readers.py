@@ -40,7 +40,7 @@ def size_of(images: Tensor | Ragged) -> Size:
             "gpuaug.collate_ragged."
         )
     shapes = images.shapes
-    sizes, channels = shapes.sizes, shapes.channels
+    sizes = shapes.sizes
     if shapes.shortest_side < 1:
         empty = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
@@ -59,17 +59,21 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"got {elements} and places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with "
             "gpuaug.collate_ragged."
         )
-    frames = shapes.frames
-    if not frames:
-        full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
-        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1], full=full)
+    frames = shapes.frames or 1
     clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
     if clips is None or bool((clips != clips[:, :1]).any()):
         raise ArgumentError(
             f"frames of a clip in a ragged batch must have one size, got other sizes in {shapes!r}. Resize the frames of each "
             "clip in the dataset."
         )
-    return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
+    return size_of_shapes(shapes)
+
+
+def size_of_shapes(shapes: Shapes) -> Size:
+    """Return the size of ragged images, whose frames have one size per clip."""
+    heights, widths = shapes.sizes[:: shapes.frames or 1].T
+    full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
+    return Size(len(heights), shapes.channels, heights, widths, shapes.frames, full=full)
 
 
 def size_of_shape(shape: Sequence[int] | Ragged, clip_layout: ClipLayout) -> Size:
@@ -94,25 +98,13 @@ def repeat_per_view(images: Tensor, samples: int) -> Tensor:
 
 
 class MaskLayout(NamedTuple):
-    """Layout in memory of N masks of different sizes. The masks of a sample have one size, and are adjacent."""
+    """Layout in memory of N masks of different sizes."""
 
     owners: Tensor
     """(N,) int64: sample of each mask."""
 
-    samples: Tensor
-    """(B, 3) int64: *start*, height and width of the masks of each sample.
-
-    Masks are numbered over the whole batch, and mask ``n`` begins at start + n · height · width. So start is the offset that
-    mask 0 of the batch would have, not the offset of the sample's first mask.
-    """
-
-    def per_mask(self) -> Tensor:
-        """Return the offset of the first element, the height and the width of each mask, (N, 3)."""
-        mask_samples = self.samples.index_select(0, self.owners)
-        first, height, width = mask_samples.unbind(1)
-        return torch.stack(
-            (first + torch.arange(len(mask_samples), device=mask_samples.device) * height * width, height, width), 1
-        )
+    places: Tensor
+    """(N, 3) int64: offset of the first element, height and width of each mask."""
 
 
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -227,7 +227,7 @@ def gather_mask(
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
-    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.per_mask())
+    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.places)
     padding_fill, warp_fill, after_fill = mask_fills(front, dtype)
     taps = _Taps(source, front, columns, parameters, padding_fill, warp_fill)
     if front.warp is None:

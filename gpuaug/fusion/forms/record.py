@@ -69,8 +69,7 @@ class Record:
         conversions: TargetConversions = NO_CONVERSIONS,
         clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
     ) -> None:
-        is_named = type(keys) in (list, tuple) and all(type(key) is str and key in _NAMES for key in keys)
-        self.keys = list(keys) if is_named else names_of(keys)
+        self.keys = names_of(keys)
         """Data key of each input."""
         self.boxes, self.conversions, self.clip_layout = boxes, conversions, clip_layout
         if len(inputs) != len(self.keys):
@@ -373,10 +372,6 @@ class Record:
         for index, labels in self._labels.items():
             values.insert(index, labels)
         return values[0] if len(values) == 1 else values
-
-
-_NAMES = frozenset({"input", "targets", "tv_tensors", *DATA_KEYS})
-"""Data keys that are names, not members of Kornia's ``DataKey``."""
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:

@@ -79,7 +79,7 @@ def lower(
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)
     if types.delayed_factor != 1:
-        tree = Group("", (tree, *lowering.multiplication()), is_container=False)
+        tree = Group("", (tree, *lowering.multiplication()))
     if not list(leaves(tree)):
         tree = _with_identity(tree, pipeline)
     for op in _resamplings(tree) if antialias else ():
@@ -111,7 +111,7 @@ def _with_identity(tree: Tree, pipeline: Any) -> Tree:
     from gpuaug.fusion.ops.torchvision.crop import Identity
 
     # At the start, because no geometric op may follow a SanitizeBoundingBoxes.
-    return Group("", (Leaf(names[0], Identity(names[0], v2.Identity(), torch.float32)), tree), is_container=False)
+    return Group("", (Leaf(names[0], Identity(names[0], v2.Identity(), torch.float32)), tree))
 
 
 def _ops_per_module(tree: Tree) -> list[Sequence[Op | EagerOp]]:
@@ -173,7 +173,7 @@ class _Lowering:
             module = list(module)
         if is_sequence(module):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
-            return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children), is_container=False)
+            return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children))
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
             if self._torchvision is None:
                 # Imported only for a pipeline with a transform of torchvision.
@@ -203,12 +203,12 @@ class _Lowering:
         self._types.enter_kornia()
         if extra_args is None and class_of(module, CONTAINERS) is not None:
             tree = lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
-            return Group("", (*before, tree), is_container=False) if before else tree
+            return Group("", (*before, tree)) if before else tree
         leaf = lower_module(name, module, self._pick, extra_args)
         if isinstance(leaf.op, EagerOp):
             leaf.op.type_change = self._types.type_change
         self._update_range(leaf)
-        return Group("", (*before, leaf), is_container=False) if before else leaf
+        return Group("", (*before, leaf)) if before else leaf
 
     def multiplication(self) -> tuple[Tree, ...]:
         """Return the multiplication that a conversion without ``scale`` has delayed, if any."""

@@ -139,11 +139,7 @@ class TorchvisionLowering:
         )
         class_ = class_of(transform, LOWERED_CLASSES)
         if class_ is v2.Compose:
-            return Group(
-                name,
-                tuple(self._member(*member) for member in choices.named_transforms(transform.transforms)),
-                is_container=False,
-            )
+            return Group(name, tuple(self._member(*member) for member in choices.named_transforms(transform.transforms)))
         name = name or type(transform).__name__
         if class_ is v2.ToImage:
             self._types.type_change = self._types.type_change._replace(to_image=True)
@@ -154,7 +150,7 @@ class TorchvisionLowering:
         if class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
             before = self.multiplication()
             container = self._random_container(name, transform)
-            return Group("", (*before, container), is_container=False) if before else container
+            return Group("", (*before, container)) if before else container
         return self._after_multiplication(self._leaf(name, transform))
 
     def multiplication(self) -> tuple[Tree, ...]:
@@ -168,7 +164,7 @@ class TorchvisionLowering:
         parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()
         is_linear = [isinstance(part, GatherOp | BlurOp) and not np.any(getattr(part, "fill", 0)) for part in parts]
         before = () if parts and all(is_linear) else self.multiplication()
-        return Group("", (*before, leaf), is_container=False) if before else leaf
+        return Group("", (*before, leaf)) if before else leaf
 
     def _member(self, name: str, transform: Any) -> Tree:
         """Lower a member of a torchvision container. torchvision would call the member once per image."""
@@ -285,9 +281,7 @@ class TorchvisionLowering:
                 self._types.require_unit_range(name)
             before = self.multiplication()
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
-            return Group(
-                "", (*before, leaf, ImplicitTransform(name, target_conversions=target_conversions)), is_container=False
-            )
+            return Group("", (*before, leaf, ImplicitTransform(name, target_conversions=target_conversions)))
         raise ArgumentError(
             f"{name} must convert images to float32 for gpuaug.fuse, got {dtype}. Convert to torch.float32, and pass the type "
             "of the result to gpuaug.fuse(…, dtype=…)."
@@ -320,7 +314,7 @@ class TorchvisionLowering:
         sizing_ops = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
         problem = choices.prepare_sizes(all_leaves, end, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
-            return Group(name, (*trees, *([] if end is None else [end])), is_container=False)
+            return Group(name, (*trees, *([] if end is None else [end])))
         size_drawing = next(
             (
                 leaf.name

@@ -152,7 +152,10 @@ class Op(ABC):
     """
 
     description: ClassVar[str]
-    """Short description for ``Fused.explain()``. Not set by classes that override ``describe``."""
+    """Short description for ``Fused.explain()``, in which ``{name}`` stands for the attribute with this name.
+
+    Not set by classes that override ``describe``.
+    """
 
     draws_size: bool = False
     """True if the output size is drawn per sample.
@@ -337,7 +340,7 @@ class Op(ABC):
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
-        return self.description
+        return self.description.format_map(vars(self))
 
 
 class RowOp(Op):

@@ -72,8 +72,8 @@ class BlurOp(ConvolutionOp):
     """
 
     lowers = (K.RandomGaussianBlur,)
-
     kernel, width = "blur", 3
+    description = "blur {kernel_size[0]}x{kernel_size[1]}"
 
     def _read(self, module: Any) -> None:
         super()._read(module)
@@ -111,10 +111,6 @@ class BlurOp(ConvolutionOp):
                 padded.narrow(axis, 0, length) * column(weights, 0),
             )
         return images
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "blur {}x{}".format(*self.kernel_size)
 
 
 class MotionBlurOp(ConvolutionOp):
@@ -227,8 +223,8 @@ class LevelsOp(FrontOp):
     kernel = "levels"
     launches = 2  # type: ignore[assignment]
 
-    entries: int
-    """Number of entries in the table of one channel. Not set by ``Clahe``, whose tables have ``LEVELS`` entries per tile."""
+    entries: int = LEVELS
+    """Number of entries in a table, of one channel or tile."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
@@ -245,7 +241,6 @@ class Equalize(LevelsOp):
     """
 
     lowers = (K.RandomEqualize,)
-    entries = LEVELS
     description = "equalize"
 
     keeps_values: bool = True
@@ -278,6 +273,7 @@ class Clahe(LevelsOp):
 
     lowers = (K.RandomClahe,)
     names = ("clip_limit_factor",)
+    description = "equalize {grid[0]}x{grid[1]} tiles"
 
     def _read(self, module: Any) -> None:
         super()._read(module)
@@ -339,10 +335,6 @@ class Clahe(LevelsOp):
         counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "equalize {}x{} tiles".format(*self.grid)
-
 
 class AutoContrast(LevelsOp):
     """``RandomAutoContrast``: stretches the range of every channel to [0, 1].
@@ -382,7 +374,6 @@ class EqualizeOrContrast(LevelsOp):
     """
 
     description = "equalize or auto contrast"
-    entries = LEVELS
 
     def __init__(self, name: str, picks: tuple[Equalize, AutoContrast]) -> None:
         super().__init__(name, nn.Identity())

@@ -8,7 +8,7 @@ index*; the matrices for boxes and keypoints (``GatherOp.matrix``) go from input
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -83,8 +83,7 @@ class IndexMap:
         return IndexMap(self.x.after(first.x), self.y.after(first.y))
 
 
-@dataclass(frozen=True, slots=True)
-class Resampling:
+class Resampling(NamedTuple):
     """Resize of a window, along both axes. The window has ``count`` input pixels, from input index ``start`` on.
 
     Output index ``u`` is mapped to input position ``start + (u + c) * scale - c``, where ``c`` is 0 for ``align_corners=True``,
@@ -97,14 +96,6 @@ class Resampling:
     scale_y: PerSample
     start_y: PerSample
     count_y: PerSample
-
-
-@dataclass(frozen=True, slots=True)
-class Warp:
-    """Warp of the whole image."""
-
-    inverse: Array
-    """Matrices that map output pixels to input pixels, (B, 3, 3) float64."""
 
 
 class GatherOp(Op):
@@ -221,8 +212,6 @@ class BoxCropOp(IndexOp):
     draws_size = True
     columns: ClassVar[int]
     """Number of drawn numbers per sample."""
-    has_kernel: ClassVar[bool] = False
-    """Whether a Triton kernel chooses the windows."""
     min_side_and_area: tuple[float, float] = (0.0, 0.0)
     """(side, area) in pixels: a box stays valid if its part inside the crop has at least this side and this area."""
 
@@ -277,8 +266,8 @@ class WarpOp(GatherOp):
         return {"fill": self.fill}
 
     @abstractmethod
-    def warp(self, draws: OpDraws, size: Size) -> Warp:
-        """Map from output pixels to input positions."""
+    def inverse(self, draws: OpDraws, size: Size) -> Array:
+        """Matrices that map output pixels to input positions, (B, 3, 3) float64."""
 
 
 class ResampleOp(GatherOp):

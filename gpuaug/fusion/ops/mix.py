@@ -170,11 +170,6 @@ class CutMix(MixOp):
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners, and corner pixels of the rectangles, clockwise from the top left."""
-        if size.batch == 0:
-            return {
-                "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
-                "crop_src": host_tensor(np.zeros((0, 4, 2)), np.float32),
-            }
         (left, top), (right, bottom) = draws["start"].T, (draws["start"] + draws["sides"] - 1).T
         corners = np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(1, size.batch, 4, 2)
         return {

@@ -34,6 +34,7 @@ class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.RandomResizedCrop,)
+    description = "crop and resize to {_height}x{_width}"
     centred: ClassVar[bool] = False
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
@@ -42,14 +43,18 @@ class ResizedCrop(ResampleOp):
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
         generator = generator_of(module)
-        self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
-        self.areas = self._scale[0], self._scale[1] - self._scale[0]
+        self._set_bounds(generator.scale, ratios, [*map(math.log, ratios)])
+
+    def _set_bounds(self, scale: Any, ratios: Any, log_ratios: Any) -> None:
+        """Set the bounds of area and aspect ratio. ``log_ratios``: logarithms of ``ratios``."""
+        smallest_area, self._largest_area = (float(bound) for bound in scale)
+        self.areas = smallest_area, self._largest_area - smallest_area
         """(smallest area, largest minus smallest area) of a crop, as fractions of the area of the image."""
-        first, last = math.log(ratios[0]), math.log(ratios[1])
+        first, last = log_ratios
         self.log_aspect = first / 2, (last - first) / 2
         """(first bound, second minus first bound) of log(sqrt(width / height)) of a crop."""
-        self.ratios = min(ratios), max(ratios)
+        self.ratios = float(min(ratios)), float(max(ratios))
         """(smallest, largest) width / height of a crop."""
 
     def unsupported(self) -> str | None:
@@ -62,7 +67,7 @@ class ResizedCrop(ResampleOp):
 
     def shrinks(self, size: Size) -> float:
         """Side of the largest crop divided by the output side, for the axis on which the quotient is larger."""
-        area = self._scale[1] * size.height * size.width
+        area = self._largest_area * size.height * size.width
         min_ratio, max_ratio = self.ratios
         x_scale = np.minimum(np.sqrt(area * max_ratio), size.width) / self._width
         y_scale = np.minimum(np.sqrt(area / min_ratio), size.height) / self._height
@@ -186,15 +191,12 @@ class ResizedCrop(ResampleOp):
             )
         return matrix
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"crop and resize to {self._height}x{self._width}"
-
 
 class Resize(ResampleOp):
     """``Resize`` without antialiasing."""
 
     lowers = (K.Resize,)
+    description = "resize to {settings[size]}"
 
     def _read(self, module: Any) -> None:
         self.nearest = self.settings["resample"] == Resample.NEAREST
@@ -261,10 +263,6 @@ class Resize(ResampleOp):
         set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
         set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
         return matrix
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"resize to {self.settings['size']}"
 
 
 def _scaled(draws: OpDraws, size: Size) -> OpDraws:

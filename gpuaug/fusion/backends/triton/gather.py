@@ -89,20 +89,14 @@ def interpolate(
     ``x``, ``y``: coordinates in the output of the interpolation. Constants: see ``gather_kernel``.
     """
     map_before = row + MAP_BEFORE[1]
-    not_padding = x == x  # true, in the shape of x
-    green = pointer + plane_stride
-    blue = green + plane_stride
     if INTERPOLATION == 0:
-        not_padding_x = x == x
+        not_padding_x = x == x  # true, in the shape of x
         not_padding_y = y == y
         if MAP_BEFORE[0] > 0:
             x, not_padding_x = map_index(x, map_before, 0, MAP_BEFORE[0])
             y, not_padding_y = map_index(y, map_before, 1, MAP_BEFORE[0])
-        not_padding = not_padding_x & not_padding_y
-        tap = (y * line_stride + x * SOURCE_W).to(tl.uint32), not_padding, not_padding
-        r = load_tap(pointer, tap, fill_r, MAX_VALUE, False, MAP_BEFORE[0])
-        g = load_tap(green, tap, fill_g, MAX_VALUE, False, MAP_BEFORE[0]) if RGB else r
-        b = load_tap(blue, tap, fill_b, MAX_VALUE, False, MAP_BEFORE[0]) if RGB else r
+        # Padding counts as outside of the window here. It is filled below, after the conversion to floats.
+        t00 = tap_at((x, not_padding_x, not_padding_x), (y, not_padding_y, not_padding_y), line_stride, SOURCE_W)
     else:
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, NEAREST
@@ -114,52 +108,46 @@ def interpolate(
             else:
                 left = half_to_even(source_x)
                 top = half_to_even(source_y)
-            x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
-            y0 = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-            tap = tap_at(x0, y0, line_stride, SOURCE_W)
-            r = load_tap(pointer, tap, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0])
-            g = load_tap(green, tap, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0]) if RGB else r
-            b = load_tap(blue, tap, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0]) if RGB else r
         elif ADJACENT_TAPS:
             left, weight_x = first_neighbour(source_x, start_x, count_x, HALF_PIXEL)
             top, weight_y = first_neighbour(source_y, start_y, count_y, HALF_PIXEL)
             # Unsigned, so that adding the offset to a pointer needs no sign extension.
             offset = ((start_y + top) * line_stride + (start_x + left) * SOURCE_W).to(tl.uint32)
-            if ROUNDS:
-                weight_x, weight_y = fixed_point_weights(weight_x, weight_y, row + WARP_COLUMN)
-            r = interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
-            g = r
-            b = r
-            if RGB:
-                g = interpolate_neighbours(green, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
-                b = interpolate_neighbours(blue, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
         else:
             floor_x = tl.floor(source_x)
             floor_y = tl.floor(source_y)
             weight_x = source_x - floor_x
             weight_y = source_y - floor_y
-            if ROUNDS:
-                weight_x, weight_y = fixed_point_weights(weight_x, weight_y, row + WARP_COLUMN)
             left = floor_x.to(tl.int32)
             top = floor_y.to(tl.int32)
+        if ROUNDS:
+            weight_x, weight_y = fixed_point_weights(weight_x, weight_y, row + WARP_COLUMN)
+        if not ADJACENT_TAPS:
             x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
-            x1 = tap_axis(left + 1, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
             y0 = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-            y1 = tap_axis(top + 1, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
-            t00, t10 = tap_at(x0, y0, line_stride, SOURCE_W), tap_at(x1, y0, line_stride, SOURCE_W)
-            t01, t11 = tap_at(x0, y1, line_stride, SOURCE_W), tap_at(x1, y1, line_stride, SOURCE_W)
-            r = interpolate_taps(
-                pointer, t00, t10, t01, t11, weight_x, weight_y, fill_r, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
+            t00 = tap_at(x0, y0, line_stride, SOURCE_W)
+            if not NEAREST:
+                x1 = tap_axis(left + 1, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
+                y1 = tap_axis(top + 1, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
+                t10 = tap_at(x1, y0, line_stride, SOURCE_W)
+                t01, t11 = tap_at(x0, y1, line_stride, SOURCE_W), tap_at(x1, y1, line_stride, SOURCE_W)
+    for channel in tl.static_range(3 if RGB else 1):
+        fill = fill_r if channel == 0 else (fill_g if channel == 1 else fill_b)
+        if INTERPOLATION == 0 or NEAREST:
+            value = load_tap(pointer, t00, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+        elif ADJACENT_TAPS:
+            value = interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
+        else:
+            value = interpolate_taps(
+                pointer, t00, t10, t01, t11, weight_x, weight_y, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
             )
-            g = r
-            b = r
-            if RGB:
-                g = interpolate_taps(
-                    green, t00, t10, t01, t11, weight_x, weight_y, fill_g, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
-                )
-                b = interpolate_taps(
-                    blue, t00, t10, t01, t11, weight_x, weight_y, fill_b, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
-                )
+        if channel == 0:
+            r = value
+            g = value
+        elif channel == 1:
+            g = value
+        b = value
+        pointer += plane_stride
     if MAX_VALUE:
         r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)
     if WARP_FILL_COLUMN >= 0:
@@ -169,6 +157,7 @@ def interpolate(
         g = blend_fill(g, inside_weight, warp_g)
         b = blend_fill(b, inside_weight, warp_b)
     if INTERPOLATION == 0 and MAP_BEFORE[0] == 2:
+        not_padding = t00[2]
         r, g, b = tl.where(not_padding, r, fill_r), tl.where(not_padding, g, fill_g), tl.where(not_padding, b, fill_b)
     return r, g, b
 

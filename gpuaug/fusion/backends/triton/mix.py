@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuaug.fusion.backends.triton.filters.tiles import load_exact, load_exact_pixels
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device, output_constants
-from gpuaug.fusion.backends.triton.pixel_math import as_float, div_by_255, store_channels
+from gpuaug.fusion.backends.triton.pixel_math import store_channels
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.program.plan import OpPass
@@ -22,19 +23,12 @@ MOST_CLASSES = 1024
 
 
 @triton.jit
-def load_unit_pixel(pointer, in_bounds, BYTES: tl.constexpr):
-    """Load pixels in [0, 1]. ``BYTES``: divide bytes by 255, bit for bit as torch does."""
-    value = as_float(tl.load(pointer, mask=in_bounds, other=0), BYTES)
-    return div_by_255(value) if BYTES else value
-
-
-@triton.jit
 def mix_with_partner(pixel, pointer, in_bounds, inside, weight, BYTES: tl.constexpr):
     """Mix one channel of ``pixel`` with the partner's, at ``pointer``.
 
     The result is the partner's value where ``inside`` is true, and elsewhere a mean in which the partner has ``weight``.
     """
-    partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), BYTES)
+    partner = load_exact(pointer, BYTES, tl.where(weight != 0, in_bounds, inside))
     # With a weight of 0, pixels remain unchanged, bit for bit.
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
@@ -44,6 +38,7 @@ def mix_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
+    ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Mix each image with its partner, and each frame of a clip with the frame of the same index of the partner.
 
@@ -61,9 +56,7 @@ def mix_kernel(
     y = index // width
     channel_pixel = source + plane * source_c + y * source_h + x * SOURCE_W
     pixel = channel_pixel + sample.to(tl.int64) * source_b
-    r = load_unit_pixel(pixel, in_bounds, BYTES)
-    g = load_unit_pixel(pixel + source_c, in_bounds, BYTES) if RGB else r
-    b = load_unit_pixel(pixel + 2 * source_c, in_bounds, BYTES) if RGB else r
+    r, g, b = load_exact_pixels(pixel, in_bounds, source_c, BYTES, RGB, X_LAST=True)
     if tl.load(row) != 0:
         partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
