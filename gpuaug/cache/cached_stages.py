@@ -157,7 +157,7 @@ class CachedStages:
                 "member."
             )
         taken = Taken(found[0], names)
-        missing = int(taken.rows.missing.sum())
+        missing = int(np.count_nonzero(taken.rows.missing.numpy()))
         self.encoded += missing
         self.read += len(taken.rows.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
