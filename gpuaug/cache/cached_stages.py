@@ -50,14 +50,14 @@ class Taken:
 
     def with_order(self, batch: Batch) -> tuple[Batch, Any]:
         """Return the batch and the order of its samples, which changes with them if images cannot be decoded."""
-        return batch, np.arange(len(self.rows.ids))
+        return batch, np.arange(len(self.rows.missing))
 
     def with_values(self, batch: tuple[Batch, Any]) -> tuple[Batch, Any]:
-        """Return the batch to copy: the batch of ``with_order``, and (columns, missing) of the rows in its order."""
+        """Return the batch to copy: the batch of ``with_order``, and the columns of the rows in its order."""
         batch, self.own = batch
         if (self.own != np.arange(len(self.own))).any():
             self.rows = self.rows.select(self.own)
-        return batch, (self.rows.columns, self.rows.missing)
+        return batch, self.rows.columns
 
 
 class CachedStages:
@@ -157,12 +157,12 @@ class CachedStages:
                 "member."
             )
         taken = Taken(found[0], names)
-        missing = int(np.count_nonzero(taken.rows.missing.numpy()))
+        missing = int(np.count_nonzero(taken.rows.missing))
         self.encoded += missing
         self.read += len(taken.rows.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
 
-    def finish(self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, values: Any, lane: Lane) -> Batch:
+    def finish(self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, columns: Any, lane: Lane) -> Batch:
         """Record the missing rows of a batch, and put the rows that were read into it. The lane of the encoder is current.
 
         Args:
@@ -170,23 +170,22 @@ class CachedStages:
             after: The batch after the stages; ``before`` if they were skipped.
             read: Values that the stages have read.
             taken: Result of ``take``.
-            values: (columns, missing) of the rows, on the device.
+            columns: Columns of the rows, on the device.
             lane: Lane of the encoder, or of the copy if the stages were skipped.
         """
         rows = taken.rows
-        columns, missing = values
         if taken.is_whole:
-            return batch_of(unpack_targets(before), None, columns, missing, rows)
+            return batch_of(unpack_targets(before), None, columns, rows)
         before, after = unpack_targets(before), unpack_targets(after)
         stored = columns_of(written_members(before, after, frozenset(map(id, read))), len(rows.ids))
-        result = batch_of(without(before, taken.image_names), after, columns, missing, rows) if columns else after
+        result = batch_of(without(before, taken.image_names), after, columns, rows) if columns else after
         self._record(taken, stored, lane)
         return result
 
     def _record(self, taken: Taken, stored: dict[str, list[Tensor]], lane: Lane) -> None:
         rows = taken.rows
         is_own = taken.own == np.arange(len(rows.ids))
-        indices = np.flatnonzero(rows.missing.numpy() & is_own).tolist()
+        indices = np.flatnonzero(rows.missing & is_own).tolist()
         if not len(indices):
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
@@ -200,7 +199,8 @@ class CachedStages:
                 *(self._cache.folder, needed / 1e9, free / 1e9),
             )
             self._samples = None
-        names = [rows.names[index] for index in indices]
+        all_names = rows.names.split("\0")
+        names = [all_names[index] for index in indices]
         event = self._recorder.record(self._view, rows.ids[indices], names, columns, lane.record_event())
         lane.make_current()
         if event is not None:

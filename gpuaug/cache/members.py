@@ -73,14 +73,13 @@ def _refusal(name: str, value: Any) -> ArgumentTypeError:
     )
 
 
-def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor], missing: Tensor, rows: Rows) -> Batch:
+def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor], rows: Rows) -> Batch:
     """Return a batch with the rows of the cache in its members.
 
     Args:
         live: The batch of the data set, without its images.
         computed: The batch after the stages; ``None`` if all rows were read.
         columns: Columns of ``rows``, on the device.
-        missing: (B,) bool, on the device: the samples whose members are taken from ``computed``.
         rows: Rows on the host.
     """
     is_missing = rows.missing.tolist()
@@ -98,7 +97,8 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
             continue
         if source is not None:
             of_missing = source[key] if key else source
-            tensor = torch.where(missing.reshape(-1, *[1] * (tensor.dim() - 1)), of_missing, tensor)
+            mask = torch.from_numpy(rows.missing).to(tensor.device)
+            tensor = torch.where(mask.reshape(-1, *[1] * (tensor.dim() - 1)), of_missing, tensor)
         if key:
             members.setdefault(name, {})[key] = tensor
         else:

@@ -7,7 +7,7 @@ A row consists of *columns*: a column is the part of one member of the batch tha
     target[].boxes tensor of any shape in a list of B dicts, such as the boxes of an image
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,18 +31,19 @@ class Rows:
 
     Args:
         encoded: (B) encoded images; ``None`` if all rows were read.
-        ids: (B, 4) int64, the ``RowId`` of each sample.
-        names: Name of each sample.
         missing: (B,) bool, whether the row of a sample was not in the cache.
+        ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
+        names: Names of the samples, separated by zero characters, because a list would be walked with the batch; empty if all
+            rows were read.
         columns: Name of a column → (B, …) tensor, or a flat tensor of all rows if the shape varies. Missing rows of the former
             have any values, of the latter none.
         shapes: Name of a column of varying shape → (B, axes) shape in each row.
     """
 
     encoded: Encoded | None
+    missing: NDArray[np.bool_]
     ids: NDArray[np.int64]
-    names: Sequence[str]
-    missing: Tensor
+    names: str
     columns: dict[str, Tensor]
     shapes: dict[str, NDArray[np.int64]]
 
@@ -54,8 +55,9 @@ class Rows:
             parts = split(self.columns[name], row_shapes)
             columns[name] = torch.cat([parts[source].reshape(-1) for source in sources])
         shapes = {name: row_shapes[sources] for name, row_shapes in self.shapes.items()}
-        names = [self.names[source] for source in sources]
-        return Rows(self.encoded, self.ids[sources], names, self.missing[index], columns, shapes)
+        names = self.names.split("\0")
+        texts = "\0".join(names[source] for source in sources)
+        return Rows(self.encoded, self.missing[sources], self.ids[sources], texts, columns, shapes)
 
 
 def varies(column: str) -> bool:

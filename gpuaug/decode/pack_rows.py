@@ -46,14 +46,10 @@ def pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cached
         else:
             parts = [part if file.row is None else file.row[name] for file in files]
             columns[name] = torch.stack(parts, out=allocate_tensor((len(files), *part.shape), part.dtype))
-    return Rows(
-        pack_files(files) if any(missing) else None,
-        np.array([file.row_id for file in files], np.int64),
-        [file.name for file in files],
-        torch.tensor(missing),
-        columns,
-        shapes,
-    )
+    encoded = pack_files(files) if any(missing) else None
+    described = [] if encoded is None else files
+    ids = np.array([file.row_id for file in described], np.int64)
+    return Rows(encoded, np.array(missing), ids, "\0".join(file.name for file in described), columns, shapes)
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
