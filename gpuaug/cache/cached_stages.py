@@ -18,15 +18,15 @@ from torch import Tensor
 from gpuaug.cache.dataset import view_folder, wrapped_datasets
 from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import shard_numbers
-from gpuaug.cache.key import difference, key_of, key_parts, write_key
+from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
 from gpuaug.cache.members import batch_of, columns_of, without, written_members
 from gpuaug.cache.recorder import Recorder
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Rows
 from gpuaug.core.errors import ArgumentError, GpuAugWarning
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
-from gpuaug.core.rows import Rows
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
@@ -116,7 +116,7 @@ class CachedStages:
         parts = key_parts(self._stages, position.seed, self._lanes.device)
         key = key_of(parts)
         if key != cache.key:
-            others = cache.keys()
+            others = keys_in(cache.folder)
             write_key(cache.folder / key, parts)
             cache.key = key
             if others and key not in others:
@@ -152,9 +152,8 @@ class CachedStages:
             rest = batches.replace(batch, {name: batches.member(batch, name).encoded for name in names}) if names else batch
         if not found:
             raise ArgumentError(
-                "Batches of a loader with a feature cache must have rows, got a batch without. Pass "
-                "collate_fn=gpuaug.collate_encoded to the DataLoader of cache.wrap(dataset), whose samples have an image as a "
-                "member."
+                "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
+                "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
         taken = Taken(found[0], names)
         missing = int(np.count_nonzero(taken.rows.missing))

@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gpuaug.cache.index import Index
 from gpuaug.core import batch as batches
+from gpuaug.core.encoded import RowId
 from gpuaug.core.errors import ArgumentError, shown
-from gpuaug.core.rows import RowId
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, are_encoded, name_and_bytes
 

@@ -1,15 +1,16 @@
 """``FeatureCache``: the user's object, which names the folder, and reports its content."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from gpuaug.cache.dataset import CachedDataset, CachedIterable, view_folder
 from gpuaug.cache.index import Index, shard_numbers
-from gpuaug.cache.key import KEY_FILE
+from gpuaug.cache.key import keys_in
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
 MAX_VIEWS = 4096
@@ -61,7 +62,7 @@ class FeatureCache:
         self.key = ""
         """Key of the stages, 16 hexadecimal digits; empty before the first epoch."""
 
-    def wrap(self, dataset: Any, *, key: Any = None) -> CachedDataset | CachedIterable:
+    def wrap(self, dataset: Any, *, key: str | int | None = None) -> CachedDataset | CachedIterable:
         """Return a data set with rows of the cache in place of images that were encoded before.
 
         Pass it to the ``DataLoader``, with ``collate_fn=gpuaug.collate_encoded``. An image is what ``collate_encoded`` takes:
@@ -76,37 +77,29 @@ class FeatureCache:
             The data set. Its attribute ``dataset`` is the argument.
 
         Raises:
-            ArgumentTypeError: If ``dataset`` is not a data set.
+            ArgumentTypeError: If ``dataset`` is not a data set, or ``key`` cannot be a key.
 
         Examples:
             >>> FeatureCache("latents").wrap([{"image": "a.jpg", "id": 7}], key="id").dataset
             [{'image': 'a.jpg', 'id': 7}]
         """
-        if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):
+        if not isinstance(key, str | int | None) or isinstance(key, bool):
+            raise ArgumentTypeError(
+                f"key must be the name of a member, a str or an int, got {shown(key)}. Leave it out to use paths."
+            )
+        if isinstance(dataset, IterableDataset) or (not hasattr(dataset, "__getitem__") and hasattr(dataset, "__iter__")):
             return CachedIterable(dataset, self.folder, key)
-        if not hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | bytes | type | Tensor | np.generic | np.ndarray):
             raise ArgumentTypeError(
                 f"dataset must be a data set or an iterable, got {shown(dataset)}. Pass the data set, not its loader."
             )
         return CachedDataset(dataset, self.folder, key)
 
-    def keys(self) -> dict[str, dict[str, Any]]:
-        """Return the keys in the folder: each with what it was made of.
-
-        Examples:
-            >>> FeatureCache("no such folder").keys()
-            {}
-        """
-        found = {}
-        for path in sorted(self.folder.glob(f"*/{KEY_FILE}")):
-            found[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-
     def __str__(self) -> str:
         lines = [
             f"FeatureCache({str(self.folder)!r}, views={self.views}), key {self.key or 'not known before the first epoch'}"
         ]
-        for key in self.keys():
+        for key in keys_in(self.folder):
             mark = "" if key == self.key or not self.key else ", of other stages"
             lines.append(f"{key}{mark}")
             for view in range(self.views):

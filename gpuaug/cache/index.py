@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuaug.cache.shards import SUFFIX, Shard, ShardError
-from gpuaug.core.rows import Row, RowId
+from gpuaug.core.encoded import Row, RowId
 
 _log = logging.getLogger("gpuaug")
 

@@ -7,6 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,12 @@ def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
         temporary.replace(path)
     except OSError as error:
         raise write_error(folder, error) from error
+
+
+def keys_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the keys in the folder of a cache: each with what it was made of."""
+    paths = sorted(folder.glob(f"*/{KEY_FILE}"), key=lambda path: path.stat().st_mtime_ns)
+    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -159,5 +167,14 @@ def _code_parts(code: set[Any]) -> dict[str, Any]:
             GpuAugWarning,
             stacklevel=2,
         )
-    versions = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in packages}
-    return {"versions": versions, "code": {name: sorted(hashes) for name, hashes in sources.items()}}
+    return {
+        "versions": {name: _version(name) for name in packages},
+        "code": {name: sorted(hashes) for name, hashes in sources.items()},
+    }
+
+
+def _version(package: str) -> str:
+    """Return the version of a package, which need not be imported yet."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return str(getattr(sys.modules.get(package), "__version__", ""))

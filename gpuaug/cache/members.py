@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Rows, split, varies
 from gpuaug.core.errors import ArgumentTypeError, shown
-from gpuaug.core.rows import Rows, split, varies
 
 WHOLE = "batch"
 """Name of the member if the batch is not a container."""
@@ -68,7 +68,7 @@ def _is_column(value: Any, count: int) -> bool:
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"Members that stages before the cache write must be tensors (B, …), mappings of them or a list of B dicts of tensors, "
+        f"Members that stages before the cache write must be tensors (B, …), mappings of them, or target dicts of tensors, "
         f"got {shown(value)} in {name!r}. Put the stage that writes it behind the encoder."
     )
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gpuaug.cache.index import shard_numbers
 from gpuaug.cache.shards import SUFFIX, write
+from gpuaug.core.encoded import varies
 from gpuaug.core.errors import GpuAugError
-from gpuaug.core.rows import varies
 from gpuaug.core.streams import Event, Lane
 
 MAX_WAITING = 16
@@ -201,5 +201,5 @@ def write_error(folder: Path, error: OSError) -> GpuAugError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         way_out = "Free space, or use fewer views: the rows that were written will be read."
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        way_out = "Make the folder writable, or leave cache= out."
+        way_out = "Make the folder writable, or use another folder."
     return GpuAugError(f"A feature cache cannot be written to {folder}, because of {error}. {way_out}")

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpuaug.core.encoded import Row, varies
 from gpuaug.core.errors import DeviceError
-from gpuaug.core.rows import Row, varies
 
 SUFFIX = ".safetensors"
 

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 from torch.utils._pytree import register_pytree_node
 
-from gpuaug.core.encoded import Undecoded
+from gpuaug.core.encoded import Row, RowId, Undecoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
-from gpuaug.core.rows import Row, RowId
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.file_bytes import bytes_view, is_bytes, open_file, too_large
 from gpuaug.decode.formats.header import Header

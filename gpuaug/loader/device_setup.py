@@ -102,6 +102,11 @@ class DeviceSetup:
         existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())
         return HeldBytes(*map(sum, zip(HeldBytes(), *(stage.held_bytes() for stage in existing), strict=True)))
 
+    def row_counts(self) -> tuple[int, int, int, int]:
+        """Return the numbers of rows of a feature cache that were read, encoded, written and dropped."""
+        cached: CachedStages | None = vars(self).get("cached_stages")
+        return (0, 0, 0, 0) if cached is None else cached.counts
+
     @property
     def stage_pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
         """(``BoundStage``, ``Stage``) of each stage, in order."""

@@ -265,9 +265,7 @@ class StreamedLoader:
         held = self._shared.device_setup.held_bytes()
         stats.pinned_bytes = self._shared.feed.pinned_bytes + held.pinned
         stats.decode_bytes, stats.graph_bytes = held.decode, held.graph
-        cached = self._shared.device_setup.cached_stages
-        if cached is not None:
-            stats.rows_read, stats.rows_encoded, stats.rows_written, stats.rows_dropped = cached.counts
+        stats.rows_read, stats.rows_encoded, stats.rows_written, stats.rows_dropped = self._shared.device_setup.row_counts()
         return stats
 
     def close(self) -> None:

@@ -123,6 +123,8 @@ class FeatureStage(Stage):
                 f"output must be a key, an index or a function of the encoder's result, got {shown(output)}. "
                 "Leave it out for the whole result."
             )
+        if cache is not None and not hasattr(cache, "wrap"):
+            raise ArgumentTypeError(f"cache must be a gpuaug.FeatureCache, got {shown(cache)}. Pass a gpuaug.FeatureCache.")
         self.encoder = encoder
         self.output = output
         self.autocast = autocast
@@ -200,8 +202,8 @@ class FeatureStage(Stage):
         """
         if self.cache is not None:
             raise ArgumentError(
-                "The encoder of a stage with a feature cache must not change in an epoch, got stage.update(). Change the "
-                "weights between two epochs, or leave cache= out."
+                "The encoder of a stage with a feature cache must not change within an epoch, got a call of update. Change the "
+                "weights between two epochs."
             )
         for bound in self._bound_features:
             bound.before_update()

@@ -1,10 +1,12 @@
 """``FeatureCache``: from epoch V on, each sample has the row of epoch e mod V of a loader without a cache, bit for bit."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
 import kornia.augmentation as K
@@ -23,11 +25,13 @@ from support.cache.cached_loaders import (
     stages,
     write_images,
 )
+from support.process import waiting
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 import gpuaug
 from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning
+from gpuaug.cache import recorder
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -222,7 +226,7 @@ def test_rows_of_other_stages_are_not_read(paths, tmp_path):
         with pytest.warns(GpuAugWarning, match="begins anew"):
             assert encoded(**options()) == 4, name
         assert encoded(**options()) == 0, name
-    assert len(cache.keys()) == 2 + len(KEYS)
+    assert len(list((tmp_path / "cache").iterdir())) == 2 + len(KEYS)
 
 
 def test_weights_that_change_between_epochs(paths, tmp_path):
@@ -280,24 +284,23 @@ def test_a_run_that_was_killed_continues(paths, tmp_path):
     script.write_text(
         textwrap.dedent("""
             import sys
+            import time
             from support.cache.cached_loaders import *
             from gpuaug.cache import recorder
             recorder.SHARD_BYTES = 1
             cache = gpuaug.FeatureCache(sys.argv[1])
             paths = sorted(map(str, Path(sys.argv[2]).glob("*.png")))
             for number, batch in enumerate(loader(cache.wrap(Files(paths, as_dict)), stages(cache))):
-                print(number, flush=True)
+                time.sleep(60 if number == int(sys.argv[3]) else 0)
         """)
     )
     folder = tmp_path / "cache"
     command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
-    for batches in (1, 4):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for _ in range(batches):
-            process.stdout.readline()
+    for shards, batch in ((1, 2), (3, 4)):
+        process = subprocess.Popen([*command, str(batch)])
+        waiting.until(lambda shards=shards: len(list(folder.glob("*/view-0/*.safetensors"))) >= shards)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        process.stdout.close()
     cache = FeatureCache(folder)
     dataset = Files(paths, as_dict)
     streamed = loader(cache.wrap(dataset), stages(cache))
@@ -446,19 +449,44 @@ def test_errors_name_the_way_out(paths, tmp_path, monkeypatch):
         read([[0, 1]])
 
 
-def test_a_disk_that_is_full(paths, tmp_path, monkeypatch):
-    from gpuaug.cache import recorder
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    ("number", "way_out"),
+    [
+        (errno.ENOSPC, "Free space, or use fewer views: the rows that were written will be read"),
+        (errno.EROFS, "Make the folder writable, or use another folder"),
+        (errno.EIO, "Check the disk, or use another folder"),
+    ],
+)
+@pytest.mark.parametrize("place", ["write", "write_key"])
+def test_a_disk_that_fails(place, number, way_out, paths, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
 
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
-    monkeypatch.setattr(recorder, "write", full)
-    with pytest.raises(GpuAugError, match="Free space, or use fewer views"):
-        rows_of(streamed)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(*((recorder, "write") if place == "write" else (Path, "write_text")), fail)
+        with pytest.raises(GpuAugError, match=way_out):
+            rows_of(streamed)
     assert len(rows_of(streamed)) == COUNT
+
+
+def test_members_that_cannot_be_stored(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache)
+    made.insert(1, gpuaug.TransformStage(lambda labels: labels.sum(), on="label", into="sum"))
+    with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it behind the encoder"):
+        rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
+
+
+def test_code_that_python_does_not_find(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache)
+    typed = {}
+    exec("def typed(images):\n    return images", {"__name__": "typed"}, typed)
+    made.insert(2, gpuaug.TransformStage(typed["typed"], on="image"))
+    with pytest.warns(GpuAugWarning, match="Define it in a file, or delete the folder of the cache after a change"):
+        rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
 
 
 def test_the_size_is_logged_and_printed(paths, tmp_path, caplog):

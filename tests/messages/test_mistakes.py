@@ -129,6 +129,11 @@ MISTAKES = {
     "transform must be an instance, got the class …. Call it first: …(…).": lambda: gpuaug.TransformStage(nn.Flatten),
     "transform must be a callable or nn.Module": lambda: gpuaug.TransformStage(3),
     "Pass a function of tensors to a TransformStage": lambda: gpuaug.FeatureStage(torch.negative),
+    "folder must be a path": lambda: gpuaug.FeatureCache(3),
+    "views must be": lambda: gpuaug.FeatureCache("cache", views=0),
+    "key must be the name of a member": lambda: gpuaug.FeatureCache("cache").wrap([1], key=[2]),
+    "dataset must be a data set or an iterable": lambda: gpuaug.FeatureCache("cache").wrap(3),
+    "cache must be a gpuaug.FeatureCache": lambda: gpuaug.FeatureStage(nn.Identity(), cache="cache"),
     "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got …. ….": lambda: (
         gpuaug.FeatureStage(torch.export.export(nn.Tanh(), (torch.ones(2),)))
     ),

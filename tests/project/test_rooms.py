@@ -58,17 +58,18 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 76,
+    "__init__": 78,
     "benchkit": 745,
+    "cache": 779,
     "cli": 245,
-    "core": 1_556,
-    "decode": 4_595,
+    "core": 1_582,
+    "decode": 4_640,
     "feed": 2_365,
     "fusion": 12_565,
     "integrations": 49,
-    "loader": 1_366,
+    "loader": 1_264,
     "profiler": 1_179,
-    "stages": 1_734,
+    "stages": 1_904,
     "viewer": 854,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.

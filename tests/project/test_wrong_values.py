@@ -9,7 +9,16 @@ from support.public.public_parameters import PARAMETERS, VALUES, Reached
 import gpuaug
 from gpuaug.loader.checkpoint import Progress
 
-CONSTRUCTED = {"DecodeStage", "FeatureStage", "FixedSizeCrop", "PadIfSmaller", "Stage", "StreamedLoader", "TransformStage"}
+CONSTRUCTED = {
+    "DecodeStage",
+    "FeatureCache",
+    "FeatureStage",
+    "FixedSizeCrop",
+    "PadIfSmaller",
+    "Stage",
+    "StreamedLoader",
+    "TransformStage",
+}
 """Classes that users construct. Objects of the others are returned to them."""
 PASSED_ON = {
     "Ragged.pin_memory": "torch checks its arguments",

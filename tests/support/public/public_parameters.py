@@ -189,6 +189,19 @@ PARAMETERS = {
     "FeatureStage(output)": Parameter(
         lambda v: FeatureStage(ENCODER, output=v), 0, LEFT_OUT | STR | LARGE | {"0", "1", "-1", "an empty str", "a function"}
     ),
+    "FeatureStage(cache)": Parameter(lambda v: FeatureStage(ENCODER, cache=v), gpuaug.FeatureCache("cache"), LEFT_OUT),
+    "FeatureCache(folder)": Parameter(gpuaug.FeatureCache, "cache", STR | {"an empty str", "a path"}),
+    "FeatureCache(views)": Parameter(lambda v: gpuaug.FeatureCache("cache", views=v), 2, FROM_1),
+    "FeatureCache.wrap(dataset)": Parameter(
+        gpuaug.FeatureCache("cache").wrap,
+        ["a.jpg"],
+        (ITERABLE - {"images", "an array"}) | {"a dict", "an empty dict"},
+    ),
+    "FeatureCache.wrap(key)": Parameter(
+        lambda v: gpuaug.FeatureCache("cache").wrap(["a.jpg"], key=v),
+        "id",
+        LEFT_OUT | STR | LARGE | {"an empty str", "0", "1", "-1"},
+    ),
     "FeatureStage(graph_bytes)": Parameter(lambda v: FeatureStage(ENCODER, graph_bytes=v), 1 << 30, LEFT_OUT | FROM_0 | LARGE),
     "FeatureStage.capture(shapes)": Parameter(
         FeatureStage(ENCODER).capture,
