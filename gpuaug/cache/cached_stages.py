@@ -79,6 +79,7 @@ class CachedStages:
         """Number of rows that were read."""
         self.encoded = 0
         """Number of samples that were encoded because they had no row."""
+        self._is_used = False
         self._view = Path()
         self._samples: int | None = None
         """Number of samples of the data set, until the size of the cache was estimated."""
@@ -98,8 +99,13 @@ class CachedStages:
         """Numbers of rows that were read, encoded, written, and dropped because too many batches were waiting."""
         return self.read, self.encoded, self._recorder.written, self._recorder.dropped
 
-    def begin(self, loader: Any, position: Position) -> None:
+    def begin(self, loader: Any, position: Position, *, is_used: bool) -> None:
         """Begin an epoch: compute the key, and set the view that workers read.
+
+        Args:
+            loader: The wrapped loader.
+            position: Position of the first batch.
+            is_used: Whether to read and record rows. Otherwise, as for a measurement of single stages, all samples are encoded.
 
         Raises:
             ArgumentError: If the data set of ``loader`` is not wrapped.
@@ -113,6 +119,11 @@ class CachedStages:
                 "Make the DataLoader of cache.wrap(dataset)."
             )
         self._recorder.close()
+        self._is_used = is_used
+        if not is_used:
+            for dataset in datasets:
+                dataset.view.set("0" * 16, -1, -1)
+            return
         parts = key_parts(self._stages, position.seed, self._lanes.device)
         key = key_of(parts)
         if key != cache.key:
@@ -135,8 +146,8 @@ class CachedStages:
             if not shards and hasattr(dataset.dataset, "__len__"):
                 self._samples = len(dataset)
 
-    def take(self, batch: Batch) -> tuple[Batch, Taken]:
-        """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows.
+    def take(self, batch: Batch) -> tuple[Batch, Taken | None]:
+        """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows, if they are used.
 
         Raises:
             ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``.
@@ -155,6 +166,8 @@ class CachedStages:
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
+        if not self._is_used:
+            return rest, None
         taken = Taken(found[0], names)
         missing = int(np.count_nonzero(taken.rows.missing))
         self.encoded += missing

@@ -103,6 +103,10 @@ class PipelinedIterator:
         """Random-number position (seed, epoch, rank, batch index) of the next batch to launch."""
         return self._launch_position
 
+    def without_rows(self, host_batch: Batch) -> Batch:
+        """Return a batch with the encoded images in place of ``Rows``. The iterator must not use the feature cache."""
+        return host_batch if self._cached is None else self._cached.take(host_batch)[0]
+
     @property
     def ended(self) -> bool:
         """Whether no further batch will be pulled: the wrapped loader has ended, or an error was raised."""

@@ -280,7 +280,12 @@ class StreamedLoader:
         self._shared.reclaim()
 
     def _begin(self, depth: int | None = None, bound_stages: Sequence[BoundStage] | None = None) -> PipelinedIterator:
-        """Begin an iterator. ``depth`` and ``bound_stages``: values to use instead of the loader's."""
+        """Begin an iterator.
+
+        Args:
+            depth: Depth of a measurement, in which a feature cache is not used; ``None``: the depth of the loader.
+            bound_stages: Stages to run; ``None``: the stages of the loader.
+        """
         self._warn_if_ranks_read_the_same()
         warn_if_not_prepared(self.loader)
         shared = self._shared
@@ -293,10 +298,10 @@ class StreamedLoader:
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
             max_ahead = self._depth + max_submitted
-            cached = shared.device_setup.cached_stages if bound_stages is shared.device_setup.bound_stages else None
+            cached = shared.device_setup.cached_stages
             if cached is not None:
-                epoch = shared.progress.next_epoch
-                cached.begin(self.loader, Position(self.seed, epoch, rank, 0))
+                position = Position(self.seed, shared.progress.next_epoch, rank, 0)
+                cached.begin(self.loader, position, is_used=depth is None)
             feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)
             start = shared.progress.begin(feed_iterator.state_at_start)

@@ -66,6 +66,7 @@ class EndlessBatches:
         if pulled.error is not None:
             add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured alone.")
             raise pulled.error
+        pulled.batch = None if pulled.ended else self._current().without_rows(pulled.batch)
         return None if pulled.ended else pulled
 
     @contextmanager

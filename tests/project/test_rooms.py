@@ -67,9 +67,9 @@ BUDGETS = {
     "feed": 2_365,
     "fusion": 12_565,
     "integrations": 49,
-    "loader": 1_264,
-    "profiler": 1_179,
-    "stages": 1_904,
+    "loader": 1_267,
+    "profiler": 1_180,
+    "stages": 1_902,
     "viewer": 854,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
