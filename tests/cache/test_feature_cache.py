@@ -137,7 +137,7 @@ def damage(data):
     yield "truncated", data[: len(data) // 2]
     yield "empty", b""
     yield "zeros", bytes(len(data))
-    for place in range(9, len(data), len(data) // 29):
+    for place in range(9, len(data), len(data) // 13):
         flipped = bytearray(data)
         flipped[place] ^= 16
         yield f"bit at {place}", bytes(flipped)
@@ -296,11 +296,10 @@ def test_a_run_that_was_killed_continues(paths, tmp_path):
     )
     folder = tmp_path / "cache"
     command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
-    for shards, batch in ((1, 2), (3, 4)):
-        process = subprocess.Popen([*command, str(batch)])
-        waiting.until(lambda shards=shards: len(list(folder.glob("*/view-0/*.safetensors"))) >= shards)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    process = subprocess.Popen([*command, "3"])
+    waiting.until(lambda: list(folder.glob("*/view-0/*.safetensors")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     cache = FeatureCache(folder)
     dataset = Files(paths, as_dict)
     streamed = loader(cache.wrap(dataset), stages(cache))
@@ -498,6 +497,7 @@ def test_the_size_is_logged_and_printed(paths, tmp_path, caplog):
     assert cache.key in str(cache)
 
 
+@pytest.mark.slow
 def test_measurements_neither_read_nor_record(paths, tmp_path):
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
