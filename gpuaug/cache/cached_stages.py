@@ -188,9 +188,10 @@ class CachedStages:
         rows = taken.rows
         if taken.is_whole:
             return batch_of(unpack_targets(before), None, columns, rows)
-        before, after = unpack_targets(before), unpack_targets(after)
         stored = columns_of(written_members(before, after, frozenset(map(id, read))), len(rows.ids))
-        result = batch_of(without(before, taken.image_names), after, columns, rows) if columns else after
+        result = after
+        if columns:
+            result = batch_of(unpack_targets(without(before, taken.image_names)), unpack_targets(after), columns, rows)
         self._record(taken, stored, lane)
         return result
 

@@ -10,13 +10,14 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Rows, split, varies
 from gpuaug.core.errors import ArgumentTypeError, shown
+from gpuaug.core.packed_targets import unpack_targets
 
 WHOLE = "batch"
 """Name of the member if the batch is not a container."""
 
 
 def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, Any]:
-    """Return the members that stages have written and have not read later.
+    """Return the members that stages have written, without images that a stage has read later.
 
     Args:
         before: The batch before the stages.
@@ -30,14 +31,10 @@ def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, An
     for name in batches.member_names(after):
         value = batches.member(after, name)
         is_unchanged = name in old_names and batches.member(before, name) is value
-        if not is_unchanged and not any(id(tensor) in read for tensor in _tensors(value)):
-            members[str(name)] = value
+        is_read_image = isinstance(value, Tensor) and value.dim() > 2 and id(value) in read
+        if not is_unchanged and not is_read_image:
+            members[str(name)] = unpack_targets(value)
     return members
-
-
-def _tensors(member: Any) -> list[Any]:
-    """Return the leaves that are not numbers or text, which may be one object in several places."""
-    return [leaf for leaf in batches.leaves(member) if not isinstance(leaf, int | float | str | bytes | None)]
 
 
 def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]]:

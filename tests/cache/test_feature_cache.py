@@ -279,6 +279,26 @@ def test_targets_that_moved_with_the_image_are_stored(paths, tmp_path):
             torch.testing.assert_close(target["boxes"], expected[view][label]["boxes"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_members_that_no_stage_writes_are_those_of_the_epoch(device, paths, tmp_path):
+    epoch = [0]
+
+    def sample(path, index):
+        targets = {"scores": torch.full((index % 3, 2), float(epoch[0]))}
+        return {**as_dict(path, index), "target": targets, "epoch": epoch[0], "caption": f"caption {epoch[0]}"}
+
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, sample)), stages(cache), device=device)
+    for epoch[0] in range(3):
+        if epoch[0] == 2:
+            os.utime(paths[4], ns=(1, 1))  # one batch has a missing row
+        for batch in streamed:
+            assert batch["epoch"].unique().tolist() == [epoch[0]]
+            assert set(batch["caption"]) == {f"caption {epoch[0]}"}
+            for label, target in zip(batch["label"].tolist(), batch["target"], strict=True):
+                assert target["scores"].tolist() == [[epoch[0]] * 2] * (label % 3)
+
+
 def test_a_run_that_was_killed_continues(paths, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
