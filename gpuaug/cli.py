@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
     _add_profile(commands)
+    _add_encode(commands)
     with _interrupts_recorded() as interrupts:
         try:
             options = parser.parse_args(arguments)
@@ -224,6 +225,37 @@ def _log_on_stderr() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
+
+
+def _add_encode(commands: Any) -> None:
+    parser = commands.add_parser(
+        "encode",
+        help="fill a feature cache before training",
+        description="Runs the epochs that a feature cache records, without a training step. Rows that exist are read.",
+    )
+    parser.add_argument(
+        "target", metavar="train.py:make", help="function in a file, or in package.module, that returns a StreamedLoader"
+    )
+    parser.set_defaults(run=lambda options: _encode(parser, options))
+
+
+def _encode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    result = _call_target(parser, options.target)
+    loader = result[0] if isinstance(result, tuple) and result else result
+    stages = getattr(loader, "stages", ())
+    cache = next((stage.cache for stage in stages if getattr(stage, "cache", None) is not None), None)
+    if cache is None:
+        parser.error(
+            f"{options.target} must return a StreamedLoader with a feature cache, got {type(loader).__name__}. Give one of its "
+            "stages a cache."
+        )
+    for epoch in range(cache.views):
+        loader.set_epoch(epoch)
+        for batch, _ in enumerate(loader, 1):
+            print(f"\rview {epoch + 1} of {cache.views}, batch {batch}", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+    print(cache)
+    return 0
 
 
 def _call_target(parser: argparse.ArgumentParser, target: str) -> Any:

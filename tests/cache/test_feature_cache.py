@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 import gpuaug
-from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning
+from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning, cli
 from gpuaug.cache import recorder
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -528,3 +528,28 @@ def test_measurements_neither_read_nor_record(paths, tmp_path):
     assert (streamed.stats().rows_read, streamed.stats().rows_written) == (0, COUNT)
     assert len(rows_of(streamed)) == COUNT
     assert streamed.stats().rows_read == COUNT
+
+
+def test_command_fills_a_cache(paths, tmp_path, monkeypatch, capsys):
+    script = tmp_path / "train_features.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            from support.cache.cached_loaders import *
+
+            cache = gpuaug.FeatureCache({str(tmp_path / "cache")!r}, views=2)
+
+            def make():
+                return loader(cache.wrap(Files({paths!r}, as_dict)), stages(cache)), None
+
+            def plain():
+                return loader(Files({paths!r}, as_dict), stages(None))
+        """)
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["encode", f"{script}:make"]) == 0
+    printed = capsys.readouterr()
+    assert f"view 1: {COUNT} rows" in printed.out
+    assert "view 2 of 2, batch 6" in printed.err
+    with pytest.raises(SystemExit):
+        cli.main(["encode", f"{script}:plain"])
+    assert "must return a StreamedLoader with a feature cache" in capsys.readouterr().err

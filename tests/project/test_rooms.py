@@ -60,8 +60,8 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 78,
     "benchkit": 745,
-    "cache": 779,
-    "cli": 245,
+    "cache": 786,
+    "cli": 273,
     "core": 1_582,
     "decode": 4_640,
     "feed": 2_365,
