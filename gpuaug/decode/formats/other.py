@@ -6,10 +6,7 @@ from collections.abc import Callable
 
 from gpuaug.decode.formats import pil
 from gpuaug.decode.formats.header import Header, ImageFormat
-from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_SEGMENTS, MAX_TEXT_BYTES, MIN_TILE_PIXELS, LimitError, Metadata
-
-_match_netpbm_word = re.compile(rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])*+([^\s#]{1,10})(?=\s)").match
-"""Match the next word of the header of a netpbm file, and the comments in front of it."""
+from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_SEGMENTS, MIN_TILE_PIXELS, LimitError, Metadata
 
 _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))(?=[ \t-\r]+[0-9#])").match
 """Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
@@ -45,37 +42,11 @@ def _check_gif(data: memoryview, metadata: Metadata) -> None:
         metadata.add(position - start)
 
 
-def _check_bmp(data: memoryview, _metadata: Metadata) -> None:
-    """Check the size of a BMP whose run lengths PIL decodes in Python."""
-    if len(data) > 34 and data[14] >= 40 and data[30] in (1, 2):  # RLE8 and RLE4
-        width, height = struct.unpack_from("<ii", data, 18)
-        _check_slow(max(len(data), abs(width * height)), "the run lengths of a BMP")
-
-
 def _check_netpbm(data: memoryview, metadata: Metadata) -> None:
-    """Check the comments of a netpbm file, which PIL reads byte by byte, and the length of files that PIL decodes in Python."""
-    kind = bytes(data[:2])
-    head = data[:MAX_TEXT_BYTES]
-    words: list[bytes] = []
-    match = _match_netpbm(head)
-    while match is not None and len(words) < (2 if kind in (b"P1", b"P4") else 3):
-        match = _match_netpbm_word(head, match.end())
-        words += [] if match is None else [bytes(match[1])]
-    if match is None and len(data) > MAX_TEXT_BYTES:
-        raise LimitError(f"its header has more than {MAX_TEXT_BYTES} bytes, which is the limit")
-    is_text = kind in (b"P1", b"P2", b"P3")
-    maximum = words[2].lstrip(b"0") if len(words) == 3 else b""
-    if is_text or (kind not in (b"P4", b"Pf") and maximum != b"255" and (kind, maximum) != (b"P5", b"65535")):
-        _check_slow(len(data), "this type of netpbm")
-    if is_text:
-        for _ in range(bytes(data).count(b"#")):
+    """Count the comments of netpbm as text. ``pil.parse`` refuses files of more than ``MAX_PYTHON_BYTES``."""
+    if bytes(data[:2]) in (b"P1", b"P2", b"P3"):
+        for _ in range(bytes(data[:MAX_PYTHON_BYTES]).count(b"#")):
             metadata.add(0)
-
-
-def _check_slow(size: int, what: str) -> None:
-    """Raise an error if the larger of the number of bytes and of pixels, ``size``, exceeds the limit for ``what``."""
-    if size > MAX_PYTHON_BYTES:
-        raise LimitError(f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is the limit for {what}")
 
 
 def _check_jpeg_2000(data: memoryview, metadata: Metadata) -> tuple[int, int]:
@@ -149,7 +120,7 @@ GIF = ImageFormat(("GIF",), lambda prefix: prefix.startswith(b"GIF8"), _parser("
 BMP = ImageFormat(
     ("BMP",),
     lambda prefix: prefix[:2] == b"BM" and int.from_bytes(prefix[14:18], "little") in _BMP_HEADER_SIZES,
-    _parser("BMP", _check_bmp),
+    lambda data: pil.parse(data, ("BMP",)),
 )
 NETPBM = ImageFormat(("PPM",), lambda prefix: _match_netpbm(prefix) is not None, _parser("PPM", _check_netpbm))
 JPEG_2000 = ImageFormat(

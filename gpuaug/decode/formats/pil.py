@@ -6,9 +6,13 @@ from typing import Any
 from gpuaug.core.encoded import Format
 from gpuaug.decode.formats.exif import ORIENTATION, orientation
 from gpuaug.decode.formats.header import MAX_SIDE, Header
+from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_TEXT_BYTES
 
 _MODES_CONVERTED_TO_RGB = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 """PIL modes that are converted to RGB even with ``channels=None``."""
+
+_PYTHON_DECODERS = ("bmp_rle", "ppm", "ppm_plain")
+"""PIL's names of its decoders in Python: of BMPs with run lengths, and of netpbm as text or with another maximum than 255."""
 
 
 def parse(
@@ -24,7 +28,8 @@ def parse(
         is_deep: Whether more than 8 bits per channel are no problem.
     """
     try:
-        image = open_image(data, names)
+        # PIL reads the header of a netpbm file byte by byte, in about a microsecond per byte.
+        image = open_image(data[:MAX_TEXT_BYTES] if "PPM" in names else data, names)
         if image is None:
             return Header(problem=f"PIL is built without {' and '.join(names)}")
         depth = max(16 if image.mode.startswith("I;16") else 32 if image.mode in ("I", "F") else 8, bits)
@@ -33,6 +38,9 @@ def parse(
         width, height = image.size
         if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
             return Header(problem=f"its size is {width}x{height}")
+        if image.tile and image.tile[0][0] in _PYTHON_DECODERS and max(len(data), width * height) > MAX_PYTHON_BYTES:
+            reason = "the limit for files that PIL decodes in Python"
+            return Header(problem=f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is {reason}")
         if orientation_ is None:
             orientation_ = _orientation(image)
         bands = len(image.getbands())
