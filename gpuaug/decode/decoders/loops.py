@@ -225,62 +225,31 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
     png = int(Format.PNG)
 
     @compile_function  # type: ignore[untyped-decorator]
-    def scratch_bytes(job: Any, stored: int) -> int:
-        """Return the bytes of the whole image of ``stored`` channels; 0 if it is decoded directly into the output."""
-        pixels: int = job["full_height"] * job["full_width"]
-        return 0 if stored == job["channels"] and job["height"] * job["width"] == pixels else pixels * stored
-
-    @compile_function  # type: ignore[untyped-decorator]
-    def copy_window(job: Any, scratch: NDArray[np.uint8], stored: int, out: NDArray[np.uint8]) -> None:
-        """Copy the window from an image of ``stored`` channels in ``scratch`` to the output, without the last channels."""
-        if len(scratch):
-            top, left, height, width, channels = job["top"], job["left"], job["height"], job["width"], job["channels"]
-            image = scratch.reshape((job["full_height"], job["full_width"], stored))
-            pixels = out[job["out"] : job["out"] + height * width * channels].reshape((height, width, channels))
-            pixels[:, :, :] = image[top : top + height, left : left + width, :channels]
-
-    @compile_function  # type: ignore[untyped-decorator]
-    def decode_png(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+    def decode_png(file: int, buffer: int, size: int, job: Any, words: NDArray[np.int64]) -> bool:
         """Decode a PNG of 8 bits per channel as ``imagecodecs.spng_decode`` does."""
         stored = job["stored"]
-        if not new or (stored != job["channels"] and not (stored == 4 and job["channels"] == 3)):
-            return False
         pixel_format = 64 if stored == 1 else 4 if stored == 3 else 1  # SPNG_FMT_G8, SPNG_FMT_RGB8 or SPNG_FMT_RGBA8
-        if scratch_bytes(job, stored) > stored * MAX_SCRATCH_PIXELS:
-            return False
-        scratch = np.empty(scratch_bytes(job, stored), np.uint8)
-        buffer = np.int64(scratch.ctypes.data) if len(scratch) else np.int64(out.ctypes.data) + job["out"]
-        size = job["full_height"] * job["full_width"] * stored
         context = call(new, (0,))
         if not context:
             return False
         decoded: bool = (
-            call(set_file, (context, np.int64(files.ctypes.data) + job["start"], job["bytes"])) & LOW == 0
+            call(set_file, (context, file, job["bytes"])) & LOW == 0
             and call(read_header, (context, np.int64(words.ctypes.data))) & LOW == 0
             and words[0] == job["full_width"] | job["full_height"] << 32
             and call_unlocked(decode_image, (context, buffer, size, pixel_format, 0)) & LOW == 0
         )
         call(free, (context,))
-        if decoded:
-            copy_window(job, scratch, stored, out)
         return decoded
 
     @compile_function  # type: ignore[untyped-decorator]
-    def decode_webp(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+    def decode_webp(file: int, buffer: int, size: int, job: Any, words: NDArray[np.int64]) -> bool:
         """Decode a WebP, or the first frame of an animation if the frame covers the canvas.
 
         As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. The first 10 integers of
         ``words`` are a ``WebPIterator``, the last two a ``WebPData``.
         """
-        if not decode_rgb or job["channels"] != 3:
-            return False
-        if scratch_bytes(job, 3) > 3 * MAX_SCRATCH_PIXELS:
-            return False
-        scratch = np.empty(scratch_bytes(job, 3), np.uint8)
-        buffer = np.int64(scratch.ctypes.data) if len(scratch) else np.int64(out.ctypes.data) + job["out"]
-        size = 3 * job["full_height"] * job["full_width"]
         words[:10] = 0
-        words[10] = np.int64(files.ctypes.data) + job["start"]
+        words[10] = file
         words[11] = job["bytes"]
         iterator = np.int64(words.ctypes.data)
         demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
@@ -292,9 +261,30 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         )
         call(release_frame, (iterator,))
         call(delete, (demuxer,))
-        if decoded:
-            copy_window(job, scratch, 3, out)
         return decoded
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_job(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+        """Decode an image into the output, or into scratch memory, from which the window is copied without alpha."""
+        top, left, height, width, channels = job["top"], job["left"], job["height"], job["width"], job["channels"]
+        is_png = job["format"] == png
+        stored = job["stored"] if is_png else 3
+        if not (new if is_png else decode_rgb) or not (stored == channels or (is_png and stored == 4 and channels == 3)):
+            return False
+        pixels = job["full_height"] * job["full_width"]
+        is_direct = stored == channels and height * width == pixels
+        if not is_direct and pixels > MAX_SCRATCH_PIXELS:
+            return False
+        scratch = np.empty(0 if is_direct else pixels * stored, np.uint8)
+        buffer = np.int64(out.ctypes.data) + job["out"] if is_direct else np.int64(scratch.ctypes.data)
+        file, size = np.int64(files.ctypes.data) + job["start"], pixels * stored
+        if not (decode_png(file, buffer, size, job, words) if is_png else decode_webp(file, buffer, size, job, words)):
+            return False
+        if not is_direct:
+            image = scratch.reshape((job["full_height"], job["full_width"], stored))
+            window = out[job["out"] : job["out"] + height * width * channels].reshape((height, width, channels))
+            window[:, :, :] = image[top : top + height, left : left + width, :channels]
+        return True
 
     @compile_function  # type: ignore[untyped-decorator]
     def decode_jobs(
@@ -303,11 +293,7 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         words = np.empty(_WORDS, np.int64)
         for index in range(len(jobs)):
             if decoded[index]:
-                job = jobs[index]
-                if job["format"] == png:
-                    decoded[index] = decode_png(files, out, job, words)
-                else:
-                    decoded[index] = decode_webp(files, out, job, words)
+                decoded[index] = decode_job(files, out, jobs[index], words)
 
     decode_jobs(np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, JOB), np.empty(0, np.bool_))
     result: DecodeJobs = decode_jobs
