@@ -66,14 +66,24 @@ class ImageInfo(NamedTuple):
     """EXIF orientation to correct; 1 if ``exif=False``."""
     scale: int
     """Downsampling factor."""
-    window: list[int]
-    """Top, left, height and width of the part of the upright, downsampled image that the batch holds."""
-    whole: bool
-    """Whether the window is the whole image."""
+    top: int
+    """First row of the window: the part of the upright, downsampled image that the batch holds."""
+    left: int
+    """First column of the window."""
+    window_height: int
+    """Number of rows of the window."""
+    window_width: int
+    """Number of columns of the window."""
+    whole: int
+    """1 if the window is the whole image; otherwise 0."""
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
     sampling: int
     """``Header.sampling``."""
+
+
+IMAGE = np.dtype([(name, np.int64) for name in ImageInfo._fields])
+"""Structured NumPy dtype with the fields of ``ImageInfo``, for loops over images."""
 
 
 class BatchLayout:
@@ -211,14 +221,19 @@ class Layout(BatchLayout):
         return Shapes(sizes, self.channels, "hwc", full_sizes=full_sizes)
 
     @cached_property
-    def infos(self) -> list[ImageInfo]:
-        """Header fields and window per image."""
+    def records(self) -> NDArray[np.void]:
+        """(B,) records of ``IMAGE``: header fields and window per image."""
         table = self.headers
         fields = [table[name] for name in ("start", "length", "format", "height", "width", "orientation")]
         fields.insert(3, np.where(self.label_max, 1, table["channels"]))
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
         columns = (*fields, self.orientations, self.scales, self.windows, whole, self.label_max, table["sampling"])
-        return [ImageInfo(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+        return np.column_stack(columns).astype(np.int64).view(IMAGE)[:, 0]
+
+    @cached_property
+    def infos(self) -> list[ImageInfo]:
+        """Header fields and window per image."""
+        return [ImageInfo(*record) for record in self.records.tolist()]
 
     def places(self) -> torch.Tensor:
         """Return offsets and sizes of the images, for ``Ragged.places``: (B, 3) int64, or (B, 4) with windows."""

@@ -6,6 +6,7 @@ the GPU, or without a GPU directly into the batch.
 """
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import compress, islice
@@ -127,14 +128,14 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     if pixels.shape != shape:
         return f"it decodes to {pixels.shape[1]}x{pixels.shape[0]} pixels, but its header says {width}x{height}"
     if pixels is not out:
-        top, left, window_height, window_width = info.window
-        copy_pixels(_rotated_upright(pixels, orientation)[top : top + window_height, left : left + window_width], out)
+        window = _rotated_upright(pixels, orientation)[info.top :, info.left :][: info.window_height, : info.window_width]
+        copy_pixels(window, out)
     return ""
 
 
 def _stored_window(info: ImageInfo) -> tuple[int, int, int, int]:
     """Return (top, left, height, width) of the window in the downsampled image before its rotation upright."""
-    top, left, height, width = info.window
+    top, left, height, width = info.top, info.left, info.window_height, info.window_width
     if info.orientation > 4:
         top, left, height, width = left, top, width, height
     if info.orientation in _ROWS_REVERSED:
@@ -199,7 +200,7 @@ def _decode_pending(work: Work[Layout], infos: list[ImageInfo], loops: Loops, ch
             if work.is_abandoned:
                 return
             info = infos[index]
-            _, _, height, width = info.window
-            pixels = values[int(starts[index]) :][: height * width * channels].reshape(height, width, channels)
+            shape = (info.window_height, info.window_width, channels)
+            pixels = values[int(starts[index]) :][: math.prod(shape)].reshape(shape)
             if problem := decode(files[info.start : info.start + info.length], work.layout, info, pixels):
                 work.problems[index] = problem
