@@ -100,13 +100,8 @@ class Decoding:
         self.undecoded = 0
         """Number of pixels of the images outside the decoded windows, in excess of the pixels that ``earlier`` counts."""
         for member in encoded:
-            options = decoder.options
-            reasons = (
-                clip_problems(member.headers, options)
-                if isinstance(member, EncodedClips)
-                else image_problems(member.headers, options)
-            )
-            self._add_problems(member, reasons)
+            problems = clip_problems if isinstance(member, EncodedClips) else image_problems
+            self._add_problems(member, problems(member.headers, decoder.options))
         self._start()
 
     def done(self) -> bool:

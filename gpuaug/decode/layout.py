@@ -36,6 +36,8 @@ class Options:
     """Maximum number of bytes of a decoded image, over all bands."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
+    divides_large_files: bool = True
+    """Whether ``FileDecoder.takes_first`` of the decoders is used."""
 
 
 _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
@@ -87,30 +89,51 @@ IMAGE = np.dtype([(name, np.int64) for name in ImageInfo._fields])
 
 
 class BatchLayout:
-    """Offsets of the images or clips of a batch in flat buffers."""
+    """Decoders of the images or clips of a batch, and their offsets in flat buffers.
 
-    sources: NDArray[np.int64]
-    """(B,) index of the file that is decoded for each image."""
-    decoders: NDArray[np.int64]
-    """(B,) index of the decoder of each image."""
+    Args:
+        headers: Headers of the batch.
+        options: Options of the stage.
+        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
+            file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
+        undecodable: Indices of files that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable file
+            before it, cyclically.
+    """
+
     dtype: torch.dtype = torch.uint8
     """dtype of the decoded pixels."""
     undecoded_pixels: int
     """Number of pixels outside the decoded windows."""
 
-    def place(self, lengths: NDArray[np.int64], on_card: NDArray[np.bool_], raw_lengths: NDArray[np.int64]) -> None:
+    def __init__(
+        self, headers: Headers, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
+    ) -> None:
+        self.sources = source_indices(len(headers.table), undecodable)
+        """(B,) index of the file that is decoded for each image or clip."""
+        self.headers = table = headers.table[self.sources]
+        """(B,) records of ``HEADER`` or ``CLIP``, of the files that are decoded."""
+        self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
+        """(B, 2) heights and widths in the files."""
+        priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
+        if options.divides_large_files:
+            priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
+        self.decoders = priorities.argmax(0)
+        """(B,) index of the decoder of each image or clip."""
+        self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
+        """(B,) mask of the images or clips that the card decodes."""
+
+    def place(self, lengths: NDArray[np.int64], raw_lengths: NDArray[np.int64]) -> None:
         """Place the images one after the other.
 
         Args:
             lengths: (B,) number of decoded values per image.
-            on_card: (B,) mask of the images that the card decodes.
             raw_lengths: (B,) number of bytes that an image takes in the temporary buffer ``Work.raw``; 0 if it is not used.
         """
         self.lengths = lengths
         """(B,) number of decoded values per image."""
         self.starts, self.length = _offsets(lengths)
         """(B,) offset of each image in ``Work.data``, and the total number of values."""
-        self.staged_starts, self.staged_length = _offsets(np.where(on_card, 0, lengths))
+        self.staged_starts, self.staged_length = _offsets(np.where(self.on_card, 0, lengths))
         """(B,) offset of each image that the CPU decodes in ``Work.staging``, and the total number of values."""
         self.raw_starts, self.raw_length = _offsets(raw_lengths)
         """(B,) offset of each image in ``Work.raw``, and the total number of bytes."""
@@ -133,15 +156,9 @@ class Layout(BatchLayout):
     """Offsets of the images of a batch in one flat buffer.
 
     Args:
-        headers: Headers of the batch.
-        options: Options of the stage.
-        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
-            file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
-        undecodable: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable image
-            before it, cyclically.
+        headers, options, decoders, undecodable: See ``BatchLayout``.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
             decode windows, are decoded whole.
-        divides_large_files: Whether ``takes_first`` of the decoders is used.
     """
 
     def __init__(
@@ -152,12 +169,9 @@ class Layout(BatchLayout):
         *,
         undecodable: Collection[int] = (),
         windows: WindowsOf | None = None,
-        divides_large_files: bool = True,
     ) -> None:
-        self.sources = source_indices(len(headers.table), undecodable)
-        """(B,) index of the file that is decoded for each image."""
-        self.headers = table = headers.table[self.sources]
-        """(B,) records of ``HEADER``, of the files that are decoded."""
+        super().__init__(headers, options, decoders, undecodable=undecodable)
+        table, stored, on_card = self.headers, self.stored, self.on_card
         self.as_stored = options.channels is None
         """Whether images are decoded as stored in the files."""
         self.label_max = table["label_max"] if options.channels == "labels" else np.zeros(len(table), np.uint8)
@@ -167,20 +181,11 @@ class Layout(BatchLayout):
             self.channels = 1
         type_ = 0 if isinstance(options.channels, int) else int(table["type"][0])
         self.dtype = getattr(torch, SAMPLE_TYPES[type_])
-        stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
         """(B,) EXIF orientations to correct."""
-        self.stored = stored
-        """(B, 2) heights and widths in the files."""
-        priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
-        if divides_large_files:
-            priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
-        self.decoders = priorities.argmax(0)
-        """(B,) index of the decoder of each image."""
-        on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))
         """(B,) mask of the images that the card decodes at full size into the temporary buffer ``raw``.
 
@@ -211,7 +216,7 @@ class Layout(BatchLayout):
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows, full_sizes=self.shapes.full_sizes)
         self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
-        self.place(self.windows[:, 2:].prod(1) * self.channels, on_card, raw_lengths)
+        self.place(self.windows[:, 2:].prod(1) * self.channels, raw_lengths)
 
     def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
         """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes at which crops are drawn."""
@@ -302,17 +307,24 @@ def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64
     return sources
 
 
-def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each image that cannot be decoded according to its header and the options."""
+def size_problems(headers: Headers, options: Options) -> dict[int, str]:
+    """Return index → reason for each image or clip that cannot be read, or has more pixels than ``max_pixels``."""
     reasons = dict(headers.problems)
     pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         height, width = headers.table["height"][index], headers.table["width"][index]
         reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+    return reasons
+
+
+def problems(headers: Headers, options: Options) -> dict[int, str]:
+    """Return index → reason for each image that cannot be decoded according to its header and the options."""
+    reasons = size_problems(headers, options)
     is_fixed = isinstance(options.channels, int)
     channels = headers.table["stored_channels"] if options.channels is None else options.channels if is_fixed else 1
     value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
-    image_bytes = pixels.astype(np.float64) * channels * value_bytes  # exceed 64 bits in a hostile header
+    pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
+    image_bytes = pixels * channels * value_bytes  # exceed 64 bits in a hostile header
     for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
         reasons.setdefault(
             index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
