@@ -6,7 +6,7 @@ A batch holds a *window* of each image: the part that the next stage reads, or t
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class Options:
 
 _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
 """Bytes per value for each index into ``SAMPLE_TYPES``."""
+
+AnyImage = TypeVar("AnyImage", torch.Tensor, NDArray[np.uint8])
 
 WindowsOf = Callable[[Shapes], Windows | None]
 """Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
@@ -284,11 +286,21 @@ class Layout(BatchLayout):
             data[first : first + upright.numel()].view(upright.shape).copy_(upright)
 
 
-def rotated_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Return an image (H, W, C), rotated upright: a view or a copy. ``orientation``: EXIF orientation, 1 to 8."""
-    flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}.get(orientation)
-    image = image.flip(flips) if flips else image
-    return image.transpose(0, 1) if orientation > 4 else image
+FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
+"""EXIF orientation → axes of an image (H, W, C) that are reversed. From 5 on, rows and columns are swapped after that."""
+
+
+def rotated_upright(image: AnyImage, orientation: int) -> AnyImage:
+    """Return an image (H, W, C), rotated upright: a view of an array, a view or a copy of a tensor.
+
+    Args:
+        image: Image in the orientation of its file.
+        orientation: EXIF orientation, 1 to 8.
+    """
+    if orientation in FLIPS:
+        axes = FLIPS[orientation]
+        image = image.flip(axes) if isinstance(image, torch.Tensor) else np.flip(image, axes)
+    return image.swapaxes(0, 1) if orientation > 4 else image
 
 
 def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64]:

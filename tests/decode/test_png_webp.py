@@ -293,16 +293,11 @@ def test_imagecodecs_may_be_missing_or_built_without_libspng(module, monkeypatch
     assert imagecodecs.imagecodecs.__wrapped__() is None
 
 
-@pytest.mark.parametrize("path", [PIL._imaging.__file__, "no such file"])
-def test_libwebp_may_be_out_of_reach(path, monkeypatch):
-    monkeypatch.setattr(PIL, "_webp", SimpleNamespace(__file__=path))
-    assert libwebp.library.__wrapped__() is None
-
-
-@pytest.mark.parametrize("module", ["numpy", "no_such_module"])
-def test_libspng_may_be_out_of_reach(module, monkeypatch):
-    monkeypatch.setattr(libspng, "importlib", mock.Mock(import_module=lambda _: __import__(module)))
-    assert libspng.library.__wrapped__() is None
+@pytest.mark.parametrize("module", [PIL._imaging, SimpleNamespace(__file__="no such file"), None])
+@pytest.mark.parametrize(("name", "library"), [("PIL._webp", libwebp.library), ("imagecodecs._spng", libspng.library)])
+def test_a_library_may_be_out_of_reach(name, library, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, module)
+    assert library.__wrapped__() is None
 
 
 @pytest.mark.parametrize("missing", [libspng, libwebp], ids=["libspng", "libwebp"])

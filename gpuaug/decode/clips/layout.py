@@ -96,16 +96,15 @@ class ClipLayout(BatchLayout):
         length = self.frames * height * width * 3 // 2
         return raw[start : start + length].view(self.frames, height * 3 // 2, width)
 
-    def clip(self, data: Tensor, index: int, start: int | None = None) -> Tensor:
+    def clip(self, data: Tensor, index: int, start: int) -> Tensor:
         """Return a view (T, H, W, 3) of the upright RGB frames of one clip.
 
         Args:
             data: Flat buffer.
             index: Index of the clip.
-            start: Offset of the clip in ``data``. Default: the offset in ``Work.data``.
+            start: Offset of the clip in ``data``.
         """
         height, width = self.sizes[index].tolist()
-        start = int(self.starts[index]) if start is None else start
         return data[start : start + int(self.lengths[index])].view(self.frames, height, width, 3)
 
     def finish(self, data: Tensor, raw: Tensor | None) -> None:
