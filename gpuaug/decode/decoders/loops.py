@@ -60,21 +60,18 @@ class Loops:
 
     def __init__(self, work: Work[Layout], indices: NDArray[Any]) -> None:
         layout = work.layout
-        table = layout.headers
         out, self._starts = work.host
-        self._files, self._out, self._channels = work.encoded.data.numpy(), out.numpy(), layout.channels
-        self._jobs = jobs = layout.records.copy()
-        selected = np.zeros(len(table), np.bool_)
+        self._out = out.numpy()
+        self._files = work.encoded.data.numpy()
+        self._channels = layout.channels
+        self._jobs = jobs = layout.records
+        selected = np.zeros(len(jobs), np.bool_)
         if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:
             selected[indices] = layout.orientations[indices] == 1
-        is_jpeg = (jobs["whole"] == 0) & np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3))
-        jobs["format"] = np.where(selected & (is_jpeg | np.isin(table["format"], PNG_AND_WEBP)), table["format"], 0)
-        loops = (jpeg_loop, WINDOW_FORMATS), (png_and_webp_loop, PNG_AND_WEBP)
-        self._loops = [
-            (decode_jobs, formats)
-            for loop, formats in loops
-            if np.isin(jobs["format"], formats).any() and (decode_jobs := loop()) is not None
-        ]
+        is_jpeg = (jobs["whole"] == 0) & np.isin(jobs["format"], WINDOW_FORMATS) & np.isin(jobs["channels"], (1, 3))
+        is_png_or_webp = np.isin(jobs["format"], PNG_AND_WEBP)
+        masks = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
+        self._loops = [(decode_jobs, mask) for loop, mask in masks if mask.any() and (decode_jobs := loop()) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._loops)
@@ -84,12 +81,12 @@ class Loops:
 
         The loops skip progressive JPEGs, and PNGs and WebPs whose pixels need a conversion other than the loss of alpha.
         """
-        jobs, starts = self._jobs[np.array(indices)], self._starts[np.array(indices)]
-        decoded = np.zeros(len(jobs), np.bool_)
-        for decode_jobs, formats in self._loops:
-            mask = np.isin(jobs["format"], formats)
+        selected = np.array(indices)
+        decoded = np.zeros(len(indices), np.bool_)
+        for decode_jobs, is_of_loop in self._loops:
+            mask = is_of_loop[selected]
             if mask.any():
-                decode_jobs(self._files, self._out, jobs, starts, self._channels, mask)
+                decode_jobs(self._files, self._out, self._jobs[selected], self._starts[selected], self._channels, mask)
                 decoded |= mask
         return decoded
 
@@ -180,7 +177,8 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
                 # A new handle per file: a handle keeps the tables of its last file, and would use them for a file without
                 # tables.
                 handle = call(init, (DECOMPRESS,))
-                file, pixels = np.int64(files.ctypes.data) + job["start"], np.int64(out.ctypes.data) + starts[index]
+                file = np.int64(files.ctypes.data) + job["start"]
+                pixels = np.int64(out.ctypes.data) + starts[index]
                 decoded[index] = decode_jpeg(handle, file, pixels, job, channels)
                 call(destroy, (handle,))
 
@@ -258,7 +256,8 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
             return False
         scratch = np.empty(0 if is_direct else pixels * stored, np.uint8)
         buffer = np.int64(out.ctypes.data) + start if is_direct else np.int64(scratch.ctypes.data)
-        file, size = np.int64(files.ctypes.data) + job["start"], pixels * stored
+        file = np.int64(files.ctypes.data) + job["start"]
+        size = pixels * stored
         if not (decode_png(file, buffer, size, job, words) if is_png else decode_webp(file, buffer, size, job, words)):
             return False
         if not is_direct:
