@@ -136,7 +136,8 @@ class Decoding:
             count = len(self._all_problems)
             for decoding in [*self._earlier, self]:
                 decoding._finish(waiting)
-        self.undecoded = sum(decoding._undecoded_pixels() for decoding in [*self._earlier, self])
+        works = [work for decoding in [*self._earlier, self] for work in decoding.works]
+        self.undecoded = sum(work.layout.undecoded_pixels for work in works)
         self.undecoded -= sum(decoding.undecoded for decoding in self._earlier)
         self._replaced = self._all_problems.keys() - set[int]().union(*(decoding._replaced for decoding in self._earlier))
         self.replaced = len(self._replaced)
@@ -239,9 +240,6 @@ class Decoding:
             if self._undecodable == self._all_problems.keys():
                 return
             self._start()  # decode all images again: the offset of an image depends on the sizes of all images before it
-
-    def _undecoded_pixels(self) -> int:
-        return sum(work.layout.undecoded_pixels for work in self.works)
 
     def _add_problems(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
         """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""

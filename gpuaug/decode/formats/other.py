@@ -2,7 +2,6 @@
 
 import re
 import struct
-from collections.abc import Callable
 
 from gpuaug.decode.formats import pil
 from gpuaug.decode.formats.header import Header, ImageFormat
@@ -24,8 +23,9 @@ _BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
 """Sizes in bytes of the second header of a BMP that PIL reads. The first bytes, BM, are not enough: a label may begin so."""
 
 
-def _check_gif(data: memoryview, metadata: Metadata) -> None:
-    """Count the extensions of a GIF before its first image. PIL reads them block by block."""
+def _parse_gif(data: memoryview) -> Header:
+    """Parse the header. Count the extensions before the first image, which PIL reads block by block."""
+    metadata = Metadata()
     position = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while position + 2 < len(data) and data[position] not in b",;":  # an image, or the end
         start = position
@@ -40,28 +40,32 @@ def _check_gif(data: memoryview, metadata: Metadata) -> None:
                 position += 1 + data[position]
         position += 1
         metadata.add(position - start)
+    return pil.parse(data, GIF.names)
 
 
-def _check_netpbm(data: memoryview, metadata: Metadata) -> None:
-    """Count the comments of netpbm as text. ``pil.parse`` refuses files of more than ``MAX_PYTHON_BYTES``."""
+def _parse_netpbm(data: memoryview) -> Header:
+    """Parse the header. Count the comments of files as text, of which ``pil.parse`` refuses more than ``MAX_PYTHON_BYTES``."""
+    metadata = Metadata()
     if bytes(data[:2]) in (b"P1", b"P2", b"P3"):
         for _ in range(bytes(data[:MAX_PYTHON_BYTES]).count(b"#")):
             metadata.add(0)
+    return pil.parse(data, NETPBM.names)
 
 
-def _check_jpeg_2000(data: memoryview, metadata: Metadata) -> tuple[int, int]:
-    """Count the boxes, and the segments of the codestream before its first tile. Return (width, height) in the codestream."""
+def _parse_jpeg_2000(data: memoryview) -> Header:
+    """Parse the header. Count the boxes, and the segments of the codestream before its first tile."""
+    metadata = Metadata()
     position = 0
     while bytes(data[position : position + 2]) != b"\xff\x4f" and position + 8 <= len(data):  # boxes
         length, kind = struct.unpack_from(">I4s", data, position)
-        header = 8
+        header_size = 8
         if length == 1:
             length = int.from_bytes(data[position + 8 : position + 16])
-            header = 16
+            header_size = 16
         if kind == b"jp2c":
-            position += header
+            position += header_size
             break
-        if length < header:
+        if length < header_size:
             break
         metadata.add(length)
         position += length
@@ -77,7 +81,10 @@ def _check_jpeg_2000(data: memoryview, metadata: Metadata) -> tuple[int, int]:
         position += 2 + length
     if size is None:
         raise LimitError("it has no codestream")
-    return size
+    header = pil.parse(data, JPEG_2000.names)
+    if not header.problem and size != (header.width, header.height):
+        return Header(problem=f"its header says {header.width}x{header.height} pixels, but its codestream {size}")
+    return header
 
 
 def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
@@ -98,31 +105,13 @@ def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
     return right - left, bottom - top
 
 
-def _parse_jpeg_2000(data: memoryview) -> Header:
-    size = _check_jpeg_2000(data, Metadata())
-    header = pil.parse(data, JPEG_2000.names)
-    if not header.problem and size != (header.width, header.height):
-        return Header(problem=f"its header says {header.width}x{header.height} pixels, but its codestream {size}")
-    return header
-
-
-def _parser(name: str, check: Callable[[memoryview, Metadata], None]) -> Callable[[memoryview], Header]:
-    """Return the parser of a format that PIL calls ``name``, whose limits ``check`` checks."""
-
-    def parse(data: memoryview) -> Header:
-        check(data, Metadata())
-        return pil.parse(data, (name,))
-
-    return parse
-
-
-GIF = ImageFormat(("GIF",), lambda prefix: prefix.startswith(b"GIF8"), _parser("GIF", _check_gif))
+GIF = ImageFormat(("GIF",), lambda prefix: prefix.startswith(b"GIF8"), _parse_gif)
 BMP = ImageFormat(
     ("BMP",),
     lambda prefix: prefix[:2] == b"BM" and int.from_bytes(prefix[14:18], "little") in _BMP_HEADER_SIZES,
     lambda data: pil.parse(data, ("BMP",)),
 )
-NETPBM = ImageFormat(("PPM",), lambda prefix: _match_netpbm(prefix) is not None, _parser("PPM", _check_netpbm))
+NETPBM = ImageFormat(("PPM",), lambda prefix: _match_netpbm(prefix) is not None, _parse_netpbm)
 JPEG_2000 = ImageFormat(
     ("JPEG2000",),
     lambda prefix: prefix.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")),
