@@ -61,7 +61,7 @@ BUDGETS = {
     "benchkit": 745,
     "cli": 245,
     "core": 1_556,
-    "decode": 4_595,
+    "decode": 4_493,
     "feed": 2_365,
     "fusion": 12_565,
     "integrations": 49,
