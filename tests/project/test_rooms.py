@@ -63,7 +63,7 @@ BUDGETS = {
     "cache": 786,
     "cli": 273,
     "core": 1_582,
-    "decode": 4_640,
+    "decode": 4_538,
     "feed": 2_365,
     "fusion": 12_565,
     "integrations": 49,
