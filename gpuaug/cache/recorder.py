@@ -132,7 +132,7 @@ class Recorder:
                 self._thread.start()
             self._queue.put(record)
         while self._waiting and self._waiting[0].read:
-            self._waiting.popleft()
+            self._waiting.popleft().columns.clear()  # here: the thread may hold the record, and must not free its memory
         if self._error is not None:
             error, self._error = self._error, None
             raise error
