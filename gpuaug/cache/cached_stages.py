@@ -8,6 +8,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,9 @@ class CachedStages:
         shards = shard_numbers(self._view)
         for dataset in datasets:
             dataset.view.set(key, view, shards[-1][0] if shards else -1)
-            if not shards and hasattr(dataset.dataset, "__len__"):
-                self._samples = len(dataset)
+            if not shards:
+                with suppress(TypeError, NotImplementedError):  # an iterable data set need not have a length
+                    self._samples = len(dataset)
 
     def take(self, batch: Batch) -> tuple[Batch, Taken | None]:
         """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows, if they are used.

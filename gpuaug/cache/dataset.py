@@ -22,11 +22,15 @@ _FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
 _NO_IMAGES = {int, float, str}
 """Types of members of a sample that are no images."""
 
+_CONTAINERS = {dict, list, tuple}
+"""Containers whose items may be data sets."""
+
 
 class ViewToRead:
     """View that workers read, in memory that they share with the main process, which sets it before each epoch.
 
-    A copy in a process that does not share this memory reads no rows.
+    Workers of a ``DataLoader`` share the memory of its data set. A copy, as of ``deepcopy``, has memory of its own, which it
+    shares with its workers.
     """
 
     def __init__(self) -> None:
@@ -50,7 +54,7 @@ class ViewToRead:
         return self._shared
 
     def __setstate__(self, shared: torch.Tensor) -> None:
-        self._shared = shared
+        self._shared = shared.share_memory_()  # no effect in a worker: its tensor is shared
         self._opened = ([], None)
 
 
@@ -155,18 +159,30 @@ class CachedIterable(_Samples, IterableDataset[Any]):
         return map(self.with_row, iter(self.dataset))
 
 
-def wrapped_datasets(source: Any, levels: int = 6) -> list[_Samples]:
-    """Return the data sets of ``wrap`` in a loader or in a data set of data sets."""
-    if isinstance(source, _Samples):
-        return [source]
-    if levels == 0 or isinstance(source, str | bytes | torch.Tensor):
-        return []
-    if isinstance(source, list | tuple):
-        # Lists of data sets are short, and lists of samples are long.
-        return [found for inner in source[:64] for found in wrapped_datasets(inner, levels - 1)]
-    return [
-        found
-        for name, inner in getattr(source, "__dict__", {}).items()
-        if "dataset" in name or name in ("loader", "dataloader", "base_dataloader", "pipeline")
-        for found in wrapped_datasets(inner, levels - 1)
-    ]
+def wrapped_datasets(source: Any) -> list[_Samples]:
+    """Return the data sets of ``wrap`` in a loader or in a data set of data sets.
+
+    Attributes of iterable and indexable objects are searched, and items of lists, tuples and dicts that are such objects.
+    """
+    found: list[_Samples] = []
+    seen: dict[int, Any] = {}
+    pending = [source]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen or isinstance(value, str | bytes | torch.Tensor | type):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, _Samples):
+            found.append(value)
+            continue
+        if type(value) in _CONTAINERS:
+            # Samples are not searched: lists of data sets are short, and lists of samples are long.
+            items = value.values() if isinstance(value, dict) else value
+            pending += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
+        elif _has_items(value):
+            pending += list(getattr(value, "__dict__", {}).values())
+    return found
+
+
+def _has_items(value: Any) -> bool:
+    return hasattr(type(value), "__getitem__") or hasattr(type(value), "__iter__")

@@ -1,33 +1,55 @@
 """Key of a cache: text of everything that a row depends on, apart from its sample."""
 
+import dis
 import hashlib
-import inspect
 import json
+import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Graph
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuaug.cache.recorder import write_error
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.stages.base import BoundStage, Stage
-from gpuaug.stages.definition import definition
-from gpuaug.stages.encoders import attribute_tensors
-from gpuaug.stages.feature import FeatureStage
+from gpuaug.stages.definition import IGNORED_TYPES, arguments, shown_text, without_ignored
 
 _CHUNK = 1 << 22
 """Number of 32-bit words of a weight that are hashed at once, which limits the memory of the hash."""
 
 KEY_FILE = "key.json"
 """File in the folder of a key: what the key was made of."""
+
+_DEPTH = 3
+"""Length of the longest path of an attribute with a hash of its own, from the argument of the stage on."""
+
+_MAX_LISTED = 4
+"""Maximum number of paths that a warning lists."""
+
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+
+_IGNORED = IGNORED_TYPES | ModuleType | logging.Logger
+"""Types of values that do not change rows. Attributes of modules that code uses are hashed with the code."""
+
+_CHANGING = ("torch._dynamo.", "torch._inductor.", "triton.", "threading.", "concurrent.", "multiprocessing.", "queue.")
+"""Packages whose objects change in a run, such as compiled functions. Only the function in an object is hashed."""
+
+_CODE = re.compile("co_(code|consts|.*names|.*vars|.*argcount|flags|exceptiontable)")
+"""Names of attributes of code that do not depend on its place in a file."""
+
+_UNUSED = re.compile("__(module|doc|annotations|dict|weakref|firstlineno|static_attributes)__")
+"""Names of attributes of classes that depend on the place of the code, or that do not change rows."""
 
 _LIBRARIES = ("gpuaug", "torch", "torchvision", "kornia")
 
@@ -41,28 +63,32 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
         device: Device of the loader.
 
     Warns:
-        GpuAugWarning: If the source of a function or class of the user cannot be found.
+        GpuAugWarning: If the stages contain an object without attributes that Python can read.
 
     Cost:
-        Reads each weight of the encoders once, on their device, and waits once for the device.
+        A walk over all objects that the stages refer to, some microseconds per object. Reads each weight once, on its device,
+        and waits once for the device.
     """
-    code: set[Any] = set()
-    definitions = {bound.name: definition(stage, code) for bound, stage in stages}
-    tensors = [
-        tensor
-        for _, stage in stages
-        if isinstance(stage, FeatureStage)
-        for module in stage.branches.values()
-        for tensor in (*module.parameters(), *module.buffers(), *attribute_tensors(module))
-    ]
+    values = _Values()
+    hashes: dict[str, str] = {}
+    for bound, stage in stages:
+        for name, value in {"class": type(stage), **arguments(stage)}.items():
+            hashes |= values.hashes(f"{bound.name}.{name}", value)
+    if values.unknown:
+        warnings.warn(
+            f"A change of {', '.join(sorted(values.unknown))} is not noticed by the feature cache, because Python cannot read "
+            "its attributes. Give its class a method __reduce__, or delete the folder of the cache after a change.",
+            GpuAugWarning,
+            stacklevel=2,
+        )
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     return {
         "seed": seed,
         "device": device.type,
         "autocast of the training thread": str(autocast),
-        "stages": definitions,
-        "weights": weights_hash(tensors),
-        **_code_parts(code),
+        "weights": weights_hash(values.tensors),
+        "stages": hashes,
+        "versions": {name: _version(name) for name in sorted(values.packages)},
         "decoders": {name: text for bound, _ in stages for name, text in bound.versions([bound.name]).items()},
     }
 
@@ -74,7 +100,7 @@ def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
         GpuAugError: If the folder cannot be written.
     """
     path = folder / KEY_FILE
-    if path.exists():
+    if _parts_in(path):
         return
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -86,9 +112,16 @@ def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
 
 
 def keys_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the keys in the folder of a cache: each with what it was made of."""
+    """Return the keys in the folder of a cache: each with what it was made of, empty if its file is damaged."""
     paths = sorted(folder.glob(f"*/{KEY_FILE}"), key=lambda path: path.stat().st_mtime_ns)
-    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return {path.parent.name: _parts_in(path) for path in paths}
+
+
+def _parts_in(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        parts = json.loads(path.read_text(encoding="utf-8"))
+        return parts if isinstance(parts, dict) else {}
+    return {}
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -98,36 +131,36 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 def difference(parts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return the names of the parts in which two keys differ."""
-    names = [name for name in {**parts, **other} if parts.get(name) != other.get(name)]
-    return ", ".join(names)
+    if not other:
+        return f"values, which are not known, because {KEY_FILE} is damaged"
+    flat, other_flat = _flat(parts), _flat(other)
+    names = [name for name in {**flat, **other_flat} if flat.get(name) != other_flat.get(name)]
+    return ", ".join(names[:_MAX_LISTED] + ["…"] * (len(names) > _MAX_LISTED))
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts with the entries of mappings in place of the mappings."""
+    flat: dict[str, Any] = {}
+    for name, value in parts.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def weights_hash(tensors: Iterable[Tensor]) -> str:
-    """Return a hash of the values, shapes and dtypes of tensors, computed on their devices."""
+    """Return a hash of the values, shapes and dtypes of strided tensors, computed on their devices."""
     digest = hashlib.blake2b(digest_size=8)
     sums = []
     for tensor in tensors:
-        for plain in _plain(tensor.detach()):
-            digest.update(f"{tuple(plain.shape)} {plain.dtype}".encode())
-            sums.append(_sum(plain))
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        sums.append(_sum(tensor))
     if sums:
         digest.update(repr(torch.stack([value.to(sums[0].device) for value in sums]).tolist()).encode())
     return digest.hexdigest()
 
 
-def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors of which a tensor subclass, such as a quantised weight, consists."""
-    if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        for name in names:
-            yield from _plain(getattr(tensor, name))
-    elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta:
-        yield tensor
-
-
 def _sum(tensor: Tensor) -> Tensor:
     """Return a sum, modulo 2^64, of the tensor's words, each multiplied by a number that depends on its place."""
-    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    data = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     data = torch.nn.functional.pad(data, (0, -len(data) % 4))
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     for number, words in enumerate(data.view(torch.int32).split(_CHUNK)):
@@ -137,40 +170,152 @@ def _sum(tensor: Tensor) -> Tensor:
     return total
 
 
-def _code_parts(code: set[Any]) -> dict[str, Any]:
-    """Return versions of the libraries that stages use, and hashes of the source of the user's functions and classes.
+class _Values:
+    """Hashes of all values that stages refer to: attributes, items, code, closures, and global variables in code.
 
-    Warns:
-        GpuAugWarning: If the source of a function or class cannot be found.
+    Code of libraries is compared by the versions of the libraries. Code of the user is hashed as Python has loaded it, without
+    names of modules and files, comments and line numbers. A value without a rule of its own has the parts that ``pickle`` would
+    store.
     """
-    packages = set(_LIBRARIES)
-    sources: dict[str, list[str]] = {}
-    unknown = []
-    for value in code:
-        module = str(getattr(value, "__module__", None) or "builtins")
-        package = module.partition(".")[0]
-        file = str(getattr(sys.modules.get(module), "__file__", ""))
-        if package in sys.stdlib_module_names:
-            continue
-        if package in _LIBRARIES or "site-packages" in file or "dist-packages" in file:
-            packages.add(package)
-            continue
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        """Strided tensors, in the order of the walk. The hashes do not include their values."""
+        self.packages = set(_LIBRARIES)
+        """Names of the libraries whose code was found."""
+        self.unknown: set[str] = set()
+        """Names of classes of values that cannot be read."""
+
+    def hashes(self, name: str, root: Any) -> dict[str, str]:
+        """Return path of an attribute, which begins with ``name`` → hash of the value and of values at longer paths.
+
+        The walk is a loop, not a recursion: chains of objects may be long, and objects may refer to each other.
+        """
+        digests: dict[str, Any] = {}
+        seen: dict[int, tuple[int, Any]] = {}  # with the values, because Python reuses the address of an object that is freed
+        pending: list[tuple[tuple[str, ...], Any]] = [((name,), root)]
+        while pending:
+            path, value = pending.pop()
+            parts: list[tuple[str, Any]] = []
+            if type(value) in _PLAIN_TYPES:
+                text = repr(value)
+            elif isinstance(value, _IGNORED):
+                text = "…"
+            elif id(value) in seen:
+                text = f"value {seen[id(value)][0]}"
+            else:
+                if not isinstance(value, tuple | frozenset | CodeType):  # Python may share constants, or copy them
+                    seen[id(value)] = len(seen), value
+                try:
+                    parts = list(self._parts(value))
+                except Exception:  # the attributes of a class of the user may raise any error
+                    if type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # no lock, open file, iterator
+                        self.unknown.add(type(value).__qualname__)
+                text = f"{getattr(value, '__qualname__', type(value).__qualname__)} {[part for part, _ in parts]}"
+            digest = digests.setdefault(".".join(path), hashlib.blake2b(digest_size=8))
+            digest.update(f"{text}\n".encode(errors="surrogateescape"))
+            pending += [((*path, part)[:_DEPTH] if part else path, inner) for part, inner in reversed(parts)]
+        return {path: digest.hexdigest() for path, digest in digests.items()}
+
+    def _parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield (name, value) of the parts of a value. Items of containers have no names, because there may be many."""
+        is_function = isinstance(value, FunctionType)
+        owner = value.__globals__.get("__name__") if is_function else getattr(value, "__module__", None)
+        is_of_library = (is_function or isinstance(value, type)) and self._is_of_library(owner)
+        if f"{owner}.".startswith(_CHANGING):
+            yield "function", getattr(value, "__wrapped__", getattr(value, "fn", None))
+        elif isinstance(value, Tensor):
+            yield from self._tensor_parts(value)
+        elif isinstance(value, CodeType):
+            yield from ((name, getattr(value, name)) for name in dir(value) if _CODE.fullmatch(name))
+        elif is_function:
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            yield from ((name, cell.cell_contents if cell != CellType() else None) for name, cell in cells)
+            yield from sorted(vars(value).items())
+            if not is_of_library:
+                yield "code", (value.__code__, value.__defaults__, value.__kwdefaults__)
+                yield from self._globals(value)
+        elif isinstance(value, type):
+            if not is_of_library:
+                yield "bases", value.__bases__
+                yield from sorted((name, part) for name, part in vars(value).items() if not _UNUSED.fullmatch(name))
+        elif isinstance(value, MethodType | staticmethod | classmethod):
+            yield from (("function", value.__func__), ("object", getattr(value, "__self__", None)))
+        elif isinstance(value, property):
+            yield "function", value.fget
+        elif isinstance(value, Graph):  # of torch.fx
+            yield "", str(value)
+        elif type(value) in (list, tuple):
+            yield from (("", item) for item in value)
+        elif type(value) is dict:
+            yield from (("", part) for item in value.items() for part in item)
+        elif type(value) in (set, frozenset):
+            yield "", sorted(value, key=shown_text)  # the order of a set differs between processes
+        elif isinstance(getattr(value, "definition", None), tuple):  # Fused: pipeline and options
+            yield "definition", value.definition
+        elif isinstance(value, nn.Module):
+            yield "class", type(value)
+            yield from (*value.named_parameters(recurse=False), *value.named_buffers(recurse=False), *value.named_children())
+            yield "hooks", [*value._forward_pre_hooks.values(), *value._forward_hooks.values()]
+            yield from sorted(without_ignored(value, vars(value)).items())
+        else:
+            yield from self._pickled_parts(value)
+
+    def _pickled_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the parts of a value that ``pickle`` would store."""
         try:
-            source = inspect.getsource(value).encode()
-            sources.setdefault(value.__qualname__, []).append(hashlib.blake2b(source, digest_size=8).hexdigest())
-        except (OSError, TypeError):
-            unknown.append(value.__qualname__)
-    if unknown:
-        warnings.warn(
-            f"A change of {', '.join(sorted(unknown))} is not noticed by the feature cache, because Python does not find the "
-            "source. Define it in a file, or delete the folder of the cache after a change.",
-            GpuAugWarning,
-            stacklevel=2,
-        )
-    return {
-        "versions": {name: _version(name) for name in packages},
-        "code": {name: sorted(hashes) for name, hashes in sources.items()},
-    }
+            reduced = value.__reduce_ex__(4)
+        except Exception:
+            reduced = type(value), (), vars(value)
+        if isinstance(reduced, str):  # a global object, such as the function in a functools.lru_cache
+            yield from (("name", reduced), ("function", getattr(value, "__wrapped__", None)))
+            return
+        made, arguments_of_it, state, *items = (*reduced, None)[: max(len(reduced), 3)]
+        yield from (("class", made), ("arguments", arguments_of_it))
+        if isinstance(state, dict):
+            yield from sorted((str(name), part) for name, part in without_ignored(value, state).items())
+        else:
+            yield "state", state
+        yield "", [list(part) for part in items if part is not None]
+
+    def _tensor_parts(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
+        yield from sorted(vars(tensor).items())
+        tensor = tensor.detach()
+        if is_traceable_wrapper_subclass(tensor):
+            names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+            yield from ((name, getattr(tensor, name)) for name in names)
+            yield "context", context
+        elif tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:
+            self.tensors.append(tensor.dequantize() if tensor.is_quantized else tensor)
+        else:
+            yield from self._pickled_parts(tensor)
+
+    def _globals(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
+        """Yield the global variables in the code of a function, and in place of a module of the user, its attributes."""
+        codes = [function.__code__]
+        for code in codes:
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        names = {name for code in codes for name in code.co_names if not name.startswith("__")}
+        loaded = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")}
+        found = [(name, function.__globals__[name]) for name in sorted(names & loaded & function.__globals__.keys())]
+        modules: list[ModuleType] = []
+        for name, value in found:
+            if not isinstance(value, ModuleType):
+                yield name, value
+            elif value not in modules and not self._is_of_library(value.__name__):
+                modules.append(value)
+                found += [(name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
+
+    def _is_of_library(self, module: str | None) -> bool:
+        """Return whether a module belongs to Python or a library, whose name is added to ``packages``."""
+        package = str(module).partition(".")[0]
+        file = str(getattr(sys.modules.get(str(module)), "__file__", ""))
+        if package in sys.stdlib_module_names:
+            return True
+        is_library = package in _LIBRARIES or "site-packages" in file or "dist-packages" in file
+        if is_library:
+            self.packages.add(package)
+        return is_library
 
 
 def _version(package: str) -> str:

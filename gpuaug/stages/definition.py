@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -35,11 +36,11 @@ _CHANGING_ATTRIBUTES = (
 _IGNORED_ATTRIBUTES = frozenset({*vars(nn.Module()), *_CHANGING_ATTRIBUTES.split()})
 """Attributes of modules that a definition omits, because they change during a run or do not depend on an argument."""
 
-_IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator
+IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """Types of attributes that a definition omits: batches do not depend on a device, and generators change during a run."""
 
 
-def definition(stage: Stage, code: set[Any] | None = None) -> str:
+def definition(stage: Stage) -> str:
     """Return the arguments of a stage as text, equal in all processes. Long text is truncated and ends with its checksum.
 
     Modules of Kornia and torchvision are described by their attributes, other modules by the attributes that are named like
@@ -48,18 +49,21 @@ def definition(stage: Stage, code: set[Any] | None = None) -> str:
 
     Args:
         stage: The stage.
-        code: Set to which the functions and classes in the text are added.
 
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
     """
-    # Arguments that do not change batches, or are compared separately.
+    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
+    text = ", ".join(f"{name}={text_of(value)}" for name, value in arguments(stage).items())
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… {_checksum(text.encode())}"
+
+
+def arguments(stage: Stage) -> dict[str, Any]:
+    """Return the arguments of a stage, except those that do not change batches, are compared separately, or were not passed."""
     ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
-    arguments = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
-    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage), code=code).text
-    text = ", ".join(f"{name}={text_of(value)}" for name, value in arguments.items() if value is not ...)
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… {_checksum(text.encode())}"
+    named = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
+    return {name: value for name, value in named.items() if value is not ...}
 
 
 def shown_text(value: Any) -> str:
@@ -80,12 +84,10 @@ class _Writer:
 
     Args:
         modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
-        code: Set to which the functions and classes in the text are added; ``None``: they are not collected.
     """
 
-    def __init__(self, *, modules_by_repr: bool, code: set[Any] | None) -> None:
+    def __init__(self, *, modules_by_repr: bool) -> None:
         self._modules_by_repr = modules_by_repr
-        self._code = set() if code is None else code
         self._enclosing: list[Any] = []  # values that contain the current value
 
     def text(self, value: Any) -> str:
@@ -128,7 +130,6 @@ class _Writer:
         if isinstance(pipeline_and_options, tuple):
             return "\n".join(map(self.text, pipeline_and_options))
         if self._modules_by_repr and isinstance(value, nn.Module):
-            self._code.update(map(type, value.modules()))
             return shown_text(value)
         return self._object(value)
 
@@ -147,7 +148,6 @@ class _Writer:
         method_object = getattr(value, "__self__", None)
         arguments = [] if method_object is None or inspect.ismodule(method_object) else [self.text(method_object)]
         function = inspect.unwrap(getattr(value, "__func__", value))
-        self._code.add(function)
         code = getattr(function, "__code__", None)
         if code is not None:
             parameters = inspect.signature(function).parameters
@@ -161,7 +161,6 @@ class _Writer:
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
     def _object(self, value: Any) -> str:
-        self._code.add(type(value))
         attributes = dict(_attributes(value))
         children = {}
         if isinstance(value, nn.Module):
@@ -205,14 +204,22 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         return
     cls: Any = type(value)
     of_library = any(map(_is_of_library, cls.__mro__))
-    of_kornia = any(base.__module__.startswith("kornia.") for base in cls.__mro__)
-    for name, attribute in getattr(value, "__dict__", {}).items():
-        if name in _IGNORED_ATTRIBUTES or isinstance(attribute, _IGNORED_TYPES):
-            continue
-        # Kornia's modules store the dtype that .to() sets, and distributions that are computed from other attributes.
-        is_computed = of_kornia and (name == "dtype" or isinstance(attribute, Distribution))
-        if (of_library or name.strip("_") in _parameters(cls)) and not is_computed:
+    for name, attribute in without_ignored(value, getattr(value, "__dict__", {})).items():
+        if of_library or name.strip("_") in _parameters(cls):
             yield name, attribute
+
+
+def without_ignored(value: Any, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of ``value`` without those that change during a run or do not depend on an argument."""
+    of_kornia = any(base.__module__.startswith("kornia.") for base in type(value).__mro__)
+    return {
+        name: attribute
+        for name, attribute in attributes.items()
+        if name not in _IGNORED_ATTRIBUTES
+        and not isinstance(attribute, IGNORED_TYPES)
+        # Kornia's modules store the dtype that .to() sets, and distributions that are computed from other attributes.
+        and not (of_kornia and (name == "dtype" or isinstance(attribute, Distribution)))
+    }
 
 
 @functools.cache
