@@ -498,16 +498,6 @@ def test_members_that_cannot_be_stored(paths, tmp_path):
         rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
 
 
-def test_code_that_python_does_not_find(paths, tmp_path):
-    cache = FeatureCache(tmp_path / "cache")
-    made = stages(cache)
-    typed = {}
-    exec("def typed(images):\n    return images", {"__name__": "typed"}, typed)
-    made.insert(2, gpuaug.TransformStage(typed["typed"], on="image"))
-    with pytest.warns(GpuAugWarning, match="Define it in a file, or delete the folder of the cache after a change"):
-        rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
-
-
 def test_the_size_is_logged_and_printed(paths, tmp_path, caplog):
     caplog.set_level("INFO", "gpuaug")
     cache = FeatureCache(tmp_path / "cache", views=2)

@@ -406,6 +406,17 @@ class Inner(Dataset):
         return self.of[index]
 
 
+class Parts(Inner):
+    """Data set that has another one in a dict."""
+
+    def __init__(self, of):
+        self.parts = {"all": of}
+
+    @property
+    def of(self):
+        return self.parts["all"]
+
+
 class Stream(IterableDataset):
     def __init__(self, paths):
         self.paths = paths
@@ -418,7 +429,7 @@ COUNT = 70
 PLACES = {
     "many data sets": lambda cache, paths: ConcatDataset([cache.wrap(Files([path], as_dict)) for path in paths]),
     "attribute": lambda cache, paths: Inner(Inner(cache.wrap(Files(paths, as_dict)))),
-    "mapping": lambda cache, paths: Inner(ConcatDataset([Inner(cache.wrap(Files(paths, as_dict)))])),
+    "mapping": lambda cache, paths: Parts(cache.wrap(Files(paths, as_dict))),
     "without a length": lambda cache, paths: cache.wrap(ChainDataset([Stream(paths)])),
 }
 

@@ -60,7 +60,7 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 78,
     "benchkit": 745,
-    "cache": 786,
+    "cache": 906,
     "cli": 273,
     "core": 1_582,
     "decode": 4_538,
@@ -69,7 +69,7 @@ BUDGETS = {
     "integrations": 49,
     "loader": 1_267,
     "profiler": 1_180,
-    "stages": 1_902,
+    "stages": 1_906,
     "viewer": 854,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
