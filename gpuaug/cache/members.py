@@ -16,22 +16,48 @@ WHOLE = "batch"
 """Name of the member if the batch is not a container."""
 
 
-def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, Any]:
-    """Return the members that stages have written, without images that a stage has read later.
+MemberLeaves = list[tuple[Any, int]]
+"""(leaf, number of its changes in place) of each leaf of a member."""
+
+
+def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
+    """Return the leaves of each member of a batch; nothing if the batch is not a container."""
+    names = batches.member_names(batch) if batches.is_container(batch) else []
+    return {name: _leaves(batches.member(batch, name)) for name in names}
+
+
+def _leaves(value: Any) -> MemberLeaves:
+    return [(leaf, _changes(leaf)) for leaf in batches.leaves(value)]
+
+
+def _changes(leaf: Any) -> int:
+    """Return the number of changes of a tensor in place; 0 for other leaves, and for inference tensors, which count none."""
+    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+
+
+def _identity(leaf: tuple[Any, int]) -> tuple[int, int]:
+    return id(leaf[0]), leaf[1]
+
+
+def written_members(
+    before: Mapping[Any, MemberLeaves], after: Batch, image_names: Collection[Any] | None, read: Set[int]
+) -> dict[str, Any]:
+    """Return the members that stages have written or changed in place, without images that a stage has read later.
 
     Args:
-        before: The batch before the stages.
+        before: Leaves of each member before the stages.
         after: The batch after the stages.
-        read: ``id`` of each tensor that a stage has read. The tensors are referenced elsewhere.
+        image_names: Names of the members that held encoded images; ``None`` if the batch was the images.
+        read: ``id`` of each leaf that a stage has read. The leaves are referenced elsewhere.
     """
-    if not batches.is_container(after):
-        return {WHOLE: after}
-    old_names = set(batches.member_names(before)) if batches.is_container(before) else set()
+    if image_names is None:
+        return {WHOLE: unpack_targets(after)}
     members = {}
     for name in batches.member_names(after):
         value = batches.member(after, name)
-        is_unchanged = name in old_names and batches.member(before, name) is value
-        is_read_image = isinstance(value, Tensor) and value.dim() > 2 and id(value) in read
+        leaves = _leaves(value)
+        is_unchanged = name in before and list(map(_identity, leaves)) == list(map(_identity, before[name]))
+        is_read_image = name in image_names and all(id(leaf) in read for leaf, _ in leaves)
         if not is_unchanged and not is_read_image:
             members[str(name)] = unpack_targets(value)
     return members

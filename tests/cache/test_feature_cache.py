@@ -28,10 +28,14 @@ from support.cache.cached_loaders import (
 from support.process import waiting
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning, cli
 from gpuaug.cache import recorder
+from gpuaug.core.errors import IteratorEndedError
+from gpuaug.core.packed_targets import pack_targets
+from gpuaug.stages.copy import Copier
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -259,6 +263,7 @@ def test_targets_that_moved_with_the_image_are_stored(paths, tmp_path):
         made = [
             gpuaug.DecodeStage(),
             gpuaug.TransformStage(flip, on={"image": "input", "target": "targets"}),
+            gpuaug.TransformStage(lambda images: images.float(), on="image"),
             gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
         ]
         streamed = loader(wrapped, made)
@@ -553,3 +558,118 @@ def test_command_fills_a_cache(paths, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["encode", f"{script}:plain"])
     assert "must return a StreamedLoader with a feature cache" in capsys.readouterr().err
+
+
+def whole_epochs(streamed, count):
+    """Return the batches of epochs."""
+    with streamed:
+        return [list(streamed) for _ in range(count)]
+
+
+class Masked(nn.Module):
+    def forward(self, images, masks):
+        return (images * masks).mean((2, 3))
+
+
+def resized(images):
+    return torch.stack([nn.functional.interpolate(image[None].float(), (16, 16))[0] for image in images])
+
+
+def half_masks(path, index):
+    mask = torch.zeros(1, 16, 16)
+    mask[..., :8] = index + 1
+    return {**as_dict(path, index), "mask": mask}
+
+
+def test_members_that_a_later_stage_reads_are_stored(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = [
+        gpuaug.DecodeStage(),
+        gpuaug.TransformStage(resized, on="image"),
+        gpuaug.TransformStage(lambda images, masks: (images.flip(-1), masks.flip(-1)), on=("image", "mask")),
+        gpuaug.TransformStage(lambda labels: labels.add_(100), on="label", name="in place"),
+        gpuaug.FeatureStage(Masked(), on=("image", "mask"), into="latents", cache=cache),
+    ]
+    streamed = loader(cache.wrap(Files(paths, half_masks)), made, shuffle=None, generator=None)
+    first, second = whole_epochs(streamed, 2)
+    os.utime(paths[2], ns=(1, 1))
+    streamed.set_epoch(0)
+    third = list(streamed)
+    assert streamed.stats().rows_encoded == COUNT + 1
+    for recorded, *others in zip(first, second, third, strict=True):
+        for batch in others:
+            assert_equal({name: batch[name] for name in batch}, {name: recorded[name] for name in batch})
+            assert {"mask", "label", "latents"} <= batch.keys()
+    assert "image" not in second[0]
+
+
+def copy_packed(copier, batch, copy=Copier.copy):
+    """Copy a batch with packed target dicts, as to a GPU: the number of boxes after a removal is then known later."""
+    copied = copy(copier, pack_targets(batch, lambda shape, dtype: None))
+    copied.packed = True
+    return copied
+
+
+def test_batches_are_not_packed_with_their_columns(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(Copier, "copy", copy_packed)
+    more = {f"state {number}": torch.zeros(3) for number in range(8)}
+    cache = FeatureCache(tmp_path / "cache")
+    made = [gpuaug.DecodeStage(on="image"), *stages(cache)[1:]]
+    streamed = loader(cache.wrap(Files(paths, lambda path, index: {**as_dict(path, index), **more})), made)
+    first, second = epochs_of(streamed, 2)
+    assert_equal(second, first)
+
+
+def test_boxes_that_a_stage_removed_are_not_recorded(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(Copier, "copy", copy_packed)
+    pipeline = v2.Compose([v2.RandomCrop((8, 8)), v2.SanitizeBoundingBoxes()])
+
+    def sample(path, index):
+        boxes = torch.tensor([[0.0, 0, 3, 3], [3, 4, 20, 18], [1, 1, 12, 12]][: index % 4]).reshape(-1, 4)
+        return {**as_dict(path, index), "target": {"boxes": boxes, "labels": torch.arange(len(boxes))}}
+
+    def targets(cache, dataset, epochs):
+        made = [
+            gpuaug.DecodeStage(on="image"),
+            gpuaug.TransformStage(gpuaug.fuse(pipeline, ragged=True), on={"image": "input", "target": "targets"}),
+            gpuaug.TransformStage(lambda images: images.float(), on="image"),
+            gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
+        ]
+        streamed = loader(dataset, made)
+        return [
+            {
+                int(label): torch.cat([target["boxes"], target["labels"][:, None]], 1)
+                for batch in streamed
+                for label, target in zip(batch["label"], batch["target"], strict=True)
+            }
+            for _ in range(epochs)
+        ]
+
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, sample)
+    [expected] = targets(None, dataset, 1)
+    assert 0 < sum(map(len, expected.values())) < sum(index % 4 for index in range(COUNT))
+    for rows in targets(cache, cache.wrap(dataset), 2):
+        assert_equal(rows, expected)
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_an_iterator_whose_data_set_has_a_newer_one(epoch, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    wrapped = cache.wrap(Files(paths, as_dict))
+    streamed = loader(wrapped, stages(cache), batch=2)
+    for _ in range(epoch):
+        rows_of(streamed)
+    iterator = iter(streamed)
+    next(iterator)
+    other = loader(wrapped, stages(cache), batch=2)
+    other.set_epoch(epoch)
+    assert len(rows_of(other)) == COUNT
+    next(iterator)  # the same view
+    other.set_epoch(epoch + 1)
+    assert len(rows_of(other)) == COUNT
+    with pytest.raises(IteratorEndedError, match=r"Call cache\.wrap\(dataset\) once for each loader"):
+        list(iterator)
+    reference = loader(Files(paths, as_dict), stages(None), batch=2)
+    other.set_epoch(0)
+    assert_equal(rows_of(other), rows_of(reference))
