@@ -183,13 +183,17 @@ class CachedEpoch:
         self.cached.read += len(taken.rows.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
 
-    def end(self) -> None:
+    def end(self, *, is_complete: bool) -> None:
         """Write all rows of the epoch.
+
+        Args:
+            is_complete: Whether all batches were handed over. Otherwise, as after ``break``, nobody may see an error that is
+                raised now: the next epoch raises it.
 
         Raises:
             GpuAugError: If rows could not be written.
         """
-        self.cached.recorder.close()
+        self.cached.recorder.close(raises=is_complete)
 
 
 @dataclass(slots=True)
@@ -278,7 +282,4 @@ class Taken:
         all_names = rows.names.split("\0")
         names = [all_names[index] for index in indices]
         assert epoch.view is not None
-        event = epoch.cached.recorder.record(epoch.view, rows.ids[indices], names, columns, lane.record_event())
-        lane.make_current()
-        if event is not None:
-            epoch.cached.lanes.retire(columns, event)
+        epoch.cached.recorder.record(epoch.view, rows.ids[indices], names, columns, lane)

@@ -228,7 +228,7 @@ class PipelinedIterator:
         self._shared.progress.record_close()
         self._shared.reclaim()
         if self._cached is not None:
-            self._cached.end()
+            self._cached.end(is_complete=self._loop_position.ended)
 
     def abandon_submitted(self) -> None:
         """End the work of other threads on submitted batches. For these batches, ``next`` raises an error.

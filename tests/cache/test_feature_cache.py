@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,10 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning, cli
 from gpuaug.cache import recorder
+from gpuaug.core import batch as batches
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.packed_targets import pack_targets
+from gpuaug.core.streams import Lanes
 from gpuaug.stages.copy import Copier
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -263,6 +266,7 @@ def test_targets_that_moved_with_the_image_are_stored(paths, tmp_path):
         made = [
             gpuaug.DecodeStage(),
             gpuaug.TransformStage(flip, on={"image": "input", "target": "targets"}),
+            gpuaug.TransformStage(gpuaug.sanitize, on="target"),
             gpuaug.TransformStage(lambda images: images.float(), on="image"),
             gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
         ]
@@ -622,7 +626,7 @@ def test_batches_are_not_packed_with_their_columns(paths, tmp_path, monkeypatch)
 
 def test_boxes_that_a_stage_removed_are_not_recorded(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(Copier, "copy", copy_packed)
-    pipeline = v2.Compose([v2.RandomCrop((8, 8)), v2.SanitizeBoundingBoxes()])
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((8, 8))])
 
     def sample(path, index):
         boxes = torch.tensor([[0.0, 0, 3, 3], [3, 4, 20, 18], [1, 1, 12, 12]][: index % 4]).reshape(-1, 4)
@@ -632,6 +636,7 @@ def test_boxes_that_a_stage_removed_are_not_recorded(paths, tmp_path, monkeypatc
         made = [
             gpuaug.DecodeStage(on="image"),
             gpuaug.TransformStage(gpuaug.fuse(pipeline, ragged=True), on={"image": "input", "target": "targets"}),
+            gpuaug.TransformStage(gpuaug.sanitize, on="target"),
             gpuaug.TransformStage(lambda images: images.float(), on="image"),
             gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
         ]
@@ -673,3 +678,63 @@ def test_an_iterator_whose_data_set_has_a_newer_one(epoch, paths, tmp_path):
     reference = loader(Files(paths, as_dict), stages(None), batch=2)
     other.set_epoch(0)
     assert_equal(rows_of(other), rows_of(reference))
+
+
+def test_memory_is_reused_in_the_order_of_a_loader_without_a_cache(paths, tmp_path, monkeypatch):
+    """Each batch retires its tensors once, with the columns of rows that a lane has read."""
+    retired = []
+    monkeypatch.setattr(Lanes, "retire", lambda lanes, values, event: retired.append(batches.leaves(values)))
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, as_dict)
+    rows_of(loader(dataset, stages(None)))
+    counts = [len(retired)]
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    rows_of(streamed)
+    counts.append(len(retired) - sum(counts))
+    for path in paths[::4]:
+        os.utime(path, ns=(1, 1))
+    list(streamed)
+    counts.append(len(retired) - sum(counts))
+    assert counts[0] == counts[1] == -(-COUNT // 4) >= counts[2] > 0
+    for leaves in retired[-counts[2] :]:
+        assert sum(isinstance(leaf, torch.Tensor) and leaf.shape[1:] == (4, 2, 2) for leaf in leaves) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_recorded_before_later_stages_change_them(device, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = [*stages(cache), gpuaug.TransformStage(lambda latents: latents.mul_(2), on="latents")]
+    first, second = epochs_of(loader(cache.wrap(Files(paths, as_dict)), made, device=device), 2)
+    assert_equal(second, first)
+
+
+@pytest.mark.parametrize("place", ["write", "_copied"])
+@pytest.mark.parametrize("end", ["break", "error"])
+def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, paths, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space") if place == "write" else MemoryError("no memory")
+
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    expected = GpuAugError if place == "write" else MemoryError
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder, place, fail)
+        with suppress(ZeroDivisionError):
+            for _ in streamed:
+                if end == "break":
+                    break
+                raise ZeroDivisionError
+        with pytest.raises(expected):
+            next(iter(streamed))
+    assert len(rows_of(streamed)) == COUNT
+
+
+def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
+    def fail(record):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(recorder, "_copied", fail)
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with pytest.raises(MemoryError):
+        rows_of(streamed)
