@@ -7,7 +7,7 @@ skipped. Otherwise they run on the whole batch, ``Taken.finish`` records the mis
 import logging
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
+from gpuaug.decode.stage import DecodeStage
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
 
@@ -71,12 +72,13 @@ class CachedStages:
         """Numbers of rows that were read, encoded, written, and dropped because too many batches were waiting."""
         return self.read, self.encoded, self.recorder.written, self.recorder.dropped
 
-    def begin(self, loader: Any, position: Position, *, is_used: bool) -> "CachedEpoch":
+    def begin(self, loader: Any, position: Position, behind: Sequence[BoundStage], *, is_used: bool) -> "CachedEpoch":
         """Begin an epoch: compute the key, and set the view that workers read.
 
         Args:
             loader: The wrapped loader.
             position: Position of the first batch.
+            behind: Stages of the loader behind these stages.
             is_used: Whether to read and record rows. Otherwise, as for a measurement of single stages, all samples are encoded.
 
         Raises:
@@ -103,7 +105,9 @@ class CachedStages:
         for dataset in datasets:
             dataset.view.set(key, view, newest)
         views = [(dataset.view, dataset.view.version) for dataset in datasets]
-        return CachedEpoch(self, position.epoch, folder, views, samples)
+        return CachedEpoch(
+            self, position.epoch, folder, views, samples, behind, all(dataset._key is not None for dataset in datasets)
+        )
 
     def _key(self, position: Position) -> str:
         """Return the key of the stages, and warn if the cache has rows of other keys only."""
@@ -138,6 +142,12 @@ class CachedEpoch:
     """(view that the workers of a data set read, its version when the iterator began) of each data set."""
     samples: int | None
     """Number of samples of the data set, until the size of the cache was estimated."""
+    behind: Sequence[BoundStage]
+    """Stages that run in all epochs."""
+    is_named: bool
+    """Whether the user names each sample. Otherwise rows are found by their images."""
+    is_checked: bool = False
+    """Whether the members that stages read have been checked."""
 
     @property
     def encoder(self) -> BoundStage:
@@ -182,6 +192,42 @@ class CachedEpoch:
         self.cached.encoded += missing
         self.cached.read += len(taken.rows.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
+
+    def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
+        """Check that the stages read what determines the row, and that the stages behind find what they read.
+
+        Args:
+            before: A batch before the stages.
+            written: Names of the members that are stored.
+            image_names: Names of the members that held encoded images.
+
+        Raises:
+            ArgumentError: If a stage reads another member.
+        """
+        if self.is_checked:
+            return
+        self.is_checked = True
+        members = batches.member_names(before)
+        others = {name for name in members if name not in image_names and str(name) not in written}
+        for bound, stage in self.cached.stages:
+            names = members if bound.selection.on is None else bound.selection.names(before)
+            read = [name for name in names if name in others]
+            if read and not self.is_named and not isinstance(stage, DecodeStage):
+                raise ArgumentError(
+                    f"Stages before the cache must read images only, or members that they write, got {read} in stage "
+                    f"{bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), pass "
+                    "on= the members that the stage needs, or put it behind the encoder."
+                )
+        absent = {name for name in image_names if str(name) not in written}
+        for bound in self.behind:
+            read = [name for name in bound.selection.names(before) if name in absent]
+            if read:
+                raise ArgumentError(
+                    f"Stages behind the cache must not read images, which are absent when rows are read, got {read} in stage "
+                    f"{bound.name!r}. Put the stage before the encoder, and pass into= another member there."
+                )
+            into = bound.selection.into
+            absent -= set(into if isinstance(into, tuple) else [into])
 
     def end(self, *, is_complete: bool) -> None:
         """Write all rows of the epoch.
@@ -250,6 +296,8 @@ class Taken:
             lane: Lane of the encoder.
         """
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
+        if self.image_names is not None:
+            self.epoch.check_reads(self.before, written.keys(), self.image_names)
         stored = columns_of(written, len(self.rows.ids))
         result = after
         if self.columns:
@@ -282,4 +330,4 @@ class Taken:
         all_names = rows.names.split("\0")
         names = [all_names[index] for index in indices]
         assert epoch.view is not None
-        epoch.cached.recorder.record(epoch.view, rows.ids[indices], names, columns, lane)
+        epoch.cached.recorder.record(epoch.view, epoch.epoch, rows.ids[indices], names, columns, lane)

@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,11 +25,11 @@ from torch import Tensor
 from gpuaug.cache.index import shard_numbers
 from gpuaug.cache.shards import SUFFIX, write
 from gpuaug.core.encoded import varies
-from gpuaug.core.errors import GpuAugError
+from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.streams import Event, Lane
 
-MAX_WAITING = 16
-"""Maximum number of batches that wait to be copied or written. Rows of further batches are not recorded."""
+MAX_WAITING_BYTES = 1 << 30
+"""Bytes of rows that may wait in page-locked memory. Rows of further batches are not recorded."""
 
 SHARD_BYTES = 64 << 20
 """Bytes of rows after which a shard is written."""
@@ -43,6 +44,8 @@ class Record:
 
     view: Path
     """Folder of the shards."""
+    epoch: int
+    """Epoch in which the rows were encoded."""
     ids: NDArray[np.int64]
     """(N, 4) ``RowId`` of the rows."""
     names: list[str]
@@ -61,7 +64,7 @@ class Record:
     def kind(self) -> Any:
         """Object that is equal for records that may share a shard."""
         shapes = [(name, values.dtype, () if varies(name) else values.shape[1:]) for name, values in self.columns.items()]
-        return self.view, tuple(shapes), tuple(values.shape[1] for values in self.shapes.values())
+        return self.view, self.epoch, tuple(shapes), tuple(values.shape[1] for values in self.shapes.values())
 
 
 class Recorder:
@@ -85,7 +88,13 @@ class Recorder:
         """Number of rows that were not recorded, because too many batches were waiting."""
 
     def record(
-        self, view: Path, ids: NDArray[np.int64], names: list[str], columns: Mapping[str, Sequence[Tensor]], lane: Lane
+        self,
+        view: Path,
+        epoch: int,
+        ids: NDArray[np.int64],
+        names: list[str],
+        columns: Mapping[str, Sequence[Tensor]],
+        lane: Lane,
     ) -> None:
         """Queue the copy of rows to the host.
 
@@ -93,6 +102,7 @@ class Recorder:
 
         Args:
             view: Folder of the shards.
+            epoch: Epoch of the rows.
             ids: (N, 4) ``RowId`` of the rows.
             names: Name of each row.
             columns: Name of a column → its part of each row, on the device.
@@ -102,7 +112,15 @@ class Recorder:
             GpuAugError: If earlier rows could not be written.
         """
         self.poll()
-        if len(self._waiting) >= MAX_WAITING:
+        waiting_bytes = sum(column.nbytes for record in self._waiting for column in record.columns.values())
+        if waiting_bytes >= MAX_WAITING_BYTES:
+            if not self.dropped:
+                warnings.warn(
+                    f"Rows of the feature cache are not written, because the disk of {view} is too slow: "
+                    f"{waiting_bytes / 1e9:.1f} GB are waiting. They are encoded again in later epochs. Use a faster disk.",
+                    GpuAugWarning,
+                    stacklevel=2,
+                )
             self.dropped += len(ids)
             return
         sources = {}
@@ -117,7 +135,7 @@ class Recorder:
         for name, source in sources.items():
             on_host[name] = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
             on_host[name].copy_(source, non_blocking=True)
-        record = Record(view, ids, names, on_host, shapes, self._lane.record_event(), list(sources.values()))
+        record = Record(view, epoch, ids, names, on_host, shapes, self._lane.record_event(), list(sources.values()))
         lane.make_current()
         self._waiting.append(record)
         self._copying.append(record)
@@ -202,7 +220,7 @@ class Recorder:
             shapes = {name: np.concatenate([each.shapes[name] for each in records]) for name in records[0].shapes}
             names = [name for each in records for name in each.names]
             path = view / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
-            write(path, np.concatenate([each.ids for each in records]), names, columns, shapes)
+            write(path, records[0].epoch, np.concatenate([each.ids for each in records]), names, columns, shapes)
             self.written += len(names)
         except OSError as error:
             raise write_error(view, error) from error

@@ -301,7 +301,8 @@ class StreamedLoader:
             cached = None
             if cached_stages is not None:
                 position = Position(self.seed, shared.progress.next_epoch, rank, 0)
-                cached = cached_stages.begin(self.loader, position, is_used=depth is None)
+                behind = bound_stages[len(cached_stages.stages) :]
+                cached = cached_stages.begin(self.loader, position, behind, is_used=depth is None)
             max_ahead = self._depth + max(max_submitted, int(cached is not None))
             feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)

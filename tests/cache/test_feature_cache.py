@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import warnings
+from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +31,7 @@ from support.cache.cached_loaders import (
 )
 from support.process import waiting
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
 from torchvision.transforms import v2
 
 import gpuaug
@@ -502,9 +505,177 @@ def test_a_disk_that_fails(place, number, way_out, paths, tmp_path, monkeypatch)
 def test_members_that_cannot_be_stored(paths, tmp_path):
     cache = FeatureCache(tmp_path / "cache")
     made = stages(cache)
-    made.insert(1, gpuaug.TransformStage(lambda labels: labels.sum(), on="label", into="sum"))
+    made.insert(2, gpuaug.TransformStage(lambda images: images.sum(), on="image", into="sum"))
     with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it behind the encoder"):
         rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
+
+
+class Output(OrderedDict):
+    """Result of an encoder, as ``ModelOutput`` of Transformers."""
+
+
+class Result(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, images):
+        return self.function(images.mean((2, 3)))
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda mean: Output(pooled=mean),
+        lambda mean: (mean, mean),
+        lambda mean: {1: mean},
+        lambda mean: {"a": mean[0]},
+        lambda mean: torch.complex(mean, mean).to(torch.complex128),
+    ],
+    ids=["class of mappings", "tuple", "keys", "shape", "complex128"],
+)
+def test_results_that_cannot_be_stored(result, bare, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    sample = (lambda path, index: gpuaug.read_encoded(path)) if bare else as_dict
+    made = stages(cache, module=Result(result), capture="never", **({"on": ..., "into": ...} if bare else {}))
+    with pytest.raises((ArgumentError, gpuaug.ArgumentTypeError), match=r"Members|Names of members"):
+        list(loader(cache.wrap(Files(paths, sample)), made))
+
+
+def several(mean):
+    return {"a": mean, "b.c": 2 * mean, "d[]": 3 * mean, "e::f": 4 * mean}
+
+
+NAMES = ["observation.latents", "x[", "shapes", "features.shapes", " "]
+"""Names of members of any type."""
+
+
+@pytest.mark.parametrize("name", [*NAMES, "x[]", "x:", "[]"])
+@pytest.mark.parametrize("function", [lambda mean: mean, several], ids=["tensor", "mapping"])
+def test_names_of_members(name, function, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache, into=name, module=Result(function))
+    streamed = loader(cache.wrap(Files(paths, as_dict)), made, shuffle=None, generator=None)
+    if function is several and name not in NAMES:
+        with pytest.raises(ArgumentError, match="must be text without '::'"):
+            list(streamed)
+        return
+    first, second = whole_epochs(streamed, 2)
+    os.utime(paths[1], ns=(1, 1))
+    streamed.set_epoch(0)
+    for recorded, *others in zip(first, second, list(streamed), strict=True):
+        for batch in others:
+            torch.testing.assert_close(batch[name], recorded[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["row.id", "row.latents", "a::b", "::"])
+def test_names_that_are_refused(name, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    with pytest.raises(ArgumentError, match="must be text without '::'"):
+        list(loader(cache.wrap(Files(paths, as_dict)), stages(cache, into=name)))
+
+
+def test_images_as_batches_with_a_mapping_as_result(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = cache.wrap(Files(paths, lambda path, index: gpuaug.read_encoded(path)))
+    made = stages(cache, on=..., into=..., module=Result(lambda mean: {"a": mean, "b": 2 * mean}))
+    streamed = loader(dataset, made, shuffle=None, generator=None)
+    first, second = whole_epochs(streamed, 2)
+    os.utime(paths[1], ns=(1, 1))
+    streamed.set_epoch(0)
+    for recorded, *others in zip(first, second, list(streamed), strict=True):
+        for batch in others:
+            assert_equal(batch, recorded)
+
+
+class Question(nn.Module):
+    def forward(self, questions):
+        return questions * 10
+
+
+def test_members_on_which_rows_depend(paths, tmp_path):
+    """Each image occurs twice, with two questions."""
+
+    def sample(path, index):
+        return {**as_dict(paths[index // 2], index), "question": torch.full((3,), float(index)), "id": index}
+
+    def made(cache, on):
+        asked = gpuaug.TransformStage(lambda batch: {**batch, "latents": batch["question"] * 10}, on=None)
+        text = gpuaug.FeatureStage(Question(), on="question", into="states", name="text")
+        return [gpuaug.DecodeStage(), text if on else asked, *stages(cache)[1:]]
+
+    dataset = Files(paths, sample)
+    for on in (None, "question"):
+        cache = FeatureCache(tmp_path / f"cache {on}")
+        with pytest.raises(ArgumentError, match=r"got \[.*'question'.*name each sample with cache\.wrap\(dataset, key=…\)"):
+            list(loader(cache.wrap(dataset), made(cache, on)))
+    streamed = loader(cache.wrap(dataset, key="id"), made(cache, on))
+    for _ in range(2):
+        for batch in streamed:
+            assert batch["states"].tolist() == (batch["question"] * 10).tolist()
+    assert streamed.stats().rows_read == COUNT
+
+
+@pytest.mark.parametrize("form", ["dicts", "tuples"])
+def test_stages_behind_that_read_images(form, paths, tmp_path):
+    sample, options = FORMS[form]
+    cache = FeatureCache(tmp_path / "cache")
+    made = [*stages(cache, **options), gpuaug.TransformStage(lambda images: images, on=options["on"], name="behind")]
+    with pytest.raises(ArgumentError, match=r"in stage 'behind'\. Put the stage before the encoder"):
+        list(loader(cache.wrap(Files(paths, sample)), made))
+
+
+def test_loaders_without_a_decode_stage(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    with pytest.raises(gpuaug.ArgumentTypeError, match="DecodeStage"):
+        list(loader(cache.wrap(Files(paths, as_dict)), stages(cache)[2:]))
+
+
+def test_the_row_of_the_earliest_epoch_is_read(paths, tmp_path):
+    """Rank 0 begins epoch 1 before the rows of rank 1 are written."""
+    dataset = Files(paths, as_dict)
+
+    def rank(number, cache):
+        sampler = DistributedSampler(dataset, 2, number, seed=1)
+        source = dataset if cache is None else cache.wrap(dataset)
+        files = DataLoader(source, 4, sampler=sampler, collate_fn=gpuaug.collate_encoded)
+        return gpuaug.StreamedLoader(files, stages(cache), device="cpu", seed=3, rank=number)
+
+    expected = rows_of(rank(0, None)) | rows_of(rank(1, None))
+    cache = FeatureCache(tmp_path / "cache")
+    first, second = rank(0, cache), rank(1, cache)
+    rows_of(first)
+    slow = iter(second)
+    next(slow)
+    first.set_epoch(1)
+    rows_of(first)
+    assert first.stats().rows_encoded > COUNT // 2
+    list(slow)
+    read = {}
+    for streamed in (first, second):
+        streamed.set_epoch(2)
+        read |= rows_of(streamed)
+    assert_equal(read, expected)
+
+
+def test_a_disk_that_is_too_slow(paths, tmp_path, monkeypatch):
+    written = threading.Event()
+    write = recorder.write
+    monkeypatch.setattr(recorder, "write", lambda *arguments: written.wait(60) and write(*arguments))
+    monkeypatch.setattr(recorder, "SHARD_BYTES", 1)
+    monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", 300)  # one batch has 256 bytes
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in streamed:
+            if streamed.stats().rows_dropped:
+                written.set()
+    assert [str(warning.message).partition(",")[0] for warning in caught] == ["Rows of the feature cache are not written"]
+    stats = streamed.stats()
+    assert stats.rows_dropped > 0
+    assert stats.rows_written + stats.rows_dropped == COUNT
 
 
 def test_code_that_python_does_not_find(paths, tmp_path):
