@@ -1,34 +1,35 @@
 """``CachedStages``: the stages of a loader up to an encoder whose results a feature cache stores.
 
-For each batch, ``take`` separates the rows that workers read from the images. If all rows were read, the stages are skipped.
-Otherwise they run on the whole batch, ``finish`` records the missing rows and puts the others into the batch.
+For each batch, ``CachedEpoch.take`` separates the rows that workers read from the images. If all rows were read, the stages are
+skipped. Otherwise they run on the whole batch, ``Taken.finish`` records the missing rows and puts the others into the batch.
 """
 
 import logging
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from gpuaug.cache.dataset import view_folder, wrapped_datasets
+from gpuaug.cache.dataset import ViewToRead, view_folder, wrapped_datasets
 from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import shard_numbers
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
-from gpuaug.cache.members import batch_of, columns_of, without, written_members
+from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Rows
-from gpuaug.core.errors import ArgumentError, GpuAugWarning
+from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
+from gpuaug.decode.stage import DecodeStage
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
 
@@ -36,29 +37,14 @@ _log = logging.getLogger("gpuaug")
 
 
 @dataclass(slots=True)
-class Taken:
-    """Rows of one batch, and the names of its members that hold images; ``None`` if the batch is the images."""
+class BatchAndRows:
+    """A batch, and what is decoded or copied with it: the order of its samples, or columns of its rows.
 
-    rows: Rows
-    image_names: list[Any] | None
-    own: Any = None
-    """(B,) index of the sample that is at each place: another one if an image could not be decoded."""
+    Not a tuple: a tuple of two mappings could be taken for target dicts.
+    """
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all rows of the batch were read."""
-        return self.rows.encoded is None
-
-    def with_order(self, batch: Batch) -> tuple[Batch, Any]:
-        """Return the batch and the order of its samples, which changes with them if images cannot be decoded."""
-        return batch, np.arange(len(self.rows.missing))
-
-    def with_values(self, batch: tuple[Batch, Any]) -> tuple[Batch, Any]:
-        """Return the batch to copy: the batch of ``with_order``, and the columns of the rows in its order."""
-        batch, self.own = batch
-        if (self.own != np.arange(len(self.own))).any():
-            self.rows = self.rows.select(self.own)
-        return batch, self.rows.columns
+    batch: Batch
+    rows: Any
 
 
 class CachedStages:
@@ -70,90 +56,121 @@ class CachedStages:
     """
 
     def __init__(self, stages: Sequence[tuple[BoundStage, Stage]], lanes: Lanes) -> None:
-        self._stages = stages
-        self._lanes = lanes
+        self.stages = stages
+        self.lanes = lanes
         encoder = stages[-1][1]
         assert isinstance(encoder, FeatureStage)
-        self._cache: FeatureCache = encoder.cache
-        self._recorder = Recorder(lanes.lane("cache"))
+        self.cache: FeatureCache = encoder.cache
+        self.recorder = Recorder(lanes.lane("cache"))
         self.read = 0
         """Number of rows that were read."""
         self.encoded = 0
         """Number of samples that were encoded because they had no row."""
-        self._is_used = False
-        self._view = Path()
-        self._samples: int | None = None
-        """Number of samples of the data set, until the size of the cache was estimated."""
-
-    @property
-    def encoder(self) -> BoundStage:
-        """The stage whose results are stored, after the results of the stages before it."""
-        return self._stages[-1][0]
-
-    @property
-    def count(self) -> int:
-        """Number of stages that are skipped if all rows of a batch were read."""
-        return len(self._stages)
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
         """Numbers of rows that were read, encoded, written, and dropped because too many batches were waiting."""
-        return self.read, self.encoded, self._recorder.written, self._recorder.dropped
+        return self.read, self.encoded, self.recorder.written, self.recorder.dropped
 
-    def begin(self, loader: Any, position: Position, *, is_used: bool) -> None:
+    def begin(self, loader: Any, position: Position, behind: Sequence[BoundStage], *, is_used: bool) -> "CachedEpoch":
         """Begin an epoch: compute the key, and set the view that workers read.
 
         Args:
             loader: The wrapped loader.
             position: Position of the first batch.
+            behind: Stages of the loader behind these stages.
             is_used: Whether to read and record rows. Otherwise, as for a measurement of single stages, all samples are encoded.
 
         Raises:
             ArgumentError: If the data set of ``loader`` is not wrapped.
             GpuAugError: If rows of the last epoch could not be written.
         """
-        cache = self._cache
+        cache = self.cache
         datasets = [dataset for dataset in wrapped_datasets(loader) if dataset.folder == cache.folder]
         if not datasets:
             raise ArgumentError(
                 f"The data set of a loader with a feature cache must be wrapped, got {type(loader).__name__} without it. "
                 "Make the DataLoader of cache.wrap(dataset)."
             )
-        self._recorder.close()
-        self._is_used = is_used
-        if not is_used:
-            for dataset in datasets:
-                dataset.view.set("0" * 16, -1, -1)
-            return
-        parts = key_parts(self._stages, position.seed, self._lanes.device)
-        key = key_of(parts)
-        if key != cache.key:
-            others = keys_in(cache.folder)
-            write_key(cache.folder / key, parts)
-            cache.key = key
-            if others and key not in others:
-                newest = next(reversed(others))
-                warnings.warn(
-                    f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
-                    f"{difference(parts, others[newest])}. Delete the folder {newest} if these rows are not needed.",
-                    GpuAugWarning,
-                    stacklevel=2,
-                )
-        view = position.epoch % cache.views
-        self._view = view_folder(cache.folder, key, view)
-        shards = shard_numbers(self._view)
+        self.recorder.close()
+        key, view, newest, folder, samples = "0" * 16, -1, -1, None, None
+        if is_used:
+            key = self._key(position)
+            view = position.epoch % cache.views
+            folder = view_folder(cache.folder, key, view)
+            shards = shard_numbers(folder)
+            newest = shards[-1][0] if shards else -1
+            with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
+                samples = None if shards else sum(map(len, datasets))
         for dataset in datasets:
-            dataset.view.set(key, view, shards[-1][0] if shards else -1)
-            if not shards:
-                with suppress(TypeError, NotImplementedError):  # an iterable data set need not have a length
-                    self._samples = len(dataset)
+            dataset.view.set(key, view, newest)
+        views = [(dataset.view, dataset.view.version) for dataset in datasets]
+        return CachedEpoch(
+            self, position.epoch, folder, views, samples, behind, all(dataset._key is not None for dataset in datasets)
+        )
 
-    def take(self, batch: Batch) -> tuple[Batch, Taken | None]:
+    def _key(self, position: Position) -> str:
+        """Return the key of the stages, and warn if the cache has rows of other keys only."""
+        cache = self.cache
+        parts = key_parts(self.stages, position.seed, self.lanes.device)
+        key = key_of(parts)
+        if key == cache.key:
+            return key
+        others = keys_in(cache.folder)
+        write_key(cache.folder / key, parts)
+        cache.key = key
+        if others and key not in others:
+            newest = next(reversed(others))
+            warnings.warn(
+                f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
+                f"{difference(parts, others[newest])}. Delete the folder {newest} if these rows are not needed.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+        return key
+
+
+@dataclass(slots=True)
+class CachedEpoch:
+    """Cached stages in one iterator."""
+
+    cached: CachedStages
+    epoch: int
+    view: Path | None
+    """Folder of the view that is read and recorded; ``None`` if rows are neither read nor recorded."""
+    views: list[tuple[ViewToRead, int]]
+    """(view that the workers of a data set read, its version when the iterator began) of each data set."""
+    samples: int | None
+    """Number of samples of the data set, until the size of the cache was estimated."""
+    behind: Sequence[BoundStage]
+    """Stages that run in all epochs."""
+    is_named: bool
+    """Whether the user names each sample. Otherwise rows are found by their images."""
+    is_checked: bool = False
+    """Whether the members that stages read have been checked."""
+
+    @property
+    def encoder(self) -> BoundStage:
+        """The stage whose results are stored, after the results of the stages before it."""
+        return self.cached.stages[-1][0]
+
+    @property
+    def count(self) -> int:
+        """Number of stages that are skipped if all rows of a batch were read."""
+        return len(self.cached.stages)
+
+    def take(self, batch: Batch) -> "tuple[Batch, Taken | None]":
         """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows, if they are used.
 
         Raises:
             ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``.
+            IteratorEndedError: If workers read another view, which a newer iterator has set.
         """
+        if any(view.version != version for view, version in self.views):
+            raise IteratorEndedError(
+                "This iterator cannot continue, because a newer one reads other rows through the same wrapped data set. Call "
+                "cache.wrap(dataset) once for each loader, and end an epoch before the next one begins."
+            )
         names = None
         if isinstance(batch, Rows):
             found = [batch]
@@ -168,63 +185,149 @@ class CachedStages:
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
-        if not self._is_used:
+        if self.view is None:
             return rest, None
-        taken = Taken(found[0], names)
+        taken = Taken(self, found[0], names)
         missing = int(np.count_nonzero(taken.rows.missing))
-        self.encoded += missing
-        self.read += len(taken.rows.missing) - missing
+        self.cached.encoded += missing
+        self.cached.read += len(taken.rows.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
 
-    def finish(self, before: Batch, after: Batch, read: Sequence[Any], taken: Taken, columns: Any, lane: Lane) -> Batch:
-        """Record the missing rows of a batch, and put the rows that were read into it. The lane of the encoder is current.
+    def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
+        """Check that the stages read what determines the row, and that the stages behind find what they read.
 
         Args:
-            before: The batch on the device before the stages.
-            after: The batch after the stages; ``before`` if they were skipped.
-            read: Values that the stages have read.
-            taken: Result of ``take``.
-            columns: Columns of the rows, on the device.
-            lane: Lane of the encoder, or of the copy if the stages were skipped.
+            before: A batch before the stages.
+            written: Names of the members that are stored.
+            image_names: Names of the members that held encoded images.
+
+        Raises:
+            ArgumentError: If a stage reads another member.
         """
-        rows = taken.rows
-        if taken.is_whole:
-            return batch_of(unpack_targets(before), None, columns, rows)
-        stored = columns_of(written_members(before, after, frozenset(map(id, read))), len(rows.ids))
-        result = after
-        if columns:
-            result = batch_of(unpack_targets(without(before, taken.image_names)), unpack_targets(after), columns, rows)
-        self._record(taken, stored, lane)
-        return result
-
-    def _record(self, taken: Taken, stored: dict[str, list[Tensor]], lane: Lane) -> None:
-        rows = taken.rows
-        is_own = taken.own == np.arange(len(rows.ids))
-        indices = np.flatnonzero(rows.missing & is_own).tolist()
-        if not len(indices):
+        if self.is_checked:
             return
-        columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
-        if self._samples is not None:
-            row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
-            needed = row_bytes * self._samples * self._cache.views
-            free = shutil.disk_usage(self._cache.folder).free
-            _log.log(
-                logging.WARNING if needed > free else logging.INFO,
-                "The feature cache in %s will take about %.3g GB. The disk has %.3g GB free.",
-                *(self._cache.folder, needed / 1e9, free / 1e9),
-            )
-            self._samples = None
-        all_names = rows.names.split("\0")
-        names = [all_names[index] for index in indices]
-        event = self._recorder.record(self._view, rows.ids[indices], names, columns, lane.record_event())
-        lane.make_current()
-        if event is not None:
-            self._lanes.retire(columns, event)
+        self.is_checked = True
+        members = batches.member_names(before)
+        others = {name for name in members if name not in image_names and str(name) not in written}
+        for bound, stage in self.cached.stages:
+            names = members if bound.selection.on is None else bound.selection.names(before)
+            read = [name for name in names if name in others]
+            if read and not self.is_named and not isinstance(stage, DecodeStage):
+                raise ArgumentError(
+                    f"Stages before the cache must read images only, or members that they write, got {read} in stage "
+                    f"{bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), pass "
+                    "on= the members that the stage needs, or put it behind the encoder."
+                )
+        absent = {name for name in image_names if str(name) not in written}
+        for bound in self.behind:
+            read = [name for name in bound.selection.names(before) if name in absent]
+            if read:
+                raise ArgumentError(
+                    f"Stages behind the cache must not read images, which are absent when rows are read, got {read} in stage "
+                    f"{bound.name!r}. Put the stage before the encoder, and pass into= another member there."
+                )
+            into = bound.selection.into
+            absent -= set(into if isinstance(into, tuple) else [into])
 
-    def end(self) -> None:
+    def end(self, *, is_complete: bool) -> None:
         """Write all rows of the epoch.
+
+        Args:
+            is_complete: Whether all batches were handed over. Otherwise, as after ``break``, nobody may see an error that is
+                raised now: the next epoch raises it.
 
         Raises:
             GpuAugError: If rows could not be written.
         """
-        self._recorder.close()
+        self.cached.recorder.close(raises=is_complete)
+
+
+@dataclass(slots=True)
+class Taken:
+    """Rows of one batch, and the names of its members that hold images; ``None`` if the batch is the images."""
+
+    epoch: CachedEpoch
+    rows: Rows
+    image_names: list[Any] | None
+    own: Any = None
+    """(B,) index of the sample that is at each place: another one if an image could not be decoded."""
+    before: Batch = None
+    """The batch on the device before the stages."""
+    leaves: dict[Any, MemberLeaves] = field(default_factory=dict)
+    """Name of a member → its leaves before the stages."""
+    columns: Any = None
+    """Columns of ``rows`` on the device."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of the batch were read."""
+        return self.rows.encoded is None
+
+    @property
+    def encoder(self) -> BoundStage:
+        """The stage after which ``finish`` is called if the stages run."""
+        return self.epoch.encoder
+
+    def with_order(self, batch: Batch) -> BatchAndRows:
+        """Return the batch and the order of its samples, which changes with them if images cannot be decoded."""
+        return BatchAndRows(batch, np.arange(len(self.rows.missing)))
+
+    def with_columns(self, batch: BatchAndRows) -> BatchAndRows:
+        """Return the batch to copy: the batch of ``with_order``, and the columns of the rows in its order."""
+        self.own = batch.rows
+        if (self.own != np.arange(len(self.own))).any():
+            self.rows = self.rows.select(self.own)
+        return BatchAndRows(batch.batch, self.rows.columns)
+
+    def begin(self, copied: BatchAndRows) -> Batch:
+        """Return the batch on the device before the stages; if all rows were read, the batch after the stages to skip."""
+        self.before, self.columns = copied.batch, copied.rows
+        if self.is_whole:
+            return batch_of(unpack_targets(self.before), None, self.columns, self.rows)
+        self.leaves = member_leaves(self.before)
+        return self.before
+
+    def finish(self, after: Batch, read: list[Any], lane: Lane) -> Batch:
+        """Record the missing rows of a batch, and put the rows that were read into it. The lane of the encoder is current.
+
+        Args:
+            after: The batch after the stages, without pending removals of boxes.
+            read: Values that the stages have read. The tensors that this method reads are appended.
+            lane: Lane of the encoder.
+        """
+        written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
+        if self.image_names is not None:
+            self.epoch.check_reads(self.before, written.keys(), self.image_names)
+        stored = columns_of(written, len(self.rows.ids))
+        result = after
+        if self.columns:
+            read.append((self.columns, after))
+            result = batch_of(
+                unpack_targets(without(self.before, self.image_names)), unpack_targets(after), self.columns, self.rows
+            )
+        self._record(stored, lane)
+        return result
+
+    def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
+        rows = self.rows
+        epoch = self.epoch
+        is_own = self.own == np.arange(len(rows.ids))
+        indices = np.flatnonzero(rows.missing & is_own).tolist()
+        if not len(indices):
+            return
+        columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
+        cache = epoch.cached.cache
+        if epoch.samples is not None:
+            row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
+            needed = row_bytes * epoch.samples * cache.views
+            free = shutil.disk_usage(cache.folder).free
+            _log.log(
+                logging.WARNING if needed > free else logging.INFO,
+                "The feature cache in %s will take about %.3g GB. The disk has %.3g GB free.",
+                *(cache.folder, needed / 1e9, free / 1e9),
+            )
+            epoch.samples = None
+        all_names = rows.names.split("\0")
+        names = [all_names[index] for index in indices]
+        assert epoch.view is not None
+        epoch.cached.recorder.record(epoch.view, epoch.epoch, rows.ids[indices], names, columns, lane)

@@ -34,18 +34,26 @@ class ViewToRead:
     """
 
     def __init__(self) -> None:
-        self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()  # key (two halves), view, newest shard
+        # Key (two halves), view, newest shard, version.
+        self._shared = torch.full((5,), -1, dtype=torch.int64).share_memory_()
         self._opened: tuple[list[int], Index | None] = ([], None)
 
     def set(self, key: str, view: int, newest: int) -> None:
         """Set the view to read: the key of the cache, and the largest number of a shard. ``key``: 16 hexadecimal digits."""
-        self._shared.copy_(torch.tensor([int(key[:8], 16), int(key[8:], 16), view, newest]))
+        new = [int(key[:8], 16), int(key[8:], 16), view]
+        version = self.version + (new != self._shared[:3].tolist())
+        self._shared.copy_(torch.tensor([*new, newest, version]))
+
+    @property
+    def version(self) -> int:
+        """Number of changes to another key or view."""
+        return int(self._shared[4])
 
     def index(self, folder: Path) -> Index | None:
         """Return the index of the view, or ``None`` before the first epoch."""
         values: list[int] = self._shared.tolist()
         if values != self._opened[0]:
-            first, second, view, newest = values
+            first, second, view, newest, _ = values
             index = None if view < 0 else Index(view_folder(folder, f"{first:08x}{second:08x}", view), newest)
             self._opened = values, index
         return self._opened[1]

@@ -40,8 +40,8 @@ class FeatureCache:
         ArgumentError, ArgumentTypeError: If an argument is not valid.
 
     Cost:
-        A recorded row: one copy to the host, in a separate lane, and the write of a file by a thread. At most ``MAX_WAITING``
-        batches wait to be written; the rows of further batches are not recorded, and ``stats().rows_dropped`` counts them. A
+        A recorded row: one copy to the host, in a separate lane, and the write of a file by a thread. At most 1 GiB of
+        rows waits to be written; the rows of further batches are not recorded, and ``stats().rows_dropped`` counts them. A
         row that is read: one look-up and one copy in a worker, about 20 µs and the time of a ``memcpy``.
 
     Examples:

@@ -44,16 +44,18 @@ class Index:
     """
 
     def __init__(self, view: Path, newest: int) -> None:
-        self._shards = []
+        self._shards: list[Shard] = []
         for number, path in shard_numbers(view):
             status = path.stat()
             shard = _mapped(path, (status.st_size, status.st_mtime_ns)) if number <= newest else None
             self._shards += [] if shard is None else [shard]
+        # Of equal rows the first is read. Another rank may have encoded a row of an earlier epoch again before it was a file.
+        self._shards.sort(key=lambda shard: shard.epoch)
         ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
         shards = np.repeat(np.arange(len(lengths)), lengths)
         rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, lengths)])
-        order = np.argsort(ids[:, 0], kind="stable")  # of equal rows the first is read
+        order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
         self._places = np.column_stack([shards, rows])[order]
         self._first_halves = np.ascontiguousarray(self._ids[:, 0])

@@ -9,29 +9,62 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Rows, split, varies
-from gpuaug.core.errors import ArgumentTypeError, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
 WHOLE = "batch"
 """Name of the member if the batch is not a container."""
 
 
-def written_members(before: Batch, after: Batch, read: Set[int]) -> dict[str, Any]:
-    """Return the members that stages have written, without images that a stage has read later.
+MemberLeaves = list[tuple[Any, int]]
+"""(leaf, number of its changes in place) of each leaf of a member."""
+
+
+def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
+    """Return the leaves of each member of a batch; nothing if the batch is not a container."""
+    names = batches.member_names(batch) if batches.is_container(batch) else []
+    return {name: _leaves(batches.member(batch, name)) for name in names}
+
+
+def _leaves(value: Any) -> MemberLeaves:
+    return [(leaf, _changes(leaf)) for leaf in batches.leaves(value)]
+
+
+def _changes(leaf: Any) -> int:
+    """Return the number of changes of a tensor in place; 0 for other leaves, and for inference tensors, which count none."""
+    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+
+
+def _identity(leaf: tuple[Any, int]) -> tuple[int, int]:
+    return id(leaf[0]), leaf[1]
+
+
+def written_members(
+    before: Mapping[Any, MemberLeaves], after: Batch, image_names: Collection[Any] | None, read: Set[int]
+) -> dict[str, Any]:
+    """Return the members that stages have written or changed in place, without images that a stage has read later.
+
+    Raises:
+        ArgumentTypeError: If the batch has no members any more.
 
     Args:
-        before: The batch before the stages.
+        before: Leaves of each member before the stages.
         after: The batch after the stages.
-        read: ``id`` of each tensor that a stage has read. The tensors are referenced elsewhere.
+        image_names: Names of the members that held encoded images; ``None`` if the batch was the images.
+        read: ``id`` of each leaf that a stage has read. The leaves are referenced elsewhere.
     """
+    if image_names is None:
+        return {WHOLE: unpack_targets(after)}
     if not batches.is_container(after):
-        return {WHOLE: after}
-    old_names = set(batches.member_names(before)) if batches.is_container(before) else set()
+        raise ArgumentTypeError(
+            f"Stages before the cache must return a batch with members, got {shown(after)}. Put them behind the encoder."
+        )
     members = {}
     for name in batches.member_names(after):
         value = batches.member(after, name)
-        is_unchanged = name in old_names and batches.member(before, name) is value
-        is_read_image = isinstance(value, Tensor) and value.dim() > 2 and id(value) in read
+        leaves = _leaves(value)
+        is_unchanged = name in before and list(map(_identity, leaves)) == list(map(_identity, before[name]))
+        is_read_image = name in image_names and all(id(leaf) in read for leaf, _ in leaves)
         if not is_unchanged and not is_read_image:
             members[str(name)] = unpack_targets(value)
     return members
@@ -42,31 +75,56 @@ def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]
 
     Raises:
         ArgumentTypeError: If a member cannot be stored.
+        ArgumentError: If a name of a member or key cannot be part of the name of a column.
     """
     columns: dict[str, list[Tensor]] = {}
     for name, value in members.items():
         if _is_column(value, count):
-            columns[name] = list(value.unbind())
-        elif isinstance(value, Mapping) and value and all(_is_column(item, count) for item in value.values()):
-            columns |= {f"{name}.{key}": list(item.unbind()) for key, item in value.items()}
-        elif isinstance(value, list | tuple) and len(value) == count and all(isinstance(item, Mapping) for item in value):
+            columns[_column(name)] = list(value.unbind())
+        elif type(value) is dict and value and all(_is_column(item, count) for item in value.values()):
+            columns |= {_column(name, "::", key): list(item.unbind()) for key, item in value.items()}
+        elif type(value) is list and len(value) == count and all(type(item) is dict for item in value):
             keys = [key for key in value[0] if isinstance(value[0][key], Tensor)]
-            if any(type(item.get(key)) is not Tensor for item in value for key in keys):
+            if not all(_is_storable(item.get(key)) for item in value for key in keys):
                 raise _refusal(name, value[0])
-            columns |= {f"{name}[].{key}": [item[key] for item in value] for key in keys}
+            columns |= {_column(name, "[]::", key): [item[key] for item in value] for key in keys}
         else:
             raise _refusal(name, value)
     return columns
 
 
+def _column(name: str, separator: str = "", key: Any = "") -> str:
+    """Return the name of a column."""
+    column = f"{name}{separator}{key}"
+    if _parts(column) != (name, separator, key) or column.startswith("row."):
+        raise ArgumentError(
+            "Names of members that stages before the cache write must be text without '::' and 'row.' in front, "
+            f"got {column!r}. Write them to another member, with into=."
+        )
+    return column
+
+
+def _parts(column: str) -> tuple[str, str, str]:
+    """Return (member, separator, key) of a column. The separator and the key are empty if the member is a tensor."""
+    name, separator, key = column.partition("::")
+    return (name.removesuffix("[]"), "[]::", key) if separator and name.endswith("[]") else (name, separator, key)
+
+
 def _is_column(value: Any, count: int) -> bool:
-    return type(value) is Tensor and value.dim() > 0 and len(value) == count and value.layout is torch.strided
+    return _is_storable(value) and value.dim() > 0 and len(value) == count
+
+
+def _is_storable(value: Any) -> bool:
+    if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
+        return False
+    return not value.dtype.is_complex or value.dtype is torch.complex64  # safetensors stores no other complex dtype
 
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"Members that stages before the cache write must be tensors (B, …), mappings of them, or target dicts of tensors, "
-        f"got {shown(value)} in {name!r}. Put the stage that writes it behind the encoder."
+        "Members that stages before the cache write must be tensors (B, …), dicts of them, or lists of target dicts of "
+        f"tensors, none of complex32 or complex128, got {shown(value)} in {name!r}. Put the stage that writes it behind the "
+        "encoder, or choose a tensor of an encoder's result with output=."
     )
 
 
@@ -74,7 +132,7 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
     """Return a batch with the rows of the cache in its members.
 
     Args:
-        live: The batch of the data set, without its images.
+        live: The batch of the data set, without its images; ``None`` if the batch was the images.
         computed: The batch after the stages; ``None`` if all rows were read.
         columns: Columns of ``rows``, on the device.
         rows: Rows on the host.
@@ -82,14 +140,17 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
     is_missing = rows.missing.tolist()
     members: dict[str, Any] = {}
     for column, tensor in columns.items():
-        name, _, key = column.replace("[]", "").partition(".")
-        source = None if computed is None else _member(computed, name)
+        name, _, key = _parts(column)
+        source = computed
+        if live is not None and computed is not None:
+            source = _member(computed, name)
         if varies(column):
             if name not in members:
-                sources = [_member(live, name) if source is None or not taken else source for taken in is_missing]
+                old = _member(live, name) if _has_member(live, name) else [{}] * len(is_missing)
+                sources = [old if source is None or not missing else source for missing in is_missing]
                 members[name] = [dict(samples[index]) for index, samples in enumerate(sources)]
-            for sample, part, taken in zip(members[name], split(tensor, rows.shapes[column]), is_missing, strict=True):
-                if not taken:
+            for sample, part, missing in zip(members[name], split(tensor, rows.shapes[column]), is_missing, strict=True):
+                if not missing:
                     sample[key] = part
             continue
         if source is not None:
@@ -100,11 +161,9 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
             members.setdefault(name, {})[key] = tensor
         else:
             members[name] = tensor
-    if not batches.is_container(live):
+    if live is None:
         return members[WHOLE]
-    if not isinstance(live, Mapping):
-        return batches.replace(live, {_own_name(live, name): value for name, value in members.items()})
-    return batches.replace(live, members)
+    return batches.replace(live, {_own_name(live, name): value for name, value in members.items()})
 
 
 def without(batch: Batch, names: Collection[Any] | None) -> Batch:
@@ -121,10 +180,15 @@ def without(batch: Batch, names: Collection[Any] | None) -> Batch:
     return batches.replace(batch, dict.fromkeys(names))
 
 
+def _has_member(batch: Batch, name: str) -> bool:
+    return batch is not None and any(str(own) == name for own in batches.member_names(batch))
+
+
 def _member(batch: Batch, name: str) -> Any:
-    return batch if not batches.is_container(batch) else batches.member(batch, _own_name(batch, name))
+    return batches.member(batch, _own_name(batch, name))
 
 
 def _own_name(batch: Batch, name: str) -> Any:
     """Return the name of a member as the container has it: an index, a key or a field."""
-    return next((own for own in batches.member_names(batch) if str(own) == name), int(name) if name.isdecimal() else name)
+    is_sequence = isinstance(batch, list | tuple) and not batches.is_namedtuple(batch)
+    return next((own for own in batches.member_names(batch) if str(own) == name), int(name) if is_sequence else name)

@@ -1,7 +1,7 @@
 """Shards: safetensors files of rows. A view (a folder of a cache) has any number of them, in the order of their numbers.
 
-A shard has one tensor (N, …) per column, or for a column of varying shape a flat tensor and ``<column>.shapes`` (N, axes). Its
-tensors ``row.…`` identify the N rows.
+A shard has one tensor (N, …) per column, or for a column of varying shape a flat tensor and ``row.shapes.<column>`` (N, axes).
+Its other tensors ``row.…`` identify the N rows.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ class ShardError(ValueError):
 
 def write(
     path: Path,
+    epoch: int,
     ids: NDArray[np.int64],
     names: Sequence[str],
     columns: Mapping[str, Tensor],
@@ -37,6 +38,7 @@ def write(
 
     Args:
         path: Path of the shard.
+        epoch: Epoch in which the rows were encoded.
         ids: (N, 4) ``RowId`` of each row.
         names: Name of each row, for readers other than gpuaug.
         columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
@@ -49,10 +51,11 @@ def write(
 
     text = [name.encode(errors="surrogateescape") for name in names]
     described = {
+        "row.epoch": torch.tensor([epoch]),
         "row.id": torch.from_numpy(ids),
         "row.name": torch.frombuffer(bytearray(b"".join(text) + b"\0"), dtype=torch.uint8),
         "row.name_end": torch.tensor([len(name) for name in text]).cumsum(0),
-        **{f"{name}.shapes": torch.from_numpy(values) for name, values in shapes.items()},
+        **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
     }
     content = _Content(columns, described)
     described["row.checksum"] = torch.tensor([content.checksum(row) for row in range(len(ids))])
@@ -70,8 +73,14 @@ class _Content:
 
     def __init__(self, columns: Mapping[str, Tensor], described: Mapping[str, Tensor]) -> None:
         self._columns = columns
-        self._shapes = {name: described[f"{name}.shapes"] for name in columns if varies(name)}
+        self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if varies(name)}
         self._ends = {name: shapes.prod(1).cumsum(0) for name, shapes in self._shapes.items()}
+        self._bytes = []
+        """(bytes of a column, end of each row in them) of each column."""
+        count = len(described["row.id"])
+        for name, column in columns.items():
+            ends = self._ends[name] if name in self._ends else torch.arange(1, count + 1) * column[0].numel()
+            self._bytes.append((_as_bytes(column), [0, *(ends * column.itemsize).tolist()]))
 
     def row(self, index: int) -> Row:
         """Return a row, whose parts share the memory of the columns."""
@@ -88,8 +97,8 @@ class _Content:
     def checksum(self, index: int) -> int:
         """Return the checksum of a row."""
         value = 0
-        for part in self.row(index).values():
-            value = zlib.crc32(_as_bytes(part), value)
+        for content, ends in self._bytes:
+            value = zlib.crc32(content[ends[index] : ends[index + 1]], value)
         return value
 
 
@@ -121,6 +130,8 @@ class Shard:
             raise ShardError(str(error)) from error
         if _digest(described) != metadata["checksum"]:
             raise ShardError("its checksum is wrong")
+        self.epoch = int(described["row.epoch"])
+        """Epoch in which the rows were encoded."""
         self.ids: NDArray[np.int64] = described["row.id"].numpy()
         """(N, 4) ``RowId`` of each row."""
         self._checksums = described["row.checksum"].tolist()

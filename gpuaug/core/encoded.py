@@ -4,9 +4,9 @@ If the stages of a loader have a feature cache, a batch may have *rows* of the c
 computed from each sample. A row consists of *columns*: a column is the part of one member of the batch that belongs to one
 sample. Names of columns::
 
-    latents        tensor (B, …) in the member ``latents``: one tensor (…) per row
-    states.cls     tensor (B, …) in the mapping ``states``
-    target[].boxes tensor of any shape in a list of B dicts, such as the boxes of an image
+    latents          tensor (B, …) in the member ``latents``: one tensor (…) per row
+    states::cls      tensor (B, …) in the dict ``states``
+    target[]::boxes  tensor of any shape in a list of B dicts, such as the boxes of an image
 """
 
 from collections.abc import Mapping, Sequence
@@ -278,7 +278,7 @@ class Rows:
 
 def varies(column: str) -> bool:
     """Return whether a column may have another shape in each row."""
-    return "[]" in column
+    return "[]::" in column
 
 
 def split(flat: Tensor, shapes: NDArray[np.int64]) -> list[Tensor]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from gpuaug.cache.cached_stages import CachedStages
+from gpuaug.cache.cached_stages import CachedEpoch
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import IteratorEndedError, add_note
@@ -64,7 +64,7 @@ class PipelinedIterator:
         start: SavedState,
         first_position: Position,
         depth: int,
-        cached: CachedStages | None,
+        cached: CachedEpoch | None,
     ) -> None:
         self._shared = shared
         self._lanes = shared.lanes
@@ -79,7 +79,7 @@ class PipelinedIterator:
         self._iterator_state: dict[str, Any] = {}
         """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
-        self._max_submitted = max((stage.max_submitted for stage in bound_stages), default=int(cached is not None))
+        self._max_submitted = max([int(cached is not None), *(stage.max_submitted for stage in bound_stages)])
         """Maximum number of batches that are submitted and not yet launched."""
         self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
         """Whether stages may run concurrently.
@@ -228,7 +228,7 @@ class PipelinedIterator:
         self._shared.progress.record_close()
         self._shared.reclaim()
         if self._cached is not None:
-            self._cached.end()
+            self._cached.end(is_complete=self._loop_position.ended)
 
     def abandon_submitted(self) -> None:
         """End the work of other threads on submitted batches. For these batches, ``next`` raises an error.
@@ -399,7 +399,7 @@ class PipelinedIterator:
         source_lane = None
         end_event = None
         branches = None
-        cached, taken = self._cached, submitted.taken
+        taken = submitted.taken
         try:
             self._lanes.reclaim()
             lane.make_current()
@@ -412,7 +412,7 @@ class PipelinedIterator:
                 stats.undecoded_pixels += work.undecoded
             current_work = "its copy"
             if taken is not None:
-                pulled.batch = taken.with_values(pulled.batch)
+                pulled.batch = taken.with_columns(pulled.batch)
             feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1
@@ -424,19 +424,16 @@ class PipelinedIterator:
             if copied.resident or copied.resident_objects:
                 loader_lane = self._lanes.follow(pulled.stream)
                 source_lane = loader_lane if copied.resident_objects else None
-            batch = copied.batch
-            if taken is not None:
-                batch, rows = batch
-                before_stages = batch
-                if cached is not None and taken.is_whole:
-                    batch = cached.finish(batch, batch, (), taken, rows, lane)
+            batch = copied.batch if taken is None else taken.begin(copied.batch)
             ready = lane.record_event()
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended
-            concurrent = self._concurrent and not self._is_first_batch and cached is None
+            concurrent = self._concurrent and not self._is_first_batch and self._cached is None
             branches = Branches(ready, concurrent=concurrent)
             for stage in self._stages_of(submitted):
                 current_work = f"stage {stage.name!r}"
-                if copied.packed and stage.reads_pending(batch):  # an earlier stage has removed boxes
+                recorded = taken if taken is not None and stage is taken.encoder else None
+                if copied.packed and (has_pending_targets(batch) if recorded is not None else stage.reads_pending(batch)):
+                    # An earlier stage has removed boxes.
                     batch = self._without_removed_boxes(batch, lane.record_event(), batch_index)
                 values = stage.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))
@@ -447,8 +444,8 @@ class PipelinedIterator:
                         lane.reads(tensor)
                     result = stage.run(values, ready, self._launch_position, self._iterator_state)
                     batch = stage.write(batch, result)
-                    if cached is not None and taken is not None and stage is cached.encoder:
-                        batch = cached.finish(before_stages, batch, read_by_stages, taken, rows, lane)
+                    if recorded is not None:
+                        batch = recorded.finish(batch, read_by_stages, lane)
                     branches.record_stage(lane)
                 runs = stage.encoder_runs()
                 stats.captured += runs.captured

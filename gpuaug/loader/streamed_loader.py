@@ -297,11 +297,13 @@ class StreamedLoader:
             max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
-            max_ahead = self._depth + max_submitted
-            cached = shared.device_setup.cached_stages
-            if cached is not None:
+            cached_stages = shared.device_setup.cached_stages
+            cached = None
+            if cached_stages is not None:
                 position = Position(self.seed, shared.progress.next_epoch, rank, 0)
-                cached.begin(self.loader, position, is_used=depth is None)
+                behind = bound_stages[len(cached_stages.stages) :]
+                cached = cached_stages.begin(self.loader, position, behind, is_used=depth is None)
+            max_ahead = self._depth + max(max_submitted, int(cached is not None))
             feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)
             start = shared.progress.begin(feed_iterator.state_at_start)

@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import warnings
+from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +31,17 @@ from support.cache.cached_loaders import (
 )
 from support.process import waiting
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import ArgumentError, FeatureCache, GpuAugError, GpuAugWarning, cli
 from gpuaug.cache import recorder
+from gpuaug.core import batch as batches
+from gpuaug.core.errors import IteratorEndedError
+from gpuaug.core.packed_targets import pack_targets
+from gpuaug.core.streams import Lanes
+from gpuaug.stages.copy import Copier
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -259,6 +269,8 @@ def test_targets_that_moved_with_the_image_are_stored(paths, tmp_path):
         made = [
             gpuaug.DecodeStage(),
             gpuaug.TransformStage(flip, on={"image": "input", "target": "targets"}),
+            gpuaug.TransformStage(gpuaug.sanitize, on="target"),
+            gpuaug.TransformStage(lambda images: images.float(), on="image"),
             gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
         ]
         streamed = loader(wrapped, made)
@@ -493,9 +505,177 @@ def test_a_disk_that_fails(place, number, way_out, paths, tmp_path, monkeypatch)
 def test_members_that_cannot_be_stored(paths, tmp_path):
     cache = FeatureCache(tmp_path / "cache")
     made = stages(cache)
-    made.insert(1, gpuaug.TransformStage(lambda labels: labels.sum(), on="label", into="sum"))
+    made.insert(2, gpuaug.TransformStage(lambda images: images.sum(), on="image", into="sum"))
     with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it behind the encoder"):
         rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
+
+
+class Output(OrderedDict):
+    """Result of an encoder, as ``ModelOutput`` of Transformers."""
+
+
+class Result(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, images):
+        return self.function(images.mean((2, 3)))
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda mean: Output(pooled=mean),
+        lambda mean: (mean, mean),
+        lambda mean: {1: mean},
+        lambda mean: {"a": mean[0]},
+        lambda mean: torch.complex(mean, mean).to(torch.complex128),
+    ],
+    ids=["class of mappings", "tuple", "keys", "shape", "complex128"],
+)
+def test_results_that_cannot_be_stored(result, bare, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    sample = (lambda path, index: gpuaug.read_encoded(path)) if bare else as_dict
+    made = stages(cache, module=Result(result), capture="never", **({"on": ..., "into": ...} if bare else {}))
+    with pytest.raises((ArgumentError, gpuaug.ArgumentTypeError), match=r"Members|Names of members"):
+        list(loader(cache.wrap(Files(paths, sample)), made))
+
+
+def several(mean):
+    return {"a": mean, "b.c": 2 * mean, "d[]": 3 * mean, "e::f": 4 * mean}
+
+
+NAMES = ["observation.latents", "x[", "shapes", "features.shapes", " "]
+"""Names of members of any type."""
+
+
+@pytest.mark.parametrize("name", [*NAMES, "x[]", "x:", "[]"])
+@pytest.mark.parametrize("function", [lambda mean: mean, several], ids=["tensor", "mapping"])
+def test_names_of_members(name, function, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache, into=name, module=Result(function))
+    streamed = loader(cache.wrap(Files(paths, as_dict)), made, shuffle=None, generator=None)
+    if function is several and name not in NAMES:
+        with pytest.raises(ArgumentError, match="must be text without '::'"):
+            list(streamed)
+        return
+    first, second = whole_epochs(streamed, 2)
+    os.utime(paths[1], ns=(1, 1))
+    streamed.set_epoch(0)
+    for recorded, *others in zip(first, second, list(streamed), strict=True):
+        for batch in others:
+            torch.testing.assert_close(batch[name], recorded[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["row.id", "row.latents", "a::b", "::"])
+def test_names_that_are_refused(name, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    with pytest.raises(ArgumentError, match="must be text without '::'"):
+        list(loader(cache.wrap(Files(paths, as_dict)), stages(cache, into=name)))
+
+
+def test_images_as_batches_with_a_mapping_as_result(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = cache.wrap(Files(paths, lambda path, index: gpuaug.read_encoded(path)))
+    made = stages(cache, on=..., into=..., module=Result(lambda mean: {"a": mean, "b": 2 * mean}))
+    streamed = loader(dataset, made, shuffle=None, generator=None)
+    first, second = whole_epochs(streamed, 2)
+    os.utime(paths[1], ns=(1, 1))
+    streamed.set_epoch(0)
+    for recorded, *others in zip(first, second, list(streamed), strict=True):
+        for batch in others:
+            assert_equal(batch, recorded)
+
+
+class Question(nn.Module):
+    def forward(self, questions):
+        return questions * 10
+
+
+def test_members_on_which_rows_depend(paths, tmp_path):
+    """Each image occurs twice, with two questions."""
+
+    def sample(path, index):
+        return {**as_dict(paths[index // 2], index), "question": torch.full((3,), float(index)), "id": index}
+
+    def made(cache, on):
+        asked = gpuaug.TransformStage(lambda batch: {**batch, "latents": batch["question"] * 10}, on=None)
+        text = gpuaug.FeatureStage(Question(), on="question", into="states", name="text")
+        return [gpuaug.DecodeStage(), text if on else asked, *stages(cache)[1:]]
+
+    dataset = Files(paths, sample)
+    for on in (None, "question"):
+        cache = FeatureCache(tmp_path / f"cache {on}")
+        with pytest.raises(ArgumentError, match=r"got \[.*'question'.*name each sample with cache\.wrap\(dataset, key=…\)"):
+            list(loader(cache.wrap(dataset), made(cache, on)))
+    streamed = loader(cache.wrap(dataset, key="id"), made(cache, on))
+    for _ in range(2):
+        for batch in streamed:
+            assert batch["states"].tolist() == (batch["question"] * 10).tolist()
+    assert streamed.stats().rows_read == COUNT
+
+
+@pytest.mark.parametrize("form", ["dicts", "tuples"])
+def test_stages_behind_that_read_images(form, paths, tmp_path):
+    sample, options = FORMS[form]
+    cache = FeatureCache(tmp_path / "cache")
+    made = [*stages(cache, **options), gpuaug.TransformStage(lambda images: images, on=options["on"], name="behind")]
+    with pytest.raises(ArgumentError, match=r"in stage 'behind'\. Put the stage before the encoder"):
+        list(loader(cache.wrap(Files(paths, sample)), made))
+
+
+def test_loaders_without_a_decode_stage(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    with pytest.raises(gpuaug.ArgumentTypeError, match="DecodeStage"):
+        list(loader(cache.wrap(Files(paths, as_dict)), stages(cache)[2:]))
+
+
+def test_the_row_of_the_earliest_epoch_is_read(paths, tmp_path):
+    """Rank 0 begins epoch 1 before the rows of rank 1 are written."""
+    dataset = Files(paths, as_dict)
+
+    def rank(number, cache):
+        sampler = DistributedSampler(dataset, 2, number, seed=1)
+        source = dataset if cache is None else cache.wrap(dataset)
+        files = DataLoader(source, 4, sampler=sampler, collate_fn=gpuaug.collate_encoded)
+        return gpuaug.StreamedLoader(files, stages(cache), device="cpu", seed=3, rank=number)
+
+    expected = rows_of(rank(0, None)) | rows_of(rank(1, None))
+    cache = FeatureCache(tmp_path / "cache")
+    first, second = rank(0, cache), rank(1, cache)
+    rows_of(first)
+    slow = iter(second)
+    next(slow)
+    first.set_epoch(1)
+    rows_of(first)
+    assert first.stats().rows_encoded > COUNT // 2
+    list(slow)
+    read = {}
+    for streamed in (first, second):
+        streamed.set_epoch(2)
+        read |= rows_of(streamed)
+    assert_equal(read, expected)
+
+
+def test_a_disk_that_is_too_slow(paths, tmp_path, monkeypatch):
+    written = threading.Event()
+    write = recorder.write
+    monkeypatch.setattr(recorder, "write", lambda *arguments: written.wait(60) and write(*arguments))
+    monkeypatch.setattr(recorder, "SHARD_BYTES", 1)
+    monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", 300)  # one batch has 256 bytes
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in streamed:
+            if streamed.stats().rows_dropped:
+                written.set()
+    assert [str(warning.message).partition(",")[0] for warning in caught] == ["Rows of the feature cache are not written"]
+    stats = streamed.stats()
+    assert stats.rows_dropped > 0
+    assert stats.rows_written + stats.rows_dropped == COUNT
 
 
 def test_the_size_is_logged_and_printed(paths, tmp_path, caplog):
@@ -543,3 +723,179 @@ def test_command_fills_a_cache(paths, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["encode", f"{script}:plain"])
     assert "must return a StreamedLoader with a feature cache" in capsys.readouterr().err
+
+
+def whole_epochs(streamed, count):
+    """Return the batches of epochs."""
+    with streamed:
+        return [list(streamed) for _ in range(count)]
+
+
+class Masked(nn.Module):
+    def forward(self, images, masks):
+        return (images * masks).mean((2, 3))
+
+
+def resized(images):
+    return torch.stack([nn.functional.interpolate(image[None].float(), (16, 16))[0] for image in images])
+
+
+def half_masks(path, index):
+    mask = torch.zeros(1, 16, 16)
+    mask[..., :8] = index + 1
+    return {**as_dict(path, index), "mask": mask}
+
+
+def test_members_that_a_later_stage_reads_are_stored(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = [
+        gpuaug.DecodeStage(),
+        gpuaug.TransformStage(resized, on="image"),
+        gpuaug.TransformStage(lambda images, masks: (images.flip(-1), masks.flip(-1)), on=("image", "mask")),
+        gpuaug.TransformStage(lambda labels: labels.add_(100), on="label", name="in place"),
+        gpuaug.FeatureStage(Masked(), on=("image", "mask"), into="latents", cache=cache),
+    ]
+    streamed = loader(cache.wrap(Files(paths, half_masks)), made, shuffle=None, generator=None)
+    first, second = whole_epochs(streamed, 2)
+    os.utime(paths[2], ns=(1, 1))
+    streamed.set_epoch(0)
+    third = list(streamed)
+    assert streamed.stats().rows_encoded == COUNT + 1
+    for recorded, *others in zip(first, second, third, strict=True):
+        for batch in others:
+            assert_equal({name: batch[name] for name in batch}, {name: recorded[name] for name in batch})
+            assert {"mask", "label", "latents"} <= batch.keys()
+    assert "image" not in second[0]
+
+
+def copy_packed(copier, batch, copy=Copier.copy):
+    """Copy a batch with packed target dicts, as to a GPU: the number of boxes after a removal is then known later."""
+    copied = copy(copier, pack_targets(batch, lambda shape, dtype: None))
+    copied.packed = True
+    return copied
+
+
+def test_batches_are_not_packed_with_their_columns(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(Copier, "copy", copy_packed)
+    more = {f"state {number}": torch.zeros(3) for number in range(8)}
+    cache = FeatureCache(tmp_path / "cache")
+    made = [gpuaug.DecodeStage(on="image"), *stages(cache)[1:]]
+    streamed = loader(cache.wrap(Files(paths, lambda path, index: {**as_dict(path, index), **more})), made)
+    first, second = epochs_of(streamed, 2)
+    assert_equal(second, first)
+
+
+def test_boxes_that_a_stage_removed_are_not_recorded(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(Copier, "copy", copy_packed)
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((8, 8))])
+
+    def sample(path, index):
+        boxes = torch.tensor([[0.0, 0, 3, 3], [3, 4, 20, 18], [1, 1, 12, 12]][: index % 4]).reshape(-1, 4)
+        return {**as_dict(path, index), "target": {"boxes": boxes, "labels": torch.arange(len(boxes))}}
+
+    def targets(cache, dataset, epochs):
+        made = [
+            gpuaug.DecodeStage(on="image"),
+            gpuaug.TransformStage(gpuaug.fuse(pipeline, ragged=True), on={"image": "input", "target": "targets"}),
+            gpuaug.TransformStage(gpuaug.sanitize, on="target"),
+            gpuaug.TransformStage(lambda images: images.float(), on="image"),
+            gpuaug.FeatureStage(encoder(), on="image", into="latents", cache=cache),
+        ]
+        streamed = loader(dataset, made)
+        return [
+            {
+                int(label): torch.cat([target["boxes"], target["labels"][:, None]], 1)
+                for batch in streamed
+                for label, target in zip(batch["label"], batch["target"], strict=True)
+            }
+            for _ in range(epochs)
+        ]
+
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, sample)
+    [expected] = targets(None, dataset, 1)
+    assert 0 < sum(map(len, expected.values())) < sum(index % 4 for index in range(COUNT))
+    for rows in targets(cache, cache.wrap(dataset), 2):
+        assert_equal(rows, expected)
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_an_iterator_whose_data_set_has_a_newer_one(epoch, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    wrapped = cache.wrap(Files(paths, as_dict))
+    streamed = loader(wrapped, stages(cache), batch=2)
+    for _ in range(epoch):
+        rows_of(streamed)
+    iterator = iter(streamed)
+    next(iterator)
+    other = loader(wrapped, stages(cache), batch=2)
+    other.set_epoch(epoch)
+    assert len(rows_of(other)) == COUNT
+    next(iterator)  # the same view
+    other.set_epoch(epoch + 1)
+    assert len(rows_of(other)) == COUNT
+    with pytest.raises(IteratorEndedError, match=r"Call cache\.wrap\(dataset\) once for each loader"):
+        list(iterator)
+    reference = loader(Files(paths, as_dict), stages(None), batch=2)
+    other.set_epoch(0)
+    assert_equal(rows_of(other), rows_of(reference))
+
+
+def test_memory_is_reused_in_the_order_of_a_loader_without_a_cache(paths, tmp_path, monkeypatch):
+    """Each batch retires its tensors once, with the columns of rows that a lane has read."""
+    retired = []
+    monkeypatch.setattr(Lanes, "retire", lambda lanes, values, event: retired.append(batches.leaves(values)))
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, as_dict)
+    rows_of(loader(dataset, stages(None)))
+    counts = [len(retired)]
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    rows_of(streamed)
+    counts.append(len(retired) - sum(counts))
+    for path in paths[::4]:
+        os.utime(path, ns=(1, 1))
+    list(streamed)
+    counts.append(len(retired) - sum(counts))
+    assert counts[0] == counts[1] == -(-COUNT // 4) >= counts[2] > 0
+    for leaves in retired[-counts[2] :]:
+        assert sum(isinstance(leaf, torch.Tensor) and leaf.shape[1:] == (4, 2, 2) for leaf in leaves) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_recorded_before_later_stages_change_them(device, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = [*stages(cache), gpuaug.TransformStage(lambda latents: latents.mul_(2), on="latents")]
+    first, second = epochs_of(loader(cache.wrap(Files(paths, as_dict)), made, device=device), 2)
+    assert_equal(second, first)
+
+
+@pytest.mark.parametrize("place", ["write", "_copied"])
+@pytest.mark.parametrize("end", ["break", "error"])
+def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, paths, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space") if place == "write" else MemoryError("no memory")
+
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    expected = GpuAugError if place == "write" else MemoryError
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder, place, fail)
+        with suppress(ZeroDivisionError):
+            for _ in streamed:
+                if end == "break":
+                    break
+                raise ZeroDivisionError
+        with pytest.raises(expected):
+            next(iter(streamed))
+    assert len(rows_of(streamed)) == COUNT
+
+
+def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
+    def fail(record):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(recorder, "_copied", fail)
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with pytest.raises(MemoryError):
+        rows_of(streamed)
