@@ -386,7 +386,7 @@ class PipelinedIterator:
                 stats.undecoded_pixels += work.undecoded
             current_work = "its copy"
             feed.prepare(pulled)
-            if pulled.slot is not None:
+            if pulled.slot:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1

@@ -62,7 +62,7 @@ BUDGETS = {
     "cli": 245,
     "core": 1_556,
     "decode": 4_595,
-    "feed": 2_365,
+    "feed": 2_431,
     "fusion": 12_526,
     "integrations": 49,
     "loader": 1_366,
