@@ -21,7 +21,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, as_plain_tensors, split
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.data_keys import check_canvas, check_device, way_to_masks
+from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
@@ -355,7 +355,7 @@ class Slot:
             return
         for sample, value in zip(column.samples, column.tensors, strict=True):
             if not isinstance(value, Tensor):
-                advice = way_to_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
+                advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
                 raise ArgumentTypeError(f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
             check_device(f"{key} of sample {sample}", value, device)
 

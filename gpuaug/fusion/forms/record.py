@@ -98,14 +98,14 @@ class Record:
             if DATA_KEYS.get(key) is LABELS:
                 check_not_segmentation_map(value, self.size)
                 self._labels[index] = value
-            elif key == "input" or (key in DATA_KEYS and not (key in MASKS.layouts and isinstance(value, list | tuple))):
+            elif key == "input" or (key in DATA_KEYS and not (key in MASKS.data_keys and isinstance(value, list | tuple))):
                 self.adapters.append(Dense(key, value, self))
             else:
                 self.adapters.append(Container(key, value, self))
         maps = [mask for adapter in self.adapters if type(adapter) is Container for mask in adapter.maps]
         self._dense = [adapter for adapter in (*self.adapters, *maps) if type(adapter) is Dense]
         """Adapters of inputs that are one tensor, and of segmentation maps in containers."""
-        if any(key in VALID.layouts for key in self.keys):
+        if any(key in VALID.data_keys for key in self.keys):
             self._connect_valid()
         self.targets: list[Points | Masks] = [target for adapter in (*self.adapters, *maps) for target in adapter.targets]
         """Masks, boxes and keypoints in one form."""
@@ -181,7 +181,7 @@ class Record:
         boxes = [target for adapter in self._dense if adapter.kind is BOXES for target in adapter.targets]
         if len(masks) > 1 or len(boxes) != 1:
             raise ArgumentError(
-                f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {self.all_keys}. "
+                f"data_keys must hold one of {', '.join(BOXES.data_keys)} together with 'valid', got {self.all_keys}. "
                 "Name 'valid' once, for one tensor of boxes."
             )
         valid = masks[0].value
