@@ -16,9 +16,6 @@ WINDOW_SHIFTS = {"falling": (-2, 0), "rising": (2, 0), "sideways": (0, 2), "stil
 The texture appears to move in the opposite direction. A horizontal flip of a video does not change its class.
 """
 
-_LARGEST_SHIFT = 2
-"""Largest absolute displacement per frame along an axis, in pixels."""
-
 
 def moving_textures() -> Path:
     """Return the folder of class folders with the videos. The first call writes the folder (see ``cached_folder``)."""
@@ -40,10 +37,9 @@ def write(root: str | os.PathLike[str], *, per_class: int = 16, frames: int = 60
         folder.mkdir()
         for index in range(per_class):
             rng = np.random.default_rng((number, index))
-            margin = _LARGEST_SHIFT * frames
-            texture = _texture(rng, height + margin, width + margin)
-            # The window of the first frame leaves room for the displacements of all later frames.
-            top, left = (margin // 2 if shift == 0 else 0 if shift > 0 else margin for shift in (down, right))
+            # The window moves at most 2 pixels per frame. The first window leaves room for the displacements of all frames.
+            texture = _texture(rng, height + 2 * frames, width + 2 * frames)
+            top, left = (frames if shift == 0 else 0 if shift > 0 else 2 * frames for shift in (down, right))
             encode(folder / f"{index:03}.mp4", [
                 texture[top + down * time :, left + right * time :][:height, :width] for time in range(frames)
             ])  # fmt: skip

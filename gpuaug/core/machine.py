@@ -60,8 +60,8 @@ def _cgroups(controller: str) -> Iterator[Path]:
         root = CGROUP_ROOT if not controllers else CGROUP_ROOT / controller
         # In a container, ``path`` may exist on the host only. Then the root folder has the limits of the container.
         folder = root / path.lstrip("/")
-        depth = len(folder.relative_to(root).parts)
-        yield from (folder, *folder.parents)[: depth + 1]
+        # From the folder up to the root.
+        yield from (folder, *folder.parents)[: len(folder.relative_to(root).parts) + 1]
 
 
 def _quota(folder: Path) -> tuple[int, int]:

@@ -40,8 +40,7 @@ def shortened(text: str, max_length: int) -> str:
     """
     if len(text) <= max_length:
         return text
-    end_length = max_length - max_length // 2 - 1
-    return f"{text[: max_length // 2]}…{text[len(text) - end_length :]}"
+    return f"{text[: max_length // 2]}…{text[len(text) - (max_length - max_length // 2 - 1) :]}"
 
 
 @lru_cache(4096)

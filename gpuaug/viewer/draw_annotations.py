@@ -42,10 +42,9 @@ def draw_annotations(axes: "Axes", annotations: Annotations, shape: tuple[int, i
         _outline(axes, mask)
     for box in annotations.boxes:
         style: dict[str, Any] = {"fill": False, "edgecolor": colour(box.number), "linewidth": _LINE_PT, "path_effects": halo}
-        (left, top), (right, bottom) = box.corners.min(0), box.corners.max(0)
-        is_axis_aligned = bool((box.corners == [(left, top), (right, top), (right, bottom), (left, bottom)]).all())
-        rectangle = Rectangle((left, top), right - left, bottom - top, **style)
-        axes.add_patch(rectangle if is_axis_aligned else Polygon(box.corners, **style))
+        low, high = box.corners.min(0), box.corners.max(0)  # (left, top), (right, bottom)
+        is_upright = bool((box.corners == [low, (high[0], low[1]), high, (low[0], high[1])]).all())
+        axes.add_patch(Rectangle(tuple(low), *(high - low), **style) if is_upright else Polygon(box.corners, **style))
     for points in annotations.points:
         axes.plot(*points.xy.T, "o", markersize=_POINT_PT, color=colour(points.number), markeredgecolor="white",
                   markeredgewidth=0.7, path_effects=[withStroke(linewidth=1.8, foreground=INK), Normal()])  # fmt: skip
@@ -94,10 +93,9 @@ def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_i
         x = min(left, max(width - label_width, 0))
         # Above the box, inside at its top, below the box, inside at its bottom.
         tops = (top - label_height, top, bottom, bottom - label_height)
-        candidates = [(x, y, label_width, label_height) for y in tops if 0 <= y <= height - label_height]
-        candidates = candidates or [(x, top, label_width, label_height)]
-        free = (label for label in candidates if not any(_overlap(label, other) for other in drawn_labels))
-        label = next(free, candidates[0])
+        areas = [(x, y, label_width, label_height) for y in tops if 0 <= y <= height - label_height]
+        areas = areas or [(x, top, label_width, label_height)]
+        label = next((area for area in areas if not any(_overlap(area, other) for other in drawn_labels)), areas[0])
         x, y, *_ = label
         drawn_labels.append(label)
         red, green, blue = to_rgb(colour(box.number))

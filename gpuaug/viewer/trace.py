@@ -60,14 +60,12 @@ def trace_batch(loader: StreamedLoader) -> Trace:
         Loads one batch, and copies it to the host after each stage, synchronously.
     """
     feature_stages = (index for index, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage))
-    run_count = next(feature_stages, len(loader.stages))  # stages before the first feature stage
+    count = next(feature_stages, len(loader.stages))  # number of stages before the first feature stage
     states: list[Batch] = []
     inspection = Inspection(loader)
     # Stages that decode have work on other threads: max_submitted > 0. They are not recorded, so the first state is the decoded
     # batch.
-    stages = [
-        bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:run_count]
-    ]
+    stages = [bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
     with restored_at_end(loader), closing(inspection.begin(depth=0, bound_stages=stages)) as iterator:
         position = iterator.position
         consumer = inspection.lanes.consumer()
@@ -82,7 +80,7 @@ def trace_batch(loader: StreamedLoader) -> Trace:
         for bound, stage in zip(stages, loader.stages, strict=False)
         if not bound.max_submitted
     ]
-    skipped_stages = tuple(bound.name for bound, _ in inspection.stages[run_count:])
+    skipped_stages = tuple(bound.name for bound, _ in inspection.stages[count:])
     return Trace(position, tuple(stage_traces), tuple(states), skipped_stages)
 
 

@@ -101,7 +101,7 @@ def _advice_for_ragged(key: str, value: Ragged) -> str:
     )
 
 
-def _advice_for_dtype(dtype: torch.dtype) -> str:
+def _advice_for(dtype: torch.dtype) -> str:
     """Return the advice of the error for images of an unsupported dtype."""
     if dtype.is_complex:
         return "Pass their magnitudes, scaled to [0, 1]: images.abs()."
@@ -135,9 +135,8 @@ def check_input(key: str, value: Any) -> None:
         ArgumentTypeError: If ``value`` has another type.
         ArgumentError: If ``value`` has another shape, or requires gradients.
     """
-    are_ragged_images = key == "input" and isinstance(value, Ragged)
-    are_listed_masks = key == "mask" and isinstance(value, list | tuple)
-    if are_ragged_images or are_listed_masks or key in ("class", "targets", "tv_tensors"):
+    may_differ_in_size = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
+    if may_differ_in_size or key in ("class", "targets", "tv_tensors"):
         return
     if key == "input" and isinstance(value, list | tuple):
         raise ArgumentTypeError(
@@ -157,8 +156,7 @@ def check_input(key: str, value: Any) -> None:
         )
     if key == "input" and value.dtype not in IMAGE_DTYPES:
         raise ArgumentTypeError(
-            f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. "
-            f"{_advice_for_dtype(value.dtype)}"
+            f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. {_advice_for(value.dtype)}"
         )
     if key == "input" and value.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

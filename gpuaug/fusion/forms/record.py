@@ -151,11 +151,7 @@ class Record:
         self.dtype = images.dtype if is_tensor else dtype_of(images)
         self.device = images.device
         self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
-        """Rows of ``Ragged.places`` of each image, or of the first frame of each clip, int64; ``None`` for images of one size.
-
-        Shape:
-            - (B, 3): offset, height and width; (B, 4), with the row pitch, if only windows of the images are in memory
-        """
+        """Rows of ``Ragged.places``, (B, 3 or 4) int64, of the first frame of clips; ``None`` for images of one size."""
         self._input_sizes = (self.size.height, self.size.width) if self.image_layouts is None else self.image_layouts
 
     def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
@@ -402,7 +398,7 @@ class Dense:
     """
 
     def __init__(self, key: str, value: Any, record: Record) -> None:
-        self.key, self._record, self._user_value = key, record, value
+        self.key, self._record, self._input = key, record, value
         if key != "input" or value is not record.images:
             check_input(key, value)
         self.kind = DATA_KEYS.get(key)
@@ -423,9 +419,7 @@ class Dense:
             elif record.size.batch == 1:
                 self._axis = 0
         self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
-        self.types = (
-            [type(self._user_value) if type_name(self._user_value) else Tensor] * record.size.batch if key == "input" else []
-        )
+        self.types = [type(self._input) if type_name(self._input) else Tensor] * record.size.batch if key == "input" else []
         """Class per image or clip that a module of torchvision would get."""
         self.targets: Sequence[Points | Masks] = ()
         """The targets in one form."""
@@ -453,7 +447,7 @@ class Dense:
 
     def _frames_restored(self, result: Tensor) -> Any:
         """Invert ``_frames_merged``, for the frames of the output."""
-        user_value = self._user_value
+        user_value = self._input
         frames = len(self._record.frame_indices)
         if self.key == "input" or (self.kind is MASKS and user_value.ndim == 5):
             return self._record.clip_layout.clips(result, frames)
@@ -486,7 +480,7 @@ class Dense:
 
     def output(self) -> Any:
         """Return the result in the form of the input."""
-        record, user_value, result = self._record, self._user_value, self.current
+        record, user_value, result = self._record, self._input, self.current
         keepdim, views = record.keepdim, record.views
         # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
         keeps = keepdim or self.kind not in (None, MASKS)

@@ -225,8 +225,7 @@ class _Lowering:
         Record an error for images of another range than [0, 1], if the module requires this range.
         """
         types, op = self._types, leaf.op
-        requires_unit_range = not op.takes_any_range if isinstance(op, Op) else op.moves_nothing and not op.is_user_defined
-        if requires_unit_range:
+        if not op.takes_any_range if isinstance(op, Op) else op.moves_nothing and not op.is_user_defined:
             types.require_unit_range(leaf.name)
         for resampling in _resamplings(leaf):
             resampling.clamps = types.in_unit_range

@@ -72,8 +72,7 @@ class BlurOp(ConvolutionOp):
     """
 
     lowers = (K.RandomGaussianBlur,)
-    kernel = "blur"
-    column_count = 3
+    kernel, column_count = "blur", 3
     description = "blur {kernel_size[0]}x{kernel_size[1]}"
 
     def _read(self, module: Any) -> None:

@@ -83,8 +83,8 @@ def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> boo
 
     False for the first pass if it reads and writes 16-bit integers, because such a pass must round only once.
     """
-    is_first = pass_.first_column == 0
-    return dtype.itemsize == 2 and not (is_first and source_dtype == dtype == UINT16_UNIT)
+    # A first column of 0 means that the pass is the first.
+    return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
 
 def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:

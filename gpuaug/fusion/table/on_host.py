@@ -26,11 +26,9 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
-    # The template, a row with the columns that are equal for all batches, is computed for the first batch of a plan.
-    if plan.template is None:
-        return ()
-    # The draws of these ops depend on numbers per batch, or on a choice of their container, beside their numbers per sample.
-    if any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
+    # Before the first batch of a plan there is no template, the row of the columns that are equal for all batches. The draws of
+    # the ops below depend on numbers per batch, or on a choice of their container, besides the uniform numbers per sample.
+    if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
         return ()
     return tuple(op for op in ops if op in gather_ops)
 

@@ -27,15 +27,15 @@ MAX_BLOCK_CLASSES = 1024
 
 
 @triton.jit
-def mix_with_partner(pixel, pointer, in_bounds, in_rectangle, weight, BYTES: tl.constexpr):
+def mix_with_partner(pixel, pointer, in_bounds, pasted, weight, BYTES: tl.constexpr):
     """Mix one channel of ``pixel`` with the same channel of the partner, at address ``pointer``.
 
-    The result is the partner's value where ``in_rectangle`` is true, and elsewhere a mean in which the partner has ``weight``.
+    The result is the partner's value where ``pasted`` is true, and elsewhere a mean in which the partner has ``weight``.
     ``in_bounds``: mask of the pixels of the block that are in the image. ``BYTES``: whether pixels are uint8.
     """
-    partner = load_exact(pointer, BYTES, tl.where(weight != 0, in_bounds, in_rectangle))
+    partner = load_exact(pointer, BYTES, tl.where(weight != 0, in_bounds, pasted))
     # With a weight of 0, pixels remain unchanged, bit for bit.
-    return tl.where(in_rectangle, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
+    return tl.where(pasted, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
 
 @kernel
@@ -72,12 +72,11 @@ def mix_kernel(
     if tl.load(row) != 0:
         partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
-        in_columns = (x >= tl.load(row + 4)) & (x < tl.load(row + 6))
-        in_rectangle = in_bounds & in_columns & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
-        r = mix_with_partner(r, partner, in_bounds, in_rectangle, weight, BYTES)
+        pasted = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
+        r = mix_with_partner(r, partner, in_bounds, pasted, weight, BYTES)
         if RGB:
-            g = mix_with_partner(g, partner + source_c, in_bounds, in_rectangle, weight, BYTES)
-            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, in_rectangle, weight, BYTES)
+            g = mix_with_partner(g, partner + source_c, in_bounds, pasted, weight, BYTES)
+            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, pasted, weight, BYTES)
     # 0.0: mean of the image, which no op of this pass uses.
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
@@ -94,19 +93,18 @@ def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) 
 
 @triton.jit
 def class_probabilities(
-    label, class_index, in_bounds, label_k,
+    label, index, in_bounds, label_k,
     DENSE: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr, OFF_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Return the probabilities of a block of classes, with indices ``class_index``. Constants: see ``labels_kernel``.
+    """Return the probabilities of a block of classes, with class indices ``index``. Constants: see ``labels_kernel``.
 
     ``label``: address of the label of a sample, which is a class index, or probabilities with stride ``label_k``.
     """
     if DENSE:
-        return tl.load(label + class_index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
+        return tl.load(label + index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
     value = tl.load(label)
     # As float32, because half precision cannot represent all class indices.
-    is_float: tl.constexpr = value.dtype.is_floating()
-    is_class = (value.to(tl.float32) == class_index.to(tl.float32)) if is_float else (value.to(tl.int64) == class_index)
+    is_class = (value.to(tl.float32) == index.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == index)
     return tl.where(is_class, ON_VALUE, OFF_VALUE)
 
 
@@ -127,10 +125,10 @@ def labels_kernel(
     Grid: (blocks of classes, samples).
     """
     sample = tl.program_id(1).to(tl.int64)
-    class_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_bounds = class_index < CLASSES
+    classes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_bounds = classes < CLASSES
     probabilities = class_probabilities(
-        labels + sample * label_b, class_index, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+        labels + sample * label_b, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
     )
     if MIXED:
         row = rows + sample * row_stride
@@ -138,10 +136,10 @@ def labels_kernel(
         if weight != 0:
             partner = labels + tl.load(row + 1).to(tl.int64) * label_b
             partner_probabilities = class_probabilities(
-                partner, class_index, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+                partner, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
             )
             probabilities = probabilities * (1 - weight) + partner_probabilities * weight
-    tl.store(out + sample * CLASSES + class_index, probabilities.to(out.dtype.element_ty), mask=in_bounds)
+    tl.store(out + sample * CLASSES + classes, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
