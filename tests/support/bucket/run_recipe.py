@@ -118,6 +118,10 @@ def main():
         from litdata.streaming import downloader
 
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the store of the tests has no certificate
+    if recipe == "parquet":
+        import datasets
+
+        datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.1  # of 5 s, at the end of each reading
     result = {}
     try:
         if mode == "ranks":
@@ -138,7 +142,12 @@ def main():
         result["error"] = f"{type(error).__name__}: {error}"
     finally:
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
-        os._exit(0)  # clients that wait for the store do not end
+        if recipe == "ray_data":
+            import ray
+
+            ray.shutdown()  # its processes would outlive this one
+        # Not sys.exit(): clients that wait for the store do not end. After an error torchrun ends ranks that wait for this.
+        os._exit("error" in result and int(os.environ["WORLD_SIZE"]) > 1)
 
 
 if __name__ == "__main__":
