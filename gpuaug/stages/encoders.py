@@ -132,7 +132,7 @@ class EncoderCall:
         """Run without a CUDA graph. Call ``cuda_graph.copied`` on the result, which may share memory with inputs or weights.
 
         Raises:
-            ArgumentError: If the encoder has written to its input. Not raised for inference tensors, of which it gets copies.
+            ArgumentError: If the encoder has written to its input. Not raised for inference tensors: the encoder reads copies.
             SelectionError: If the result has no such part.
         """
         inputs = list(batches.tensors(values))

@@ -214,7 +214,7 @@ class GaussianNoise(PointOp):
         The seed has 31 random bits and the index 24. The seed alone would be too short: two batches of a long run could have
         equal noise.
         """
-        # A key has 63 random bits, of which 55 are used.
+        # The upper 55 of the 63 random bits of a key: 31 for the seed, 24 for the index.
         seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
         # Frame t of a clip uses the field with index first + t, so that noise differs between frames.
         fields = (

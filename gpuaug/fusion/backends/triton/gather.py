@@ -176,8 +176,8 @@ def finish_tile(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
-    With ``SUMS_GREY``, the last op of ``PROGRAM`` is a color jitter, of which only the adjustments before its contrast run,
-    because the contrast needs the mean of their result. The grey value of each pixel is returned, nothing is stored in ``out``,
+    With ``SUMS_GREY``, the last op of ``PROGRAM`` is a color jitter. Only its adjustments before the contrast run, because the
+    contrast needs the mean of their result. The grey value of each pixel is returned, nothing is stored in ``out``,
     and with ``SAVE_PIXELS`` the pixels are stored in ``saved_pixels``.
 
     With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: output pixels as three words per
