@@ -37,7 +37,7 @@ _PROFILE_FIGURES = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace
 _RATES = ("gb_per_s", "steps_per_s", "images_per_s")
 
 # Keys of a row that tables leave out, because they are for programs, or are shown elsewhere.
-_HIDDEN_KEYS = ("rounds", "ratio_low", "ratio_high", "batch_size", "gpu")
+_HIDDEN_KEYS = ("rounds", "ratio_low", "ratio_high", "batch_size", "gpu", "cores_allowed")
 
 
 def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
@@ -199,12 +199,13 @@ def _markdown_lines(heading: list[str], body: list[list[str]]) -> list[str]:
 
 def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: bool = True) -> str:
     versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
-    # Rows of one result may have been measured on different GPUs.
+    # Rows of one result may have been measured on different machines.
     gpus = dict.fromkeys(row["gpu"] for row in rows if "gpu" in row)
+    cores = dict.fromkeys(str(row.get("cores_allowed", cpu["cores_allowed"])) for row in rows)
     parts = [
         " and ".join(gpus) or hardware(result),
         # If rows have different numbers of cores, the number is a column.
-        "" if "cores" in result["rows"][0] else f"{cpu['cores_allowed']} cores",
+        "" if "cores" in result["rows"][0] else f"{' and '.join(cores)} cores",
         f"torch {versions['torch']}",
         f"{workers} workers" if isinstance(workers := result["settings"].get("workers"), int) else "",
         f"a copy alone: {link:.3g} GB/s" if (link := result["settings"].get("link_gb_per_s")) else "",

@@ -1,6 +1,7 @@
 """Calls of C functions by their addresses, in loops that Numba compiles: the loops do not hold the interpreter's lock."""
 
 import ctypes
+import importlib
 import logging
 import platform
 import sys
@@ -94,6 +95,18 @@ def load_library(paths: Iterable[str], names: Sequence[str]) -> ctypes.CDLL | No
                 getattr(library, name)
             return library
     return None
+
+
+def library_of_module(name: str, functions: Sequence[str]) -> ctypes.CDLL | None:
+    """Return the library file of a module of another package, if it can be imported and has all C functions.
+
+    Its handle also finds functions of the libraries that the module is linked to.
+    """
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    return load_library([str(module.__file__)], functions)
 
 
 def addresses(library: ctypes.CDLL | None, names: Sequence[str]) -> list[int]:

@@ -43,20 +43,10 @@ class Decoder:
         options: Options of the stage.
         find: Function that returns the decoders of images (``Encoded``) or clips (``EncodedClips``) in order of precedence. It
             is called when the first batch of this type arrives.
-        divides_large_files: Whether ``FileDecoder.takes_first`` of the decoders of images is used.
     """
 
-    def __init__(
-        self,
-        name: str,
-        lanes: Lanes,
-        options: Options,
-        find: Callable[[type[Encoded]], list[FileDecoder]],
-        *,
-        divides_large_files: bool = True,
-    ) -> None:
+    def __init__(self, name: str, lanes: Lanes, options: Options, find: Callable[[type[Encoded]], list[FileDecoder]]) -> None:
         self._name, self._lanes, self.options = name, lanes, options
-        self._divides_large_files = divides_large_files
         self.copy_lane = lanes.copy
         self._find = find
         self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
@@ -115,14 +105,7 @@ class Decoder:
         if isinstance(encoded, EncodedClips):
             layout = ClipLayout(encoded.headers, self.options, decoders, undecodable=undecodable)
         else:
-            layout = Layout(
-                encoded.headers,
-                self.options,
-                decoders,
-                undecodable=undecodable,
-                windows=windows,
-                divides_large_files=self._divides_large_files,
-            )
+            layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
@@ -183,18 +166,24 @@ class Decoder:
         if not self._lanes.in_line:
             nvjpeg.enter(self._lanes.device)
         resources = Resources(self._lanes, self._lane, self._idle_card_lanes, pools)
-        on_host: list[tuple[str, Callable[[], Event]]] = []
-        on_card: list[tuple[str, Callable[[], Event]]] = []
+        begun: list[tuple[str, Callable[[], Event]]] = []  # name of a decoder, and function that waits for it
         events: list[Event] = []
         errors: list[BaseException] = []
         try:
-            self._begin(works, resources, on_host, on_card=False)
-            memory_is_free.synchronize()
-            self._begin(works, resources, on_card, on_card=True)
+            for on_card in (False, True):
+                if on_card:
+                    memory_is_free.synchronize()
+                for work in works:
+                    for number, decoder in enumerate(self.decoders_of(type(work.encoded))):
+                        indices = np.flatnonzero(work.layout.decoders == number)
+                        if decoder.on_card == on_card and len(indices):
+                            begun.append((decoder.name, decoder.begin(work, indices, resources)))
         except BaseException as error:
             errors.append(error)
-        # Wait for all decoders even after an error: the memory is reused then, so no decoder may still write to it.
-        for name, finish in [*on_card, *on_host]:
+        # Wait for all decoders even after an error: the memory is reused then, so no decoder may still write to it. Reversed:
+        # the hybrid decoder's function, which does the decoding itself, is called before that of the engines, which work in the
+        # background.
+        for name, finish in reversed(begun):
             start = time.perf_counter()
             try:
                 events.append(finish())
@@ -204,31 +193,6 @@ class Decoder:
         if errors:
             raise errors[0]
         return events
-
-    def _begin(
-        self,
-        works: list[Work[BatchLayout]],
-        resources: Resources,
-        begun: list[tuple[str, Callable[[], Event]]],
-        *,
-        on_card: bool,
-    ) -> None:
-        """Start the decoders that run on the card, or on the host.
-
-        Args:
-            works: Decoding tasks of the batch.
-            resources: Lanes and threads.
-            begun: List to which (name of the decoder, function that waits for the decoder) is appended.
-            on_card: Whether to start the decoders on the card.
-        """
-        for work in works:
-            decoders = self.decoders_of(type(work.encoded))
-            # Reversed: the hybrid decoder's function, which does the decoding itself, is called before that of the engines,
-            # which work in the background.
-            for number, decoder in reversed(list(enumerate(decoders))):
-                indices = np.flatnonzero(work.layout.decoders == number)
-                if decoder.on_card == on_card and len(indices):
-                    begun.append((decoder.name, decoder.begin(work, indices, resources)))
 
 
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:

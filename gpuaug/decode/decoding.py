@@ -100,13 +100,8 @@ class Decoding:
         self.undecoded = 0
         """Number of pixels of the images outside the decoded windows, in excess of the pixels that ``earlier`` counts."""
         for member in encoded:
-            options = decoder.options
-            reasons = (
-                clip_problems(member.headers, options)
-                if isinstance(member, EncodedClips)
-                else image_problems(member.headers, options)
-            )
-            self._add_problems(member, reasons)
+            problems = clip_problems if isinstance(member, EncodedClips) else image_problems
+            self._add_problems(member, problems(member.headers, decoder.options))
         self._start()
 
     def done(self) -> bool:
@@ -141,7 +136,8 @@ class Decoding:
             count = len(self._all_problems)
             for decoding in [*self._earlier, self]:
                 decoding._finish(waiting)
-        self.undecoded = sum(decoding._undecoded_pixels() for decoding in [*self._earlier, self])
+        works = [work for decoding in [*self._earlier, self] for work in decoding.works]
+        self.undecoded = sum(work.layout.undecoded_pixels for work in works)
         self.undecoded -= sum(decoding.undecoded for decoding in self._earlier)
         self._replaced = self._all_problems.keys() - set[int]().union(*(decoding._replaced for decoding in self._earlier))
         self.replaced = len(self._replaced)
@@ -228,9 +224,15 @@ class Decoding:
         raise DecodeError(f"{subject} cannot be decoded, because of {problems[first]}{more}. {way_out}")
 
     def _finish(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-        """Wait until the members are decoded with a good sample in place of each sample that has a problem."""
-        self._wait_for_decoders(waiting)
+        """Wait until the members are decoded with a good sample in place of each sample that has a problem.
+
+        The copy lane waits for the decoders' events. The host blocks, within ``waiting()``, while images are being decoded.
+        """
         while True:
+            with nullcontext() if self._future.done() else waiting():
+                events = self._future.result()
+            for event in events:
+                self._decoder.copy_lane.wait(event)
             for work in self.works:
                 self._add_problems(
                     work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()}
@@ -238,17 +240,6 @@ class Decoding:
             if self._undecodable == self._all_problems.keys():
                 return
             self._start()  # decode all images again: the offset of an image depends on the sizes of all images before it
-            self._wait_for_decoders(waiting)
-
-    def _undecoded_pixels(self) -> int:
-        return sum(work.layout.undecoded_pixels for work in self.works)
-
-    def _wait_for_decoders(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-        """Make the copy lane wait for the decoders' events. Blocks, within ``waiting()``, while images are being decoded."""
-        with nullcontext() if self._future.done() else waiting():
-            events = self._future.result()
-        for event in events:
-            self._decoder.copy_lane.wait(event)
 
     def _add_problems(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
         """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""

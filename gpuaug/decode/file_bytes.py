@@ -44,9 +44,11 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
-def file_problem(error: OSError | ValueError | LimitError) -> str:
+def file_problem(error: Exception) -> str:
     """Return the reason why a file cannot be read, without its path, which the error message names."""
-    return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) and error.errno else str(error)
+    if isinstance(error, OSError) and error.errno:
+        return f"[Errno {error.errno}] {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def is_bytes(value: Any) -> bool:

@@ -6,7 +6,7 @@ A batch holds a *window* of each image: the part that the next stage reads, or t
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,10 +36,14 @@ class Options:
     """Maximum number of bytes of a decoded image, over all bands."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
+    divides_large_files: bool = True
+    """Whether ``FileDecoder.takes_first`` of the decoders is used."""
 
 
 _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
 """Bytes per value for each index into ``SAMPLE_TYPES``."""
+
+AnyImage = TypeVar("AnyImage", torch.Tensor, NDArray[np.uint8])
 
 WindowsOf = Callable[[Shapes], Windows | None]
 """Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
@@ -66,41 +70,72 @@ class ImageInfo(NamedTuple):
     """EXIF orientation to correct; 1 if ``exif=False``."""
     scale: int
     """Downsampling factor."""
-    window: list[int]
-    """Top, left, height and width of the part of the upright, downsampled image that the batch holds."""
-    whole: bool
-    """Whether the window is the whole image."""
+    top: int
+    """First row of the window: the part of the upright, downsampled image that the batch holds."""
+    left: int
+    """First column of the window."""
+    window_height: int
+    """Number of rows of the window."""
+    window_width: int
+    """Number of columns of the window."""
+    whole: int
+    """1 if the window is the whole image; otherwise 0."""
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
     sampling: int
     """``Header.sampling``."""
 
 
-class BatchLayout:
-    """Offsets of the images or clips of a batch in flat buffers."""
+IMAGE = np.dtype([(name, np.int64) for name in ImageInfo._fields])
+"""Structured NumPy dtype with the fields of ``ImageInfo``, for loops over images."""
 
-    sources: NDArray[np.int64]
-    """(B,) index of the file that is decoded for each image."""
-    decoders: NDArray[np.int64]
-    """(B,) index of the decoder of each image."""
+
+class BatchLayout:
+    """Decoders of the images or clips of a batch, and their offsets in flat buffers.
+
+    Args:
+        headers: Headers of the batch.
+        options: Options of the stage.
+        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
+            file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
+        undecodable: Indices of files that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable file
+            before it, cyclically.
+    """
+
     dtype: torch.dtype = torch.uint8
     """dtype of the decoded pixels."""
     undecoded_pixels: int
     """Number of pixels outside the decoded windows."""
 
-    def place(self, lengths: NDArray[np.int64], on_card: NDArray[np.bool_], raw_lengths: NDArray[np.int64]) -> None:
+    def __init__(
+        self, headers: Headers, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
+    ) -> None:
+        self.sources = source_indices(len(headers.table), undecodable)
+        """(B,) index of the file that is decoded for each image or clip."""
+        self.headers = table = headers.table[self.sources]
+        """(B,) records of ``HEADER`` or ``CLIP``, of the files that are decoded."""
+        self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
+        """(B, 2) heights and widths in the files."""
+        priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
+        if options.divides_large_files:
+            priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
+        self.decoders = priorities.argmax(0)
+        """(B,) index of the decoder of each image or clip."""
+        self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
+        """(B,) mask of the images or clips that the card decodes."""
+
+    def place(self, lengths: NDArray[np.int64], raw_lengths: NDArray[np.int64]) -> None:
         """Place the images one after the other.
 
         Args:
             lengths: (B,) number of decoded values per image.
-            on_card: (B,) mask of the images that the card decodes.
             raw_lengths: (B,) number of bytes that an image takes in the temporary buffer ``Work.raw``; 0 if it is not used.
         """
         self.lengths = lengths
         """(B,) number of decoded values per image."""
         self.starts, self.length = _offsets(lengths)
         """(B,) offset of each image in ``Work.data``, and the total number of values."""
-        self.staged_starts, self.staged_length = _offsets(np.where(on_card, 0, lengths))
+        self.staged_starts, self.staged_length = _offsets(np.where(self.on_card, 0, lengths))
         """(B,) offset of each image that the CPU decodes in ``Work.staging``, and the total number of values."""
         self.raw_starts, self.raw_length = _offsets(raw_lengths)
         """(B,) offset of each image in ``Work.raw``, and the total number of bytes."""
@@ -123,15 +158,9 @@ class Layout(BatchLayout):
     """Offsets of the images of a batch in one flat buffer.
 
     Args:
-        headers: Headers of the batch.
-        options: Options of the stage.
-        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
-            file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
-        undecodable: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable image
-            before it, cyclically.
+        headers, options, decoders, undecodable: See ``BatchLayout``.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
             decode windows, are decoded whole.
-        divides_large_files: Whether ``takes_first`` of the decoders is used.
     """
 
     def __init__(
@@ -142,12 +171,9 @@ class Layout(BatchLayout):
         *,
         undecodable: Collection[int] = (),
         windows: WindowsOf | None = None,
-        divides_large_files: bool = True,
     ) -> None:
-        self.sources = source_indices(len(headers.table), undecodable)
-        """(B,) index of the file that is decoded for each image."""
-        self.headers = table = headers.table[self.sources]
-        """(B,) records of ``HEADER``, of the files that are decoded."""
+        super().__init__(headers, options, decoders, undecodable=undecodable)
+        table, stored, on_card = self.headers, self.stored, self.on_card
         self.as_stored = options.channels is None
         """Whether images are decoded as stored in the files."""
         self.label_max = table["label_max"] if options.channels == "labels" else np.zeros(len(table), np.uint8)
@@ -157,20 +183,11 @@ class Layout(BatchLayout):
             self.channels = 1
         type_ = 0 if isinstance(options.channels, int) else int(table["type"][0])
         self.dtype = getattr(torch, SAMPLE_TYPES[type_])
-        stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
         """(B,) EXIF orientations to correct."""
-        self.stored = stored
-        """(B, 2) heights and widths in the files."""
-        priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
-        if divides_large_files:
-            priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
-        self.decoders = priorities.argmax(0)
-        """(B,) index of the decoder of each image."""
-        on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))
         """(B,) mask of the images that the card decodes at full size into the temporary buffer ``raw``.
 
@@ -201,7 +218,7 @@ class Layout(BatchLayout):
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows, full_sizes=self.shapes.full_sizes)
         self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
-        self.place(self.windows[:, 2:].prod(1) * self.channels, on_card, raw_lengths)
+        self.place(self.windows[:, 2:].prod(1) * self.channels, raw_lengths)
 
     def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
         """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes at which crops are drawn."""
@@ -211,14 +228,19 @@ class Layout(BatchLayout):
         return Shapes(sizes, self.channels, "hwc", full_sizes=full_sizes)
 
     @cached_property
-    def infos(self) -> list[ImageInfo]:
-        """Header fields and window per image."""
+    def records(self) -> NDArray[np.void]:
+        """(B,) records of ``IMAGE``: header fields and window per image."""
         table = self.headers
         fields = [table[name] for name in ("start", "length", "format", "height", "width", "orientation")]
         fields.insert(3, np.where(self.label_max, 1, table["channels"]))
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
         columns = (*fields, self.orientations, self.scales, self.windows, whole, self.label_max, table["sampling"])
-        return [ImageInfo(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+        return np.column_stack(columns).astype(np.int64).view(IMAGE)[:, 0]
+
+    @cached_property
+    def infos(self) -> list[ImageInfo]:
+        """Header fields and window per image."""
+        return [ImageInfo(*record) for record in self.records.tolist()]
 
     def places(self) -> torch.Tensor:
         """Return offsets and sizes of the images, for ``Ragged.places``: (B, 3) int64, or (B, 4) with windows."""
@@ -264,11 +286,21 @@ class Layout(BatchLayout):
             data[first : first + upright.numel()].view(upright.shape).copy_(upright)
 
 
-def rotated_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Return an image (H, W, C), rotated upright: a view or a copy. ``orientation``: EXIF orientation, 1 to 8."""
-    flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}.get(orientation)
-    image = image.flip(flips) if flips else image
-    return image.transpose(0, 1) if orientation > 4 else image
+FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
+"""EXIF orientation → axes of an image (H, W, C) that are reversed. From 5 on, rows and columns are swapped after that."""
+
+
+def rotated_upright(image: AnyImage, orientation: int) -> AnyImage:
+    """Return an image (H, W, C), rotated upright: a view of an array, a view or a copy of a tensor.
+
+    Args:
+        image: Image in the orientation of its file.
+        orientation: EXIF orientation, 1 to 8.
+    """
+    if orientation in FLIPS:
+        axes = FLIPS[orientation]
+        image = image.flip(axes) if isinstance(image, torch.Tensor) else np.flip(image, axes)
+    return image.swapaxes(0, 1) if orientation > 4 else image
 
 
 def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64]:
@@ -287,17 +319,24 @@ def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64
     return sources
 
 
-def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return index → reason for each image that cannot be decoded according to its header and the options."""
+def size_problems(headers: Headers, options: Options) -> dict[int, str]:
+    """Return index → reason for each image or clip that cannot be read, or has more pixels than ``max_pixels``."""
     reasons = dict(headers.problems)
     pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         height, width = headers.table["height"][index], headers.table["width"][index]
         reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+    return reasons
+
+
+def problems(headers: Headers, options: Options) -> dict[int, str]:
+    """Return index → reason for each image that cannot be decoded according to its header and the options."""
+    reasons = size_problems(headers, options)
     is_fixed = isinstance(options.channels, int)
     channels = headers.table["stored_channels"] if options.channels is None else options.channels if is_fixed else 1
     value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
-    image_bytes = pixels.astype(np.float64) * channels * value_bytes  # exceed 64 bits in a hostile header
+    pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
+    image_bytes = pixels * channels * value_bytes  # exceed 64 bits in a hostile header
     for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
         reasons.setdefault(
             index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"

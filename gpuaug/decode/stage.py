@@ -6,6 +6,7 @@ the decoded images.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -240,8 +241,8 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes, self._hints = stage, lanes, Hints()
-        divides_large_files = self.threads >= LARGE_THREADS
-        self.decoder = Decoder(name, lanes, stage.options, self._decoders, divides_large_files=divides_large_files)
+        options = replace(stage.options, divides_large_files=self.threads >= LARGE_THREADS)
+        self.decoder = Decoder(name, lanes, options, self._decoders)
         # The user has named a decoder: raise an error now if it cannot be used.
         if stage.backend in ("engines", "hybrid"):
             self.decoder.decoders_of(Encoded)
@@ -337,7 +338,7 @@ class BoundDecode(BoundStage):
                 return stage.windows(batch, encoded, shapes, position)
         return None
 
-    def read(self, batch: Batch) -> tuple[Any, ...]:
+    def _values(self, batch: Batch) -> tuple[Any, ...]:
         """Return an empty tuple: the images are decoded before the batch is copied."""
         return ()
 

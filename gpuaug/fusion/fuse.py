@@ -23,7 +23,7 @@ from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.core.targets import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_of_shape
+from gpuaug.fusion.backends.readers import size_of_shape, size_of_shapes
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.record import Record
@@ -259,10 +259,7 @@ class Fused(nn.Module):
         seed = next_seed()
         if shapes.shortest_side < 1:
             return None
-        heights, widths = shapes.sizes[:: shapes.frames or 1].T
-        full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
-        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames, full=full)
-        return self._program().windows(size, seed)
+        return self._program().windows(size_of_shapes(shapes), seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.
@@ -457,7 +454,7 @@ class Fused(nn.Module):
         ops, size, device, has_points = program.lowered_ops, record.size, record.device, record.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, record.layouts, has_points=has_points, views=self.options.views
+                plan, ops, size, device, record.image_layouts, has_points=has_points, views=self.options.views
             )
         tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]

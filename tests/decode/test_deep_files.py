@@ -15,9 +15,9 @@ from support.files.encoded_files import encoded
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.decode.decoders import cpu
 from gpuaug.decode.formats import imagecodecs as formats
 from gpuaug.decode.headers import parse
+from gpuaug.decode.layout import rotated_upright
 
 tifffile = pytest.importorskip("tifffile")
 imagecodecs = pytest.importorskip("imagecodecs")
@@ -114,7 +114,7 @@ def test_orientation_is_undone(orientation):
     image = pixels(7, 5, 6)
     file = tiff(image, extratags=[(274, "H", 1, orientation, True)])
     (got,) = decoded(file)
-    assert_values(got, torch.from_numpy(np.ascontiguousarray(cpu._rotated_upright(image, orientation).transpose(2, 0, 1))))
+    assert_values(got, torch.from_numpy(np.ascontiguousarray(rotated_upright(image, orientation).transpose(2, 0, 1))))
     (kept,) = decoded(file, exif=False)
     assert_stored([kept], image)
 

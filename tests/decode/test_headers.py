@@ -268,6 +268,30 @@ def test_chunks_of_pixels_are_limited(monkeypatch):
     assert {parse(data).problem for data in files} == {"it has more than 100 chunks, which is the limit"}
 
 
+@pytest.mark.parametrize(
+    ("data", "is_limited"),
+    [
+        (hostile_files.bmps(1)["pairs"], True),
+        (hostile_files.bmps(1)["large and empty"], False),
+        *((b"P%c\n70 70\n255\n" % kind, kind in b"123") for kind in b"123456"),
+        (b"P6\n70 70\n254\n", True),
+        (b"P6\n8 8\n100\n" + bytes(4000), True),
+        (b"P6\n8 8\n255\n" + bytes(4000), False),
+    ],
+)
+def test_files_that_pil_decodes_in_python_are_limited(data, is_limited, monkeypatch):
+    monkeypatch.setattr(pil, "MAX_PYTHON_BYTES", 4000)
+    problem = parse(data).problem
+    assert ("more than 4000 bytes or pixels" in problem) == is_limited
+    assert is_limited or not problem
+
+
+def test_a_long_header_of_netpbm_is_not_read_byte_by_byte(monkeypatch):
+    monkeypatch.setattr(pil, "MAX_TEXT_BYTES", 4000)
+    comment = b"P6\n#" + b"a" * 4000
+    assert "EOF while reading header" in parse(comment + b"\n1 1\n255\n" + bytes(3)).problem
+
+
 def test_problem_is_one_line(monkeypatch):
     def fail(data, names):
         raise RuntimeError("one\ntwo")

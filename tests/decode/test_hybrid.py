@@ -1,6 +1,7 @@
 """The hybrid decoder on a double of nvJPEG: states go from image to image, whatever fails."""
 
 import threading
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -182,7 +183,8 @@ def test_files_that_are_taken_first_are_decoded_by_the_hybrid_decoder_if_there_i
     headers, options = SimpleNamespace(table=large_table(100)), DecodeStage().options
     first = decoder.takes_first(headers.table)
     assert np.array_equal(Layout(headers, options, [engines, decoder, cpu]).decoders, first)
-    assert not Layout(headers, options, [engines, decoder, cpu], divides_large_files=False).decoders.any()
+    few_threads = replace(options, divides_large_files=False)
+    assert not Layout(headers, few_threads, [engines, decoder, cpu]).decoders.any()
     assert not Layout(headers, options, [engines, cpu]).decoders.any()
     assert not Layout(headers, options, [decoder, cpu]).decoders.any()
 

@@ -21,6 +21,7 @@ from gpuaug.decode import c_calls
 from gpuaug.decode.decoders import cpu, libspng, libwebp, loops
 from gpuaug.decode.formats import imagecodecs
 from gpuaug.decode.formats import png as png_format
+from gpuaug.decode.layout import IMAGE
 
 pytestmark = [
     pytest.mark.skipif(libspng.library() is None, reason="imagecodecs is missing, or exports no functions of libspng"),
@@ -71,13 +72,13 @@ def decoded_windows(files, windows, channels=3, sizes=None):
     lengths = windows[:, 2:].prod(1) * channels
     starts = GUARD + np.cumsum([0, *(lengths[:-1] + GUARD)])
     memory = np.full(starts[-1] + lengths[-1] + GUARD, FILLED, np.uint8)
-    jobs = np.zeros(len(files), loops.JOB)
-    jobs["format"], jobs["stored"] = table["format"], table["channels"]
-    jobs["start"], jobs["bytes"], jobs["out"], jobs["channels"] = table["start"], table["length"], starts, channels
-    jobs["top"], jobs["left"], jobs["height"], jobs["width"] = windows.T
-    jobs["full_height"], jobs["full_width"] = (table["height"], table["width"]) if sizes is None else np.array(sizes).T
+    jobs = np.zeros(len(files), IMAGE)
+    for name in ("format", "channels", "start", "length"):
+        jobs[name] = table[name]
+    jobs["top"], jobs["left"], jobs["window_height"], jobs["window_width"] = windows.T
+    jobs["height"], jobs["width"] = (table["height"], table["width"]) if sizes is None else np.array(sizes).T
     mask = np.ones(len(files), np.bool_)
-    loops.png_and_webp_loop()(batch.data.numpy(), memory, jobs, mask)
+    loops.png_and_webp_loop()(batch.data.numpy(), memory, jobs, starts, channels, mask)
     images = []
     for start, length, (_, _, height, width) in zip(starts.tolist(), lengths.tolist(), windows.tolist(), strict=True):
         images.append(memory[start : start + length].reshape(height, width, channels).copy())
@@ -292,16 +293,11 @@ def test_imagecodecs_may_be_missing_or_built_without_libspng(module, monkeypatch
     assert imagecodecs.imagecodecs.__wrapped__() is None
 
 
-@pytest.mark.parametrize("path", [PIL._imaging.__file__, "no such file"])
-def test_libwebp_may_be_out_of_reach(path, monkeypatch):
-    monkeypatch.setattr(PIL, "_webp", SimpleNamespace(__file__=path))
-    assert libwebp.library.__wrapped__() is None
-
-
-@pytest.mark.parametrize("module", ["numpy", "no_such_module"])
-def test_libspng_may_be_out_of_reach(module, monkeypatch):
-    monkeypatch.setattr(libspng, "importlib", mock.Mock(import_module=lambda _: __import__(module)))
-    assert libspng.library.__wrapped__() is None
+@pytest.mark.parametrize("module", [PIL._imaging, SimpleNamespace(__file__="no such file"), None])
+@pytest.mark.parametrize(("name", "library"), [("PIL._webp", libwebp.library), ("imagecodecs._spng", libspng.library)])
+def test_a_library_may_be_out_of_reach(name, library, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, module)
+    assert library.__wrapped__() is None
 
 
 @pytest.mark.parametrize("missing", [libspng, libwebp], ids=["libspng", "libwebp"])

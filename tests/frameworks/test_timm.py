@@ -17,7 +17,7 @@ import gpuaug
 from gpuaug.fusion.lower import by_name
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import ArraySampler, Sampler
-from gpuaug.fusion.ops.torchvision.timm import resize_keep_ratio
+from gpuaug.fusion.ops.torchvision import timm as ops
 
 timm_data = pytest.importorskip("timm.data")
 transforms = pytest.importorskip("timm.data.transforms")
@@ -108,7 +108,7 @@ def test_drawn_sizes_equal_timms_for_the_same_numbers(area, monkeypatch):
         random_scale_area=area,
         random_aspect_prob=0.6,
     )
-    op = resize_keep_ratio("", transform, "bytes")
+    op = ops.ResizeKeepRatio("", transform, "bytes")
     rng = np.random.default_rng(0)
     for height, width in rng.integers(8, 400, (200, 2)).tolist():
         numbers = rng.random(4, np.float32)
@@ -208,7 +208,7 @@ def test_drawn_sizes_lie_in_the_bounds_that_are_said(chances):
     transform = transforms.ResizeKeepRatio(
         (64, 48), 1.0, random_scale_prob=scale, random_scale_range=(0.5, 1.6), random_aspect_prob=aspect
     )
-    op = resize_keep_ratio("", transform, "bytes")
+    op = ops.ResizeKeepRatio("", transform, "bytes")
     size = Size(5000, 3, 90, 200)
     out = op.out_drawn(op.draw(Sampler((0,), 5000), size), size)
     bounds = op.out_bounds(size)

@@ -59,7 +59,11 @@ def test_draws_of_perspective_name_each_coordinate():
 @left_to_kornia
 def test_draws_of_modules_left_to_kornia_hold_one_number_per_sample():
     augment = gpuaug.fuse(
-        [K.RandomMotionBlur(3, 35.0, 0.5, p=0.5), K.RandomThinPlateSpline(p=1.0), K.ImageSequential(K.RandomMedianBlur(p=1.0))]
+        [
+            K.RandomMotionBlur(3, 35.0, 0.5, resample="bicubic", p=0.5),
+            K.RandomThinPlateSpline(p=1.0),
+            K.ImageSequential(K.RandomMedianBlur(p=1.0)),
+        ]
     )
     draws = augment.draw((4, 3, 16, 16), seed=3)  # as many as the shape has sides, and jitter has factors
     blur = draws.as_kornia()[0]

@@ -40,7 +40,7 @@ PIPELINES = {
     "left to Kornia": lambda: [
         K.RandomHorizontalFlip(),
         K.RandomElasticTransform(p=1.0),
-        K.RandomMotionBlur(3, 35.0, 0.5, p=1.0),
+        K.RandomMotionBlur(3, 35.0, 0.5, resample="bicubic", p=1.0),
     ],
     "resampled crop, left to Kornia": lambda: [K.RandomCrop((16, 20), cropping_mode="resample"), K.RandomRotation(20.0)],
     "the user's own": lambda: [K.RandomInvert(), torch.nn.Conv2d(3, 3, 3, padding=1)],

@@ -219,7 +219,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if options.keep and options.json is not None and options.json.exists():
         rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
     # With --keep, rows come from several runs.
-    origin = {"commit": machine["commit"], "gpu": machine["gpu"]["name"] if machine["gpu"] else "CPU"}
+    origin = {
+        "commit": machine["commit"],
+        "gpu": machine["gpu"]["name"] if machine["gpu"] else "CPU",
+        "cores_allowed": machine["cpu"]["cores_allowed"],
+    }
     settings: dict[str, Any] = {"skipped": [], "ours": _with_twins(_OURS), "ceilings": _with_twins(_CEILINGS)}
     for name in names:
         case = SUITE_CASES.get(name)

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.encoded import ClipHeaders
+from gpuaug.core.encoded import ClipHeaders, Headers
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.decode.clips.index import Stream
 from gpuaug.decode.decoders.base import FileDecoder
-from gpuaug.decode.layout import BatchLayout, Options, rotated_upright, source_indices
+from gpuaug.decode.layout import BatchLayout, Options, rotated_upright, size_problems
 
 _LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 """Number of the colour matrix in H.273 → weights of red and blue in luma. All other matrices use BT.601."""
@@ -47,13 +47,10 @@ class ClipInfo(NamedTuple):
 class ClipLayout(BatchLayout):
     """Layout of the clips of a batch in one flat buffer.
 
+    The field ``orientation`` of ``headers`` is 1 if ``exif=False``. The card decodes clips as NV12 frames into ``Work.raw``.
+
     Args:
-        headers: Headers of the batch.
-        options: Options of the stage.
-        decoders: Decoders in order of precedence. A clip is decoded by the first decoder whose ``takes`` is true for the clip.
-            The last decoder must take all clips.
-        undecodable: Indices of clips that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable clip
-            before it, cyclically.
+        headers, options, decoders, undecodable: See ``BatchLayout``.
     """
 
     undecoded_pixels = 0
@@ -62,25 +59,16 @@ class ClipLayout(BatchLayout):
     def __init__(
         self, headers: ClipHeaders, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
     ) -> None:
-        self.sources = source_indices(len(headers.table), undecodable)
-        """(B,) index of the clip that is decoded for each clip."""
+        super().__init__(headers, options, decoders, undecodable=undecodable)
         self._clip_headers = headers
-        self.headers = table = headers.table[self.sources]
-        """(B,) records of ``CLIP``, of the clips that are decoded. The field ``orientation`` is 1 if ``exif=False``."""
         self.frames = headers.pts.shape[1]
         """Number of frames per clip."""
-        self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
-        """(B, 2) heights and widths in the files."""
         if not options.exif:
-            table["orientation"] = 1
-        self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
-        """(B,) index of the decoder of each clip."""
-        self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
-        """(B,) mask of the clips that the card decodes, as NV12 frames into ``Work.raw``."""
-        self.sizes = np.where((table["orientation"] > 4)[:, None], self.stored[:, ::-1], self.stored)
+            self.headers["orientation"] = 1
+        self.sizes = np.where((self.headers["orientation"] > 4)[:, None], self.stored[:, ::-1], self.stored)
         """(B, 2) heights and widths of upright frames."""
         areas = self.stored.prod(1) * self.frames
-        self.place(areas * 3, self.on_card, np.where(self.on_card, areas * 3 // 2, 0))
+        self.place(areas * 3, np.where(self.on_card, areas * 3 // 2, 0))
 
     @cached_property
     def infos(self) -> list[ClipInfo]:
@@ -108,16 +96,15 @@ class ClipLayout(BatchLayout):
         length = self.frames * height * width * 3 // 2
         return raw[start : start + length].view(self.frames, height * 3 // 2, width)
 
-    def clip(self, data: Tensor, index: int, start: int | None = None) -> Tensor:
+    def clip(self, data: Tensor, index: int, start: int) -> Tensor:
         """Return a view (T, H, W, 3) of the upright RGB frames of one clip.
 
         Args:
             data: Flat buffer.
             index: Index of the clip.
-            start: Offset of the clip in ``data``. Default: the offset in ``Work.data``.
+            start: Offset of the clip in ``data``.
         """
         height, width = self.sizes[index].tolist()
-        start = int(self.starts[index]) if start is None else start
         return data[start : start + int(self.lengths[index])].view(self.frames, height, width, 3)
 
     def finish(self, data: Tensor, raw: Tensor | None) -> None:
@@ -186,15 +173,10 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
         rgb[..., channel].copy_(rotated_upright(planes, orientation).movedim(2, 0))
 
 
-def problems(headers: ClipHeaders, options: Options) -> dict[int, str]:
+def problems(headers: Headers, options: Options) -> dict[int, str]:
     """Return index → reason for each clip that cannot be decoded according to its header and the options."""
-    reasons = dict(headers.problems)
-    table = headers.table
-    pixels = table["height"].astype(np.int64) * table["width"]
-    for index in np.flatnonzero(pixels > options.max_pixels).tolist():
-        size = f"{table['width'][index]}x{table['height'][index]}"
-        reasons.setdefault(index, f"its {size} pixels are more than max_pixels={options.max_pixels}")
+    reasons = size_problems(headers, options)
     if options.channels in (1, "labels"):
-        for index in range(len(table)):
+        for index in range(len(headers.table)):
             reasons.setdefault(index, f"clips are decoded to RGB only, not with channels={options.channels!r}")
     return reasons

@@ -85,9 +85,7 @@ class _Headers:
 
     def _content(self, start: int, end: int) -> bytes:
         self._file.seek(start)
-        data = self._file.read(end - start)
-        assert isinstance(data, bytes)
-        return data
+        return self._file.read(end - start)
 
     def _top_level(self) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of the boxes that the demuxer searches for other boxes."""
@@ -127,10 +125,8 @@ class _Headers:
                 case b"elst":
                     track.edits += number[4]
                 case b"stsc":
-                    counts = data[offset + 12 : offset + 8 + 12 * number[4]]
-                    track.most_in_chunk = max(
-                        [track.most_in_chunk, *(int.from_bytes(counts[at : at + 4], "big") for at in range(0, len(counts), 12))]
-                    )
+                    for at in range(offset + 12, min(offset + 8 + 12 * number[4], len(data)), 12):
+                        track.most_in_chunk = max(track.most_in_chunk, int.from_bytes(data[at : at + 4], "big"))
                 case b"stco" | b"co64":
                     track.chunks += number[4]
                 case b"stts":

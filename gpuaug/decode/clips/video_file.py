@@ -90,10 +90,8 @@ def _errors_as_video_errors() -> Iterator[None]:
         yield
     except av.error.FFmpegError as error:
         raise VideoError(f"FFmpeg says: {error.strerror or error}") from None
-    except (OSError, ValueError, LimitError) as error:
+    except (OSError, ValueError, LimitError, OverflowError, MemoryError) as error:
         raise VideoError(file_problem(error)) from None
-    except (OverflowError, MemoryError) as error:
-        raise VideoError(str(error) or type(error).__name__) from None
 
 
 class Video:

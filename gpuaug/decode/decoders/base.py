@@ -49,10 +49,8 @@ class Pools:
 
     def close(self) -> None:
         """End the threads after their current calls."""
-        self.batches.shutdown(cancel_futures=True)
-        self.card.shutdown()
-        self.clips.shutdown(cancel_futures=True)
-        self.images.shutdown(cancel_futures=True)
+        for executor in (self.batches, self.card, self.clips, self.images):
+            executor.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)

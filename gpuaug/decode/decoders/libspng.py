@@ -1,10 +1,9 @@
 """Functions of libspng, which imagecodecs links statically. On Linux, its module for PNGs exports them."""
 
 import ctypes
-import importlib
 from functools import cache
 
-from gpuaug.decode.c_calls import load_library
+from gpuaug.decode.c_calls import library_of_module
 
 NAMES = ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr", "spng_decode_image")
 """Names of the functions that ``loops`` calls."""
@@ -13,8 +12,4 @@ NAMES = ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr"
 @cache
 def library() -> ctypes.CDLL | None:
     """Return libspng; ``None`` if imagecodecs is not installed, or its module does not export libspng's functions."""
-    try:
-        module = importlib.import_module("imagecodecs._spng")
-    except ImportError:
-        return None
-    return load_library([str(module.__file__)], NAMES)
+    return library_of_module("imagecodecs._spng", NAMES)

@@ -6,7 +6,7 @@ PIL itself decodes a WebP into four channels, and copies the pixels three times,
 import ctypes
 from functools import cache
 
-from gpuaug.decode.c_calls import load_library
+from gpuaug.decode.c_calls import library_of_module
 
 DEMUX_ABI = 0x0107
 """``WEBP_DEMUX_ABI_VERSION``: version of the structures ``WebPData`` and ``WebPIterator``.
@@ -25,11 +25,6 @@ NAMES = (
 def library() -> ctypes.CDLL | None:
     """Return libwebp, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
 
-    Pixels equal PIL's for every version of libwebp, because PIL uses the same library file. The handle of PIL's module also
-    finds functions of the libraries that the module is linked to.
+    Pixels equal PIL's for every version of libwebp, because PIL uses the same library file.
     """
-    try:
-        from PIL import _webp  # type: ignore[attr-defined]  # here, so that importing gpuaug does not import PIL
-    except ImportError:
-        return None
-    return load_library([_webp.__file__], NAMES)
+    return library_of_module("PIL._webp", NAMES)

@@ -24,26 +24,15 @@ from gpuaug.decode.decoders.turbojpeg import (
     SUBSAMPLING,
     WIDTH,
 )
-from gpuaug.decode.layout import ImageInfo, Layout
+from gpuaug.decode.layout import IMAGE, ImageInfo, Layout
 from gpuaug.decode.work import Work
 
-JOB = np.dtype(
-    [
-        *((name, np.int64) for name in ("format", "start", "bytes", "out", "channels", "stored")),
-        *((name, np.int64) for name in ("top", "left", "height", "width")),
-        *((name, np.int64) for name in ("full_height", "full_width", "scale", "mcu_width")),
-    ]
-)
-"""Structured dtype of the arguments for one image.
+Array = NDArray[Any]
 
-Format (0: no loop decodes the image), offset and length of the file, offset and number of channels of the output, number of
-channels in the file, window, size of the image in the file, downsampling factor, and width of a block by the header.
-"""
+DecodeJobs = Callable[[Array, Array, Array, Array, int, Array], None]
+"""Function of the files, the output, (n,) records of ``IMAGE``, (n,) offsets in the output, number of channels, and (n,) mask.
 
-DecodeJobs = Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.void], NDArray[np.bool_]], None]
-"""Function of the files, the output, (n,) records of ``JOB``, and an (n,) mask.
-
-Decodes the images of the mask, and clears the mask where it fails.
+The files and the output are flat arrays of bytes. Decodes the images of the mask, and clears the mask where it fails.
 """
 
 WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
@@ -71,34 +60,18 @@ class Loops:
 
     def __init__(self, work: Work[Layout], indices: NDArray[Any]) -> None:
         layout = work.layout
-        table = layout.headers
-        out, starts = work.host
-        self._files, self._out = work.encoded.data.numpy(), out.numpy()
-        self._jobs = jobs = np.zeros(len(table), JOB)
+        out, self._starts = work.host
+        self._out = out.numpy()
+        self._files = work.encoded.data.numpy()
+        self._channels = layout.channels
+        self._jobs = jobs = layout.records
+        selected = np.zeros(len(jobs), np.bool_)
         if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:
-            selected = np.zeros(len(table), np.bool_)
-            selected[indices] = True
-            selected &= layout.orientations == 1
-            is_window = (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
-            is_jpeg = is_window & np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3))
-            jobs["format"] = np.where(selected & (is_jpeg | np.isin(table["format"], PNG_AND_WEBP)), table["format"], 0)
-        loops = (jpeg_loop, WINDOW_FORMATS), (png_and_webp_loop, PNG_AND_WEBP)
-        self._loops = [
-            (decode_jobs, formats)
-            for loop, formats in loops
-            if np.isin(jobs["format"], formats).any() and (decode_jobs := loop()) is not None
-        ]
-        jobs["start"] = table["start"]
-        jobs["bytes"] = table["length"]
-        jobs["out"] = starts
-        jobs["channels"] = layout.channels
-        jobs["stored"] = table["channels"]
-        for name, column in zip(("top", "left", "height", "width"), layout.windows.T, strict=True):
-            jobs[name] = column
-        jobs["full_height"] = table["height"]
-        jobs["full_width"] = table["width"]
-        jobs["scale"] = layout.scales
-        jobs["mcu_width"] = turbojpeg.mcu_widths(table["channels"], table["sampling"])
+            selected[indices] = layout.orientations[indices] == 1
+        is_jpeg = (jobs["whole"] == 0) & np.isin(jobs["format"], WINDOW_FORMATS) & np.isin(jobs["channels"], (1, 3))
+        is_png_or_webp = np.isin(jobs["format"], PNG_AND_WEBP)
+        masks = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
+        self._loops = [(decode_jobs, mask) for loop, mask in masks if mask.any() and (decode_jobs := loop()) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._loops)
@@ -108,12 +81,12 @@ class Loops:
 
         The loops skip progressive JPEGs, and PNGs and WebPs whose pixels need a conversion other than the loss of alpha.
         """
-        jobs = self._jobs[np.array(indices)]
-        decoded = np.zeros(len(jobs), np.bool_)
-        for decode_jobs, formats in self._loops:
-            mask = np.isin(jobs["format"], formats)
+        selected = np.array(indices)
+        decoded = np.zeros(len(indices), np.bool_)
+        for decode_jobs, is_of_loop in self._loops:
+            mask = is_of_loop[selected]
             if mask.any():
-                decode_jobs(self._files, self._out, jobs, mask)
+                decode_jobs(self._files, self._out, self._jobs[selected], self._starts[selected], self._channels, mask)
                 decoded |= mask
         return decoded
 
@@ -136,10 +109,18 @@ def decode_window(
     columns = mcu_widths, np.array([info.width]), np.array([info.scale])
     top, left, height, width = turbojpeg.regions(np.array([window]), *columns)[0].tolist()
     pixels = np.empty((height, width, channels), np.uint8)
-    job = (info.format, 0, len(file), 0, channels, info.channels, top, left, height, width, info.height, info.width)
+    job = info._replace(start=0, length=len(file), top=top, left=left, window_height=height, window_width=width)
     decoded = np.ones(1, np.bool_)
-    decode_jobs(file, pixels.reshape(-1), np.array([(*job, info.scale, mcu_widths[0])], JOB), decoded)
+    decode_jobs(file, pixels.reshape(-1), np.array([job], IMAGE), np.zeros(1, np.int64), channels, decoded)
     return pixels[:, window[1] - left :][:, : window[3]] if decoded[0] else None
+
+
+def _called(decode_jobs: Any) -> DecodeJobs:
+    """Return a loop after a call without images, which compiles the loop."""
+    files, starts, decoded = np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.bool_)
+    decode_jobs(files, files, np.empty(0, IMAGE), starts, 3, decoded)
+    result: DecodeJobs = decode_jobs
+    return result
 
 
 @compile_once
@@ -164,46 +145,44 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
     grey, rgb = PIXEL_FORMATS[1], PIXEL_FORMATS[3]
 
     @compile_function  # type: ignore[untyped-decorator]
-    def decode_jpeg(handle: int, file: int, out: int, job: Any) -> bool:
-        if call(read_header, (handle, file, job["bytes"])) & LOW:  # this and later calls also fail for a warning
+    def decode_jpeg(handle: int, file: int, out: int, job: Any, channels: int) -> bool:
+        if call(read_header, (handle, file, job["length"])) & LOW:  # this and later calls also fail for a warning
             return False
-        if call(get, (handle, HEIGHT)) & LOW != job["full_height"] or call(get, (handle, WIDTH)) & LOW != job["full_width"]:
+        if call(get, (handle, HEIGHT)) & LOW != job["height"] or call(get, (handle, WIDTH)) & LOW != job["width"]:
             return False
         subsampling = call(get, (handle, SUBSAMPLING)) & LOW
-        columns = -(-job["full_width"] // job["scale"])
-        if subsampling >= len(MCU_WIDTHS) or MCU_WIDTHS[subsampling] != job["mcu_width"]:  # the margins would be wrong
+        columns = -(-job["width"] // job["scale"])
+        mcu_width = 8 if job["channels"] == 1 else (job["sampling"] - 1) // 4 * 8
+        if subsampling >= len(MCU_WIDTHS) or MCU_WIDTHS[subsampling] != mcu_width:  # the margins would be wrong
             return False
-        if call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["width"] > columns:
+        if call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["window_width"] > columns:
             return False
         # The structures of two and four 32-bit integers are passed as one and two 64-bit registers.
         if job["scale"] > 1 and call(set_scale, (handle, 1 | job["scale"] << 32)) & LOW:
             return False
         # Set a region even for a whole image: the call fails for a lossless JPEG, which would be decoded without downsampling.
-        if call(set_region, (handle, job["left"] | job["top"] << 32, job["width"] | job["height"] << 32)) & LOW:
+        if call(set_region, (handle, job["left"] | job["top"] << 32, job["window_width"] | job["window_height"] << 32)) & LOW:
             return False
-        row_bytes = job["width"] * job["channels"]
-        pixel_format = grey if job["channels"] == 1 else rgb
+        row_bytes = job["window_width"] * channels
+        pixel_format = grey if channels == 1 else rgb
         # Fails for CMYK, which is not converted to RGB or grey, and for 12 bits.
-        status: int = call_unlocked(decompress, (handle, file, job["bytes"], out, row_bytes, pixel_format))
+        status: int = call_unlocked(decompress, (handle, file, job["length"], out, row_bytes, pixel_format))
         return status & LOW == 0
 
     @compile_function  # type: ignore[untyped-decorator]
-    def decode_jobs(
-        files: NDArray[np.uint8], out: NDArray[np.uint8], jobs: NDArray[np.void], decoded: NDArray[np.bool_]
-    ) -> None:
+    def decode_jobs(files: Array, out: Array, jobs: Array, starts: Array, channels: int, decoded: Array) -> None:
         for index in range(len(jobs)):
             if decoded[index]:
                 job = jobs[index]
                 # A new handle per file: a handle keeps the tables of its last file, and would use them for a file without
                 # tables.
                 handle = call(init, (DECOMPRESS,))
-                file, pixels = np.int64(files.ctypes.data) + job["start"], np.int64(out.ctypes.data) + job["out"]
-                decoded[index] = decode_jpeg(handle, file, pixels, job)
+                file = np.int64(files.ctypes.data) + job["start"]
+                pixels = np.int64(out.ctypes.data) + starts[index]
+                decoded[index] = decode_jpeg(handle, file, pixels, job, channels)
                 call(destroy, (handle,))
 
-    decode_jobs(np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, JOB), np.empty(0, np.bool_))
-    result: DecodeJobs = decode_jobs
-    return result
+    return _called(decode_jobs)
 
 
 @compile_once
@@ -225,90 +204,73 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
     png = int(Format.PNG)
 
     @compile_function  # type: ignore[untyped-decorator]
-    def scratch_bytes(job: Any, stored: int) -> int:
-        """Return the bytes of the whole image of ``stored`` channels; 0 if it is decoded directly into the output."""
-        pixels: int = job["full_height"] * job["full_width"]
-        return 0 if stored == job["channels"] and job["height"] * job["width"] == pixels else pixels * stored
-
-    @compile_function  # type: ignore[untyped-decorator]
-    def copy_window(job: Any, scratch: NDArray[np.uint8], stored: int, out: NDArray[np.uint8]) -> None:
-        """Copy the window from an image of ``stored`` channels in ``scratch`` to the output, without the last channels."""
-        if len(scratch):
-            top, left, height, width, channels = job["top"], job["left"], job["height"], job["width"], job["channels"]
-            image = scratch.reshape((job["full_height"], job["full_width"], stored))
-            pixels = out[job["out"] : job["out"] + height * width * channels].reshape((height, width, channels))
-            pixels[:, :, :] = image[top : top + height, left : left + width, :channels]
-
-    @compile_function  # type: ignore[untyped-decorator]
-    def decode_png(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+    def decode_png(file: int, buffer: int, size: int, job: Any, words: Array) -> bool:
         """Decode a PNG of 8 bits per channel as ``imagecodecs.spng_decode`` does."""
-        stored = job["stored"]
-        if not new or (stored != job["channels"] and not (stored == 4 and job["channels"] == 3)):
-            return False
+        stored = job["channels"]
         pixel_format = 64 if stored == 1 else 4 if stored == 3 else 1  # SPNG_FMT_G8, SPNG_FMT_RGB8 or SPNG_FMT_RGBA8
-        if scratch_bytes(job, stored) > stored * MAX_SCRATCH_PIXELS:
-            return False
-        scratch = np.empty(scratch_bytes(job, stored), np.uint8)
-        buffer = np.int64(scratch.ctypes.data) if len(scratch) else np.int64(out.ctypes.data) + job["out"]
-        size = job["full_height"] * job["full_width"] * stored
         context = call(new, (0,))
         if not context:
             return False
         decoded: bool = (
-            call(set_file, (context, np.int64(files.ctypes.data) + job["start"], job["bytes"])) & LOW == 0
+            call(set_file, (context, file, job["length"])) & LOW == 0
             and call(read_header, (context, np.int64(words.ctypes.data))) & LOW == 0
-            and words[0] == job["full_width"] | job["full_height"] << 32
+            and words[0] == job["width"] | job["height"] << 32
             and call_unlocked(decode_image, (context, buffer, size, pixel_format, 0)) & LOW == 0
         )
         call(free, (context,))
-        if decoded:
-            copy_window(job, scratch, stored, out)
         return decoded
 
     @compile_function  # type: ignore[untyped-decorator]
-    def decode_webp(files: NDArray[np.uint8], out: NDArray[np.uint8], job: Any, words: NDArray[np.int64]) -> bool:
+    def decode_webp(file: int, buffer: int, size: int, job: Any, words: Array) -> bool:
         """Decode a WebP, or the first frame of an animation if the frame covers the canvas.
 
         As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. The first 10 integers of
         ``words`` are a ``WebPIterator``, the last two a ``WebPData``.
         """
-        if not decode_rgb or job["channels"] != 3:
-            return False
-        if scratch_bytes(job, 3) > 3 * MAX_SCRATCH_PIXELS:
-            return False
-        scratch = np.empty(scratch_bytes(job, 3), np.uint8)
-        buffer = np.int64(scratch.ctypes.data) if len(scratch) else np.int64(out.ctypes.data) + job["out"]
-        size = 3 * job["full_height"] * job["full_width"]
         words[:10] = 0
-        words[10] = np.int64(files.ctypes.data) + job["start"]
-        words[11] = job["bytes"]
+        words[10] = file
+        words[11] = job["length"]
         iterator = np.int64(words.ctypes.data)
         demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
         decoded: bool = (
             demuxer != 0
             and call(get_frame, (demuxer, 1, iterator)) & LOW != 0
-            and words[2] == job["full_width"] | job["full_height"] << 32
-            and call_unlocked(decode_rgb, (words[5], words[6], buffer, size, 3 * job["full_width"])) != 0
+            and words[2] == job["width"] | job["height"] << 32
+            and call_unlocked(decode_rgb, (words[5], words[6], buffer, size, 3 * job["width"])) != 0
         )
         call(release_frame, (iterator,))
         call(delete, (demuxer,))
-        if decoded:
-            copy_window(job, scratch, 3, out)
         return decoded
 
     @compile_function  # type: ignore[untyped-decorator]
-    def decode_jobs(
-        files: NDArray[np.uint8], out: NDArray[np.uint8], jobs: NDArray[np.void], decoded: NDArray[np.bool_]
-    ) -> None:
+    def decode_job(files: Array, out: Array, job: Any, start: int, channels: int, words: Array) -> bool:
+        """Decode an image into the output, or into scratch memory, from which the window is copied without alpha."""
+        height, width = job["window_height"], job["window_width"]
+        is_png = job["format"] == png
+        stored = job["channels"] if is_png else 3
+        if not (new if is_png else decode_rgb) or not (stored == channels or (is_png and stored == 4 and channels == 3)):
+            return False
+        pixels = job["height"] * job["width"]
+        is_direct = stored == channels and height * width == pixels
+        if not is_direct and pixels > MAX_SCRATCH_PIXELS:
+            return False
+        scratch = np.empty(0 if is_direct else pixels * stored, np.uint8)
+        buffer = np.int64(out.ctypes.data) + start if is_direct else np.int64(scratch.ctypes.data)
+        file = np.int64(files.ctypes.data) + job["start"]
+        size = pixels * stored
+        if not (decode_png(file, buffer, size, job, words) if is_png else decode_webp(file, buffer, size, job, words)):
+            return False
+        if not is_direct:
+            image = scratch.reshape((job["height"], job["width"], stored))
+            window = out[start : start + height * width * channels].reshape((height, width, channels))
+            window[:, :, :] = image[job["top"] :, job["left"] :, :channels][:height, :width]
+        return True
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_jobs(files: Array, out: Array, jobs: Array, starts: Array, channels: int, decoded: Array) -> None:
         words = np.empty(_WORDS, np.int64)
         for index in range(len(jobs)):
             if decoded[index]:
-                job = jobs[index]
-                if job["format"] == png:
-                    decoded[index] = decode_png(files, out, job, words)
-                else:
-                    decoded[index] = decode_webp(files, out, job, words)
+                decoded[index] = decode_job(files, out, jobs[index], starts[index], channels, words)
 
-    decode_jobs(np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, JOB), np.empty(0, np.bool_))
-    result: DecodeJobs = decode_jobs
-    return result
+    return _called(decode_jobs)

@@ -141,7 +141,7 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Te
     time_stamps = sorted(time_stamp for _, _, time_stamp, _ in info.packets)
     count = 0  # number of frames so far, in display order
     for start, size in _packet_ranges(info):
-        for frame in session.feed(address + start, size) if size else session.end():
+        for frame in session.feed(address + start if size else 0, size):
             if count == len(time_stamps):
                 return f"NVDEC returns more than {count} frames, which is its number of packets"
             positions = info.positions.get(time_stamps[count], ())

@@ -92,16 +92,12 @@ class Session:
 
         Args:
             address: Host address of the first packet.
-            size: Number of bytes up to the end of the last packet.
+            size: Number of bytes up to the end of the last packet; 0 to end the stream, and return the remaining frames.
         """
         packet = self._packet()
         packet.bsl_data, packet.bsl = address, size
         frames: list[Any] = self._decoder.Decode(packet)
         return frames
-
-    def end(self) -> list[Any]:
-        """End the stream of packets. Return the remaining frames."""
-        return self.feed(0, 0)
 
 
 def nv12_of(frame: Any) -> Tensor:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event
@@ -83,9 +82,9 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
             if (frame.height, frame.width) != (stream.height, stream.width):
                 return f"it has frames of {frame.width}x{frame.height} and of {stream.width}x{stream.height} pixels"
             missing.discard(frame.pts)
-            pixels = torch.from_numpy(frame.to_ndarray(format=RGB))
+            pixels = frame.to_ndarray(format=RGB)
             for position in info.positions[frame.pts]:
-                out[position] = rotated_upright(pixels, stream.orientation).numpy()
+                out[position] = rotated_upright(pixels, stream.orientation)
         return f"its frame at time stamp {min(missing)} is missing" if missing else ""
     except Exception as error:  # damaged data may raise anything
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"

@@ -55,9 +55,9 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
     return valid_orientation(values.get(ORIENTATION, (1,))[0])
 
 
-def valid_orientation(value: int) -> int:
+def valid_orientation(value: Any) -> int:
     """Return an EXIF orientation, or 1 if ``value`` is none."""
-    return value if 1 <= value <= 8 else 1
+    return int(value) if value in range(1, 9) else 1
 
 
 def is_tiff(prefix: bytes) -> bool:

@@ -2,14 +2,10 @@
 
 import re
 import struct
-from collections.abc import Callable
 
 from gpuaug.decode.formats import pil
 from gpuaug.decode.formats.header import Header, ImageFormat
-from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_SEGMENTS, MAX_TEXT_BYTES, MIN_TILE_PIXELS, LimitError, Metadata
-
-_match_netpbm_word = re.compile(rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])*+([^\s#]{1,10})(?=\s)").match
-"""Match the next word of the header of a netpbm file, and the comments in front of it."""
+from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_SEGMENTS, MIN_TILE_PIXELS, LimitError, Metadata
 
 _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))(?=[ \t-\r]+[0-9#])").match
 """Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
@@ -27,8 +23,9 @@ _BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
 """Sizes in bytes of the second header of a BMP that PIL reads. The first bytes, BM, are not enough: a label may begin so."""
 
 
-def _check_gif(data: memoryview, metadata: Metadata) -> None:
-    """Count the extensions of a GIF before its first image. PIL reads them block by block."""
+def _parse_gif(data: memoryview) -> Header:
+    """Parse the header. Count the extensions before the first image, which PIL reads block by block."""
+    metadata = Metadata()
     position = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while position + 2 < len(data) and data[position] not in b",;":  # an image, or the end
         start = position
@@ -43,54 +40,35 @@ def _check_gif(data: memoryview, metadata: Metadata) -> None:
                 position += 1 + data[position]
         position += 1
         metadata.add(position - start)
+    return pil.parse(data, GIF.names)
 
 
-def _check_bmp(data: memoryview, _metadata: Metadata) -> None:
-    """Check the size of a BMP whose run lengths PIL decodes in Python."""
-    if len(data) > 34 and data[14] >= 40 and data[30] in (1, 2):  # RLE8 and RLE4
-        width, height = struct.unpack_from("<ii", data, 18)
-        _check_slow(max(len(data), abs(width * height)), "the run lengths of a BMP")
+def _parse_netpbm(data: memoryview) -> Header:
+    """Parse the header. Count the comments in files whose pixels are text.
 
-
-def _check_netpbm(data: memoryview, metadata: Metadata) -> None:
-    """Check the comments of a netpbm file, which PIL reads byte by byte, and the length of files that PIL decodes in Python."""
-    kind = bytes(data[:2])
-    head = data[:MAX_TEXT_BYTES]
-    words: list[bytes] = []
-    match = _match_netpbm(head)
-    while match is not None and len(words) < (2 if kind in (b"P1", b"P4") else 3):
-        match = _match_netpbm_word(head, match.end())
-        words += [] if match is None else [bytes(match[1])]
-    if match is None and len(data) > MAX_TEXT_BYTES:
-        raise LimitError(f"its header has more than {MAX_TEXT_BYTES} bytes, which is the limit")
-    is_text = kind in (b"P1", b"P2", b"P3")
-    maximum = words[2].lstrip(b"0") if len(words) == 3 else b""
-    if is_text or (kind not in (b"P4", b"Pf") and maximum != b"255" and (kind, maximum) != (b"P5", b"65535")):
-        _check_slow(len(data), "this type of netpbm")
-    if is_text:
-        for _ in range(bytes(data).count(b"#")):
+    Comments after ``MAX_PYTHON_BYTES`` are not counted, because ``pil.parse`` refuses text files that are larger.
+    """
+    metadata = Metadata()
+    if bytes(data[:2]) in (b"P1", b"P2", b"P3"):
+        for _ in range(bytes(data[:MAX_PYTHON_BYTES]).count(b"#")):
             metadata.add(0)
+    return pil.parse(data, NETPBM.names)
 
 
-def _check_slow(size: int, what: str) -> None:
-    """Raise an error if the larger of the number of bytes and of pixels, ``size``, exceeds the limit for ``what``."""
-    if size > MAX_PYTHON_BYTES:
-        raise LimitError(f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is the limit for {what}")
-
-
-def _check_jpeg_2000(data: memoryview, metadata: Metadata) -> tuple[int, int]:
-    """Count the boxes, and the segments of the codestream before its first tile. Return (width, height) in the codestream."""
+def _parse_jpeg_2000(data: memoryview) -> Header:
+    """Parse the header. Count the boxes, and the segments of the codestream before its first tile."""
+    metadata = Metadata()
     position = 0
     while bytes(data[position : position + 2]) != b"\xff\x4f" and position + 8 <= len(data):  # boxes
         length, kind = struct.unpack_from(">I4s", data, position)
-        header = 8
+        header_size = 8
         if length == 1:
             length = int.from_bytes(data[position + 8 : position + 16])
-            header = 16
+            header_size = 16
         if kind == b"jp2c":
-            position += header
+            position += header_size
             break
-        if length < header:
+        if length < header_size:
             break
         metadata.add(length)
         position += length
@@ -106,7 +84,10 @@ def _check_jpeg_2000(data: memoryview, metadata: Metadata) -> tuple[int, int]:
         position += 2 + length
     if size is None:
         raise LimitError("it has no codestream")
-    return size
+    header = pil.parse(data, JPEG_2000.names)
+    if not header.problem and size != (header.width, header.height):
+        return Header(problem=f"its header says {header.width}x{header.height} pixels, but its codestream {size}")
+    return header
 
 
 def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
@@ -127,31 +108,13 @@ def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
     return right - left, bottom - top
 
 
-def _parse_jpeg_2000(data: memoryview) -> Header:
-    size = _check_jpeg_2000(data, Metadata())
-    header = pil.parse(data, JPEG_2000.names)
-    if not header.problem and size != (header.width, header.height):
-        return Header(problem=f"its header says {header.width}x{header.height} pixels, but its codestream {size}")
-    return header
-
-
-def _parser(name: str, check: Callable[[memoryview, Metadata], None]) -> Callable[[memoryview], Header]:
-    """Return the parser of a format that PIL calls ``name``, whose limits ``check`` checks."""
-
-    def parse(data: memoryview) -> Header:
-        check(data, Metadata())
-        return pil.parse(data, (name,))
-
-    return parse
-
-
-GIF = ImageFormat(("GIF",), lambda prefix: prefix.startswith(b"GIF8"), _parser("GIF", _check_gif))
+GIF = ImageFormat(("GIF",), lambda prefix: prefix.startswith(b"GIF8"), _parse_gif)
 BMP = ImageFormat(
     ("BMP",),
     lambda prefix: prefix[:2] == b"BM" and int.from_bytes(prefix[14:18], "little") in _BMP_HEADER_SIZES,
-    _parser("BMP", _check_bmp),
+    lambda data: pil.parse(data, ("BMP",)),
 )
-NETPBM = ImageFormat(("PPM",), lambda prefix: _match_netpbm(prefix) is not None, _parser("PPM", _check_netpbm))
+NETPBM = ImageFormat(("PPM",), lambda prefix: _match_netpbm(prefix) is not None, _parse_netpbm)
 JPEG_2000 = ImageFormat(
     ("JPEG2000",),
     lambda prefix: prefix.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")),

@@ -4,27 +4,29 @@ import io
 from typing import Any
 
 from gpuaug.core.encoded import Format
-from gpuaug.decode.formats.exif import ORIENTATION, orientation
+from gpuaug.decode.formats.exif import ORIENTATION, orientation, valid_orientation
 from gpuaug.decode.formats.header import MAX_SIDE, Header
+from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_TEXT_BYTES
 
 _MODES_CONVERTED_TO_RGB = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 """PIL modes that are converted to RGB even with ``channels=None``."""
 
+_PYTHON_DECODERS = ("bmp_rle", "ppm", "ppm_plain")
+"""PIL's names of its decoders in Python: of BMPs with run lengths, and of netpbm as text or with another maximum than 255."""
 
-def parse(
-    data: memoryview, names: tuple[str, ...], *, orientation_: int | None = None, bits: int = 8, is_deep: bool = False
-) -> Header:
+
+def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: bool = False) -> Header:
     """Return the header of an image that PIL opens.
 
     Args:
         data: (bytes,) content of the file.
         names: Names of the format in PIL.
-        orientation_: EXIF orientation. Default: PIL finds it.
         bits: Number of bits per channel in the file.
         is_deep: Whether more than 8 bits per channel are no problem.
     """
     try:
-        image = open_image(data, names)
+        # PIL reads the header of a netpbm file byte by byte, in about a microsecond per byte.
+        image = open_image(data[:MAX_TEXT_BYTES] if "PPM" in names else data, names)
         if image is None:
             return Header(problem=f"PIL is built without {' and '.join(names)}")
         depth = max(16 if image.mode.startswith("I;16") else 32 if image.mode in ("I", "F") else 8, bits)
@@ -33,23 +35,19 @@ def parse(
         width, height = image.size
         if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
             return Header(problem=f"its size is {width}x{height}")
-        if orientation_ is None:
-            orientation_ = _orientation(image)
+        if image.tile and image.tile[0][0] in _PYTHON_DECODERS and max(len(data), width * height) > MAX_PYTHON_BYTES:
+            reason = "the limit for files that PIL decodes in Python"
+            return Header(problem=f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is {reason}")
+        exif, xmp = (value if isinstance(value := image.info.get(key), bytes) else b"" for key in ("exif", "xmp"))
+        orientation_ = orientation(exif, xmp)
+        if image.format == "TIFF":  # as PIL, which rotates TIFFs upright while decoding
+            orientation_ = valid_orientation(image.getexif().get(ORIENTATION, 1))
         bands = len(image.getbands())
         stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
         label_max = _label_max(image, bits)
         return Header(height, width, bands, stored_channels, Format.OTHER, 0, orientation_, label_max=label_max)
     except Exception as error:  # a plugin may raise anything
         return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])
-
-
-def _orientation(image: Any) -> int:
-    """Return the EXIF orientation of an image that PIL has opened."""
-    if image.format == "TIFF":  # as PIL, which rotates TIFFs upright while decoding
-        value = image.getexif().get(ORIENTATION, 1)
-        return int(value) if value in range(1, 9) else 1
-    exif, xmp = (image.info.get(key) for key in ("exif", "xmp"))
-    return orientation(exif if isinstance(exif, bytes) else b"", xmp if isinstance(xmp, bytes) else b"")
 
 
 def open_image(data: memoryview, names: tuple[str, ...]) -> Any:

@@ -38,12 +38,14 @@ _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 def _parse(data: memoryview) -> Header:
     """Parse the header. PIL opens the file, because libspng ignores errors that PIL finds before the pixels."""
     exif, xmp, is_plain = read_metadata(data)
-    orientation_ = orientation(exif, xmp)
     is_deep = data[_DEPTH] == 16
-    header = pil.parse(data, FORMAT.names, orientation_=orientation_, bits=data[_DEPTH], is_deep=is_deep)
-    if is_plain and data[_DEPTH] == 8 and data[_COLOUR_TYPE] in _PLAIN_COLOUR_TYPES and not header.problem:
+    header = pil.parse(data, FORMAT.names, bits=data[_DEPTH], is_deep=is_deep)
+    if header.problem:
+        return header
+    header = header._replace(orientation=orientation(exif, xmp))
+    if is_plain and data[_DEPTH] == 8 and data[_COLOUR_TYPE] in _PLAIN_COLOUR_TYPES:
         return header._replace(format=Format.PNG)
-    if not is_deep or header.problem:
+    if not is_deep:
         return header
     channels = _CHANNELS[data[_COLOUR_TYPE]]
     return header._replace(

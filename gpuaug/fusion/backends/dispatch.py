@@ -77,7 +77,7 @@ def run_mask(
         canvas: (height, width) of the output masks, if images differ in size after the pass.
 
     Shape:
-        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor whose first element has offset 0
+        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor, whose begin the offsets count from
         - table: (B, K) float32
         - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
@@ -112,7 +112,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
 def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the crop windows of images by their boxes. See ``BoxCropOp.windows``."""
-    if op.has_kernel and sides.is_cuda and sides.numel() and _triton_backend(sides.device) is not None:
+    if sides.is_cuda and sides.numel() and _triton_backend(sides.device) is not None:
         from gpuaug.fusion.backends.triton import box_windows as windows_kernel
 
         return windows_kernel.box_windows(op, numbers, sides, boxes, owners)

@@ -29,7 +29,7 @@ def size_of(images: Tensor | Ragged) -> Size:
     """Return the size of a batch of images, read on the host.
 
     Raises:
-        ArgumentTypeError: If a ragged batch does not hold integers.
+        ArgumentTypeError: If the pixels of a ragged batch are not uint8, uint16 or int16.
         ArgumentError: If the tensors of a ragged batch do not have the sizes in ``shapes``, or an image has no pixels.
     """
     if isinstance(images, Tensor):
@@ -40,7 +40,7 @@ def size_of(images: Tensor | Ragged) -> Size:
             "gpuaug.collate_ragged."
         )
     shapes = images.shapes
-    sizes, channels = shapes.sizes, shapes.channels
+    sizes = shapes.sizes
     if shapes.shortest_side < 1:
         empty = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
@@ -59,17 +59,21 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"got {elements} and places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with "
             "gpuaug.collate_ragged."
         )
-    frames = shapes.frames
-    if not frames:
-        full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
-        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1], full=full)
+    frames = shapes.frames or 1
     clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
     if clips is None or bool((clips != clips[:, :1]).any()):
         raise ArgumentError(
             f"frames of a clip in a ragged batch must have one size, got other sizes in {shapes!r}. Resize the frames of each "
             "clip in the dataset."
         )
-    return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
+    return size_of_shapes(shapes)
+
+
+def size_of_shapes(shapes: Shapes) -> Size:
+    """Return the size of ragged images, whose frames have one size per clip."""
+    heights, widths = shapes.sizes[:: shapes.frames or 1].T
+    full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
+    return Size(len(heights), shapes.channels, heights, widths, shapes.frames, full=full)
 
 
 def size_of_shape(shape: Sequence[int] | Ragged, clip_layout: ClipLayout) -> Size:
@@ -83,6 +87,7 @@ def size_of_shape(shape: Sequence[int] | Ragged, clip_layout: ClipLayout) -> Siz
     advice = "Pass images.shape of a batch."
     if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if clip_layout.is_required else (4, 5)):
         raise ArgumentError(f"shape must be {clip_layout.shapes}, got {shown(shape)}. {advice}")
+    # Axis 0, the batch, may be empty; all other axes need an element.
     sides = [whole_number(f"shape[{axis}]", side, advice, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
     return clip_layout.size(sides) if len(sides) == 5 else Size(*sides)
 
@@ -94,25 +99,13 @@ def repeat_per_view(images: Tensor, samples: int) -> Tensor:
 
 
 class MaskLayout(NamedTuple):
-    """Layout in memory of N masks of different sizes. The masks of a sample have one size, and are adjacent."""
+    """Layout in memory of N masks of different sizes."""
 
     owners: Tensor
     """(N,) int64: sample of each mask."""
 
-    samples: Tensor
-    """(B, 3) int64: *start*, height and width of the masks of each sample.
-
-    Masks are numbered over the whole batch, and mask ``n`` begins at start + n · height · width. So start is the offset that
-    mask 0 of the batch would have, not the offset of the sample's first mask.
-    """
-
-    def per_mask(self) -> Tensor:
-        """Return the offset of the first element, the height and the width of each mask, (N, 3)."""
-        mask_samples = self.samples.index_select(0, self.owners)
-        first, height, width = mask_samples.unbind(1)
-        return torch.stack(
-            (first + torch.arange(len(mask_samples), device=mask_samples.device) * height * width, height, width), 1
-        )
+    places: Tensor
+    """(N, 3) int64: offset of the first element, height and width of each mask."""
 
 
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -127,7 +120,7 @@ def as_bits(masks: Tensor) -> Tensor:
 def mask_fills(front: Gather, dtype: torch.dtype) -> tuple[int, int, int]:
     """Return the fill of masks of ``dtype`` in padding before a warp, outside a warp, and in padding after it.
 
-    Each fill is the integer with the same bits.
+    Each fill is the integer with the same bits as the fill in ``dtype`` (``as_bits``); 0 where the gather has no such op.
 
     Raises:
         ArgumentError: If a fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
@@ -159,7 +152,7 @@ class DenseReader:
 
     Args:
         images: (B, C, H, W).
-        samples: Number of samples, V · B.
+        samples: Number of samples, V · B for V views.
     """
 
     def __init__(self, images: Tensor, samples: int) -> None:
@@ -199,7 +192,7 @@ class RaggedReader:
         channel_offset = torch.arange(self.channels, device=x.device)[:, None, None] * self._channel_stride
         elements = (self._offset + y * self._line_stride + x * self._pixel_stride)[:, None] + channel_offset
         if self._holds_windows:
-            # For padding, the caller reads pixel (0, 0), which may be outside the window.
+            # For output pixels in padding, the caller reads pixel (0, 0) of the image, which may be outside the window.
             elements = elements.clamp_(0, self._data.numel() - 1)
         return self._data.take(elements)
 

@@ -10,6 +10,7 @@ of the ops. A mask *valid* says which boxes are inside the image and large enoug
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, split
+from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, as_plain_tensors, split
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.data_keys import check_canvas, check_device, way_to_masks
+from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
@@ -65,30 +66,30 @@ class Points:
         self._output_format = self.format
 
     def _mapping(
-        self, target: BoxFormat, matrix: Tensor, source: Any, out: tuple[int, int], *, clip: bool = False
+        self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
         if self.device_arrays:
-            return BoxMapping(self.format, target, matrix, source, out, self.device_arrays[0], clip)
+            return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
-    def corners(self, matrix: Tensor, source: Any) -> tuple[Tensor, Tensor]:
+    def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
         """Transform the boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
 
         Returns:
             (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
         """
-        mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, source, (1, 1))
+        mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
         if self.valid is not None:
             corners = corners.masked_fill(~self.valid[:, None], torch.nan)
         return corners, self.device_arrays[0]
 
-    def transform(self, matrix: Tensor, source: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
+    def transform(self, matrix: Tensor, input_sizes: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
         """Transform the values by the matrices of all passes, and compute ``valid``.
 
         Args:
             matrix: Matrices that map input to output pixel centres, (B, 3, 3) float32.
-            source: (height, width) of the input images, or ``Ragged.places``.
+            input_sizes: (height, width) of the input images, or ``Ragged.places`` for images of different sizes.
             out: (height, width) of the output images.
             conversions: Output format, and size of the smallest valid box. Used for boxes with owners.
         """
@@ -96,7 +97,7 @@ class Points:
         has_owners = bool(self.device_arrays)
         if has_owners and self.clip and conversions.boxes is not None:
             target = TARGET_DICT_FORMATS[conversions.boxes]
-        mapping = self._mapping(target, matrix, source, out, clip=self.clip)
+        mapping = self._mapping(target, matrix, input_sizes, out, clip=self.clip)
         values, valid = dispatch.map_boxes(self.values, self.valid, mapping, self._dtype)
         if valid is not None and self.valid_after_crop is not None:
             values = values * self.valid_after_crop[:, None]
@@ -129,18 +130,21 @@ class Masks:
     """Masks of all images: one per image or frame, (B · T, C, H, W), or any number per image.
 
     Args:
-        values: (B · T, C, H, W); with ``owners`` (n, 1, H, W), or, if masks differ in size, all pixels, (number of pixels,).
+        values: (B · T, C, H, W); with ``owners`` (n, 1, H, W), or, if masks differ in size, a flat tensor.
         owners: Owner of each mask, on the host; ``None`` if there is one mask per image or frame.
-        spans: (start, height, width) of the masks of each sample in ``values``, in one array (3 · B,), as ``MaskLayout`` takes
-            it; ``None`` if all masks have one size.
+        places: (offset from ``values``, height, width) of each mask, in one array (3 · n,); ``None`` if all have one size.
+        sources: Tensors with the pixels, if they are not in ``values``, which must live until the first pass.
     """
 
-    def __init__(self, values: Tensor, owners: Array | None = None, spans: Array | None = None) -> None:
+    def __init__(
+        self, values: Tensor, owners: Array | None = None, places: Array | None = None, sources: Sequence[Tensor] = ()
+    ) -> None:
         self.values = values
-        self.host_arrays = [array for array in (owners, spans) if array is not None]
+        self.host_arrays = [array for array in (owners, places) if array is not None]
         """Arrays that the caller copies to the device, into ``device_arrays``."""
         self.device_arrays: Sequence[Tensor] = ()
-        self._differ_in_size = spans is not None
+        self._differ_in_size = places is not None
+        self._sources = sources
 
     def run(self, plan: Plan, table: Tensor, canvases: Canvases) -> None:
         """Run all masks through the passes of a plan.
@@ -159,8 +163,8 @@ class Masks:
             canvas = canvases[index] if pass_.out.ragged else None
             if self._differ_in_size:
                 if canvas is None or pass_.gather_ops:
-                    owners, spans = self.device_arrays
-                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, spans.view(-1, 3)), canvas)
+                    owners, places = self.device_arrays
+                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, places.view(-1, 3)), canvas)
                     self._differ_in_size = False  # the output of a pass has one size for all masks
                 continue
             rows = table.index_select(0, self.device_arrays[0]) if rows is None else rows
@@ -172,25 +176,35 @@ def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
     return np.repeat(np.asarray(samples, np.int64), counts)
 
 
-def spans_of(samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]], owners: int) -> Array:
-    """Return ``spans``, as ``Masks`` takes it.
+def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
+    """Return (tensors that hold the masks of a column, flat tensor, offset from its begin to the first mask of each tensor).
+
+    ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Masks are then not copied: the flat
+    tensor is one of the tensors, and the offsets lead to the others. Packed masks are one tensor already.
+    """
+    if not by_address or column.packed is not None:
+        return (), column.elements, [0, *accumulate(shape.numel() for shape in column.shapes[:-1])]
+    with as_plain_tensors():
+        tensors = [tensor.contiguous() for tensor in column.tensors]
+        base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
+        start = base.data_ptr()
+        return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
+
+
+def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
+    """Return ``places``, as ``Masks`` takes it.
 
     Args:
-        samples: Index of the image of each tensor of masks.
+        starts: Offset of the first mask of each tensor of masks.
         counts: Number of masks in each tensor.
-        sides: (height, width) of each image.
-        owners: Number of owners. If it is less than the number of images, consecutive images have the same owner.
+        sides: (height, width) of the masks in each tensor.
     """
-    spans = [(0, 0, 0)] * owners
-    images_per_owner = len(sides) // max(owners, 1)
-    first = preceding = 0
-    for sample, count in zip(samples, counts, strict=True):
-        height, width = sides[sample]
-        # The kernel adds (index of the mask in the batch) · height · width, also for the masks of earlier images.
-        spans[sample // images_per_owner] = first - preceding * height * width, height, width
-        first += count * height * width
-        preceding += count
-    return np.array(spans, np.int64).ravel()
+    numbers = np.array(counts, np.int64)
+    tensors = [(start, *side) for start, side in zip(starts, sides, strict=True)]
+    places = np.repeat(np.array(tensors, np.int64).reshape(-1, 3), numbers, 0)
+    index_in_tensor = np.arange(len(places)) - np.repeat(numbers.cumsum() - numbers, numbers)
+    places[:, 0] += index_in_tensor * places[:, 1] * places[:, 2]
+    return places.ravel()
 
 
 def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | None:
@@ -233,8 +247,8 @@ class Call(Protocol):
     def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
         """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
 
-    def map_input(self, mask: Tensor) -> Any:
-        """Create the input for a segmentation map of all images that is in a container."""
+    def map_adapter(self, mask: Tensor) -> Any:
+        """Create the adapter of a tensor of segmentation maps of all images, (B, ...), that is in a container."""
 
 
 @dataclass(eq=False)
@@ -341,7 +355,7 @@ class Slot:
             return
         for sample, value in zip(column.samples, column.tensors, strict=True):
             if not isinstance(value, Tensor):
-                advice = way_to_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
+                advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
                 raise ArgumentTypeError(f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
             check_device(f"{key} of sample {sample}", value, device)
 
@@ -438,7 +452,10 @@ class Slot:
         self._counts = [shape[0] if len(shape) == 3 else 1 for shape in shapes]
         owners = self._owners()
         if self.call.size.ragged:
-            return Masks(column.elements, owners, spans_of(column.samples, self._counts, sides, self.call.size.batch))
+            by_address = dispatch.backend_name(self.call.device) == "triton"
+            sources, values, starts = located(column, by_address=by_address)
+            own_sides = [sides[sample] for sample in column.samples]
+            return Masks(values, owners, places_of(starts, self._counts, own_sides), sources)
         if all(len(shape) == 3 for shape in shapes) and (column.packed is None or column.packed.shapes is None):
             return Masks(column.joined[:, None], owners)
         height, width = sides[0]

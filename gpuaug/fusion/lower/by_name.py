@@ -54,7 +54,7 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "open_clip.CenterCropOrPad": timm.CenterCropOrPad,
     "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
-    "timm.ResizeKeepRatio": timm.resize_keep_ratio,
+    "timm.ResizeKeepRatio": timm.ResizeKeepRatio,
 }
 
 

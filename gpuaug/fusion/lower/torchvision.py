@@ -55,7 +55,7 @@ from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
-from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
+from gpuaug.fusion.ops.torchvision import color, crop, filters, iou_crop, positional, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.per_box import check_labels_getter
@@ -64,7 +64,7 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
-LOWERED = lowered(crop, iou_crop, resize, warp, color, filters, erasing, policies)
+LOWERED = lowered(crop, iou_crop, resize, warp, color, filters, positional, policies)
 """Op of each class of torchvision that is lowered, except mixes."""
 
 MIXES = lowered(mixes)
@@ -139,11 +139,7 @@ class TorchvisionLowering:
         )
         class_ = class_of(transform, LOWERED_CLASSES)
         if class_ is v2.Compose:
-            return Group(
-                name,
-                tuple(self._member(*member) for member in choices.named_transforms(transform.transforms)),
-                is_container=False,
-            )
+            return Group(name, tuple(self._member(*member) for member in choices.named_transforms(transform.transforms)))
         name = name or type(transform).__name__
         if class_ is v2.ToImage:
             self._types.type_change = self._types.type_change._replace(to_image=True)
@@ -154,7 +150,7 @@ class TorchvisionLowering:
         if class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
             before = self.multiplication()
             container = self._random_container(name, transform)
-            return Group("", (*before, container), is_container=False) if before else container
+            return Group("", (*before, container)) if before else container
         return self._after_multiplication(self._leaf(name, transform))
 
     def multiplication(self) -> tuple[Tree, ...]:
@@ -168,7 +164,7 @@ class TorchvisionLowering:
         parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()
         is_linear = [isinstance(part, GatherOp | BlurOp) and not np.any(getattr(part, "fill", 0)) for part in parts]
         before = () if parts and all(is_linear) else self.multiplication()
-        return Group("", (*before, leaf), is_container=False) if before else leaf
+        return Group("", (*before, leaf)) if before else leaf
 
     def _member(self, name: str, transform: Any) -> Tree:
         """Lower a member of a torchvision container. torchvision would call the member once per image."""
@@ -222,7 +218,7 @@ class TorchvisionLowering:
                 f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
-        if type_difference is None and not self._takes_any_range(transform, base, op):
+        if type_difference is None and not self._takes_any_range(base, op):
             self._types.require_unit_range(name)
         if reason is not None:
             keeps_range = type_difference is None and base not in RANGE_CHANGING
@@ -237,7 +233,7 @@ class TorchvisionLowering:
         for part in op.plan_ops:
             if isinstance(part, IndexOp | WarpOp):
                 self._types.check_fill(name, part.fill)
-            elif isinstance(part, erasing.Erasing):
+            elif isinstance(part, positional.Erasing):
                 self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
             op.multiply_input(self._types.delayed_factor)
@@ -246,11 +242,11 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     @staticmethod
-    def _takes_any_range(transform: Any, base: Any, op: TorchvisionOp | None) -> bool:
+    def _takes_any_range(base: Any, op: TorchvisionOp | None) -> bool:
         """Return whether a transform without methods of the user accepts floats of any range."""
         if op is not None or base in LOWERED:
             return (LOWERED[base] if op is None else op).takes_any_range
-        return base is not v2.AugMix and not getattr(transform, "clip", False)
+        return base is not v2.AugMix
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """Return (op for a transform of class ``base`` or ``None``, reason why torchvision must run it or ``None``)."""
@@ -285,9 +281,7 @@ class TorchvisionLowering:
                 self._types.require_unit_range(name)
             before = self.multiplication()
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
-            return Group(
-                "", (*before, leaf, ImplicitTransform(name, target_conversions=target_conversions)), is_container=False
-            )
+            return Group("", (*before, leaf, ImplicitTransform(name, target_conversions=target_conversions)))
         raise ArgumentError(
             f"{name} must convert images to float32 for gpuaug.fuse, got {dtype}. Convert to torch.float32, and pass the type "
             "of the result to gpuaug.fuse(…, dtype=…)."
@@ -320,7 +314,7 @@ class TorchvisionLowering:
         sizing_ops = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
         problem = choices.prepare_sizes(all_leaves, end, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
-            return Group(name, (*trees, *([] if end is None else [end])), is_container=False)
+            return Group(name, (*trees, *([] if end is None else [end])))
         size_drawing = next(
             (
                 leaf.name

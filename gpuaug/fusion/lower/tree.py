@@ -52,7 +52,7 @@ class Group:
 
     name: str
     items: tuple["Tree", ...]
-    is_container: bool
+    is_container: bool = False
     """True if draws in Kornia's format have a nested entry for the group."""
 
 
@@ -61,11 +61,7 @@ Tree = Leaf | ImplicitTransform | Group
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
     """Yield all modules with ops or fallback modules, in the order of execution."""
-    if isinstance(tree, Leaf):
-        yield tree
-    elif isinstance(tree, Group):
-        for item in tree.items:
-            yield from leaves(item)
+    return (item for item in nodes_in_order(tree) if isinstance(item, Leaf))
 
 
 def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:

@@ -87,6 +87,7 @@ class Crop(ShiftOp):
     """``RandomCrop`` with ``cropping_mode="slice"``, including padding."""
 
     lowers = (K.RandomCrop,)
+    description = "crop {_height}x{_width}"
 
     def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
@@ -157,8 +158,6 @@ class Crop(ShiftOp):
 
     def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of Kornia's ``params=``."""
-        if size.batch == 0:
-            return super().params(draws, size)
         return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
@@ -166,15 +165,12 @@ class Crop(ShiftOp):
         left, _, top, _ = self._padding(size)
         return draws["x"] - left, draws["y"] - top
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"crop {self._height}x{self._width}"
-
 
 class CenterCrop(ShiftOp):
     """``CenterCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.CenterCrop,)
+    description = "centre crop {_height}x{_width}"
 
     def _read(self, module: Any) -> None:
         self._height, self._width = (int(side) for side in self.settings["size"])
@@ -204,15 +200,12 @@ class CenterCrop(ShiftOp):
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"centre crop {self._height}x{self._width}"
-
 
 class PadTo(IndexOp):
     """``PadTo``: pads on the right and bottom; larger images are cropped on the right and bottom."""
 
     lowers = (K.PadTo,)
+    description = "pad to {settings[size][0]}x{settings[size][1]}"
 
     def _read(self, module: Any) -> None:
         self.edge = self.settings["pad_mode"]
@@ -249,10 +242,6 @@ class PadTo(IndexOp):
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map, because padding on the right and bottom does not move the image."""
         return IndexMap()
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "pad to {}x{}".format(*self.settings["size"])
 
 
 def _fill_values(fill: Any) -> float | list[float]:
@@ -300,8 +289,6 @@ def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height:
         out_height: Height of the output in pixels.
         size: Size of the input images.
     """
-    if size.batch == 0:
-        return {name: host_tensor(np.zeros((0, 4, 2)), np.float32) for name in ("src", "dst")}
     right, bottom = x + width - 1, y + height - 1
     source = np.stack([np.stack(pair, -1) for pair in ((x, y), (right, y), (right, bottom), (x, bottom))], 1)
     right, bottom = out_width - 1, out_height - 1

@@ -1,4 +1,4 @@
-"""Kornia's modules whose output pixel depends on other pixels: blur, sharpness, equalize, CLAHE and auto contrast.
+"""Kornia's modules whose output pixel depends on other pixels: blurs, sharpness, equalize, CLAHE and auto contrast.
 
 Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
 column is the apply mask: 1 to apply the op, 0 to skip it. A *level* is one of the 256 values of uint8.
@@ -12,14 +12,18 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column
+from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import ROUNDED, divided_by_largest, to_bytes
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
 ONE_LAUNCH_SIDE = 9
 """Largest side of a blur kernel, in pixels, with which both axes are blurred in one launch."""
+
+TAPS_PER_SIDE = 3
+"""Largest number of taps of a motion blur per pixel of its side: an axis has less than 2√2 pixels in an interpolated line."""
 
 LEVELS = 256
 """Number of bins of a histogram, one per level."""
@@ -38,28 +42,20 @@ EQUALIZE, CONTRAST = 1, 2
 """Codes of the picked op in column 0 of the row of ``EqualizeOrContrast``. 0 for a sample that picked neither."""
 
 
-class BlurOp(FrontOp):
-    """``RandomGaussianBlur``: separable Gaussian blur.
+class ConvolutionOp(FrontOp):
+    """Base class of ops that convolve the image with a blur kernel. ``_read`` of subclasses also sets ``kernel_size``."""
 
-    Table: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
-    """
-
-    lowers = (K.RandomGaussianBlur,)
     takes_any_range = True
 
-    kernel, width = "blur", 3
+    kernel_size: tuple[int, int]
+    """Largest (height, width) of the blur kernel in pixels."""
+
+    border: Border
+    """Padding mode of the image beyond its border."""
 
     def _read(self, module: Any) -> None:
-        size: Any = self.settings["kernel_size"]
-        self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        self.border: Border = self.settings["border_type"].name.lower()
-        self.bounds = {"sigma": bounds(generator_of(module).sigma_sampler)}
-
-    def unsupported(self) -> str | None:
-        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        if any(side % 2 == 0 or side < 1 for side in self.kernel_size):
-            return f"kernel_size={self.settings['kernel_size']} has an even side"
-        return "sigma may be 0" if self.bounds["sigma"][0] <= 0 else None
+        super()._read(module)
+        self.border = self.settings["border_type"].name.lower()
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the blur kernel reaches too far beyond the image; else ``None``. Kornia raises an error."""
@@ -67,6 +63,29 @@ class BlurOp(FrontOp):
         reflects = self.border == "reflect" and (size.height <= rows or size.width <= columns)
         repeats = self.border == "circular" and (size.height < rows or size.width < columns)
         return f"kernel_size={self.kernel_size} reaches further than the image" if reflects or repeats else None
+
+
+class BlurOp(ConvolutionOp):
+    """``RandomGaussianBlur``: separable Gaussian blur.
+
+    Pass type: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
+    """
+
+    lowers = (K.RandomGaussianBlur,)
+    kernel, column_count = "blur", 3
+    description = "blur {kernel_size[0]}x{kernel_size[1]}"
+
+    def _read(self, module: Any) -> None:
+        super()._read(module)
+        size: Any = self.settings["kernel_size"]
+        self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.bounds = {"sigma": bounds(generator_of(module).sigma_sampler)}
+
+    def unsupported(self) -> str | None:
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
+        if any(side % 2 == 0 or side < 1 for side in self.kernel_size):
+            return f"kernel_size={self.settings['kernel_size']} has an even side"
+        return "sigma may be 0" if self.bounds["sigma"][0] <= 0 else None
 
     @property
     def launches(self) -> int:
@@ -93,9 +112,77 @@ class BlurOp(FrontOp):
             )
         return images
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "blur {}x{}".format(*self.kernel_size)
+
+class MotionBlurOp(ConvolutionOp):
+    """``RandomMotionBlur``: weighted mean of the pixels along a line.
+
+    The row lists the taps of the line: at most ``TAPS_PER_SIDE`` times the side of the blur kernel, not all its pixels. Unlike
+    in Kornia, a NaN does not spread to outputs for which its weight is 0.
+    """
+
+    lowers = (K.RandomMotionBlur,)
+    kernel = "motion_blur"
+    description = "motion blur"
+
+    def _read(self, module: Any) -> None:
+        super()._read(module)
+        generator = generator_of(module)
+        self.bounds = {name: bounds(getattr(generator, f"{name}_sampler")) for name in ("ksize", "angle", "direction")}
+        self.reach = int(max(self.bounds["ksize"][0], self.bounds["ksize"][1] - 1))
+        self.kernel_size = (2 * self.reach + 1, 2 * self.reach + 1)
+
+    def row_width(self, channels: int) -> int:
+        """Number of columns of a row: apply mask, number of taps; y and x from the output pixel, and weight, per tap."""
+        return 2 + 3 * TAPS_PER_SIDE * self.kernel_size[0]
+
+    def unsupported(self) -> str | None:
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
+        if self.bounds["ksize"][0] < 1:
+            return "a drawn kernel_size may be below 3"
+        return 'resample="bicubic"' if self.settings["resample"].name == "BICUBIC" else None
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the size of the blur kernel per batch, and its angle in degrees and direction per sample."""
+        reach = np.floor(sampler.shared_by_samples().within(*self.bounds["ksize"])).clip(max=self.reach)
+        return {
+            "ksize_factor": 2 * reach.astype(np.int32) + 1,
+            "angle_factor": sampler.within(*self.bounds["angle"]),
+            "direction_factor": sampler.within(*self.bounds["direction"]),
+        }
+
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Draws, and the index of the sample whose kernel size Kornia uses for all samples."""
+        return {**super().kornia_parameters(draws, size), "idx": host_tensor([0], np.int64)}
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the taps whose weight is not 0."""
+        out[:, 1:] = 0
+        for side in np.unique(draws["ksize_factor"]):
+            samples = np.flatnonzero(draws["ksize_factor"] == side)
+            angle, direction = draws["angle_factor"][samples], draws["direction_factor"][samples]
+            weights = line_weights(side // 2, angle, direction, nearest=self.settings["resample"].name == "NEAREST")
+            counts = np.count_nonzero(weights, axis=(1, 2))
+            sample, y, x = np.nonzero(weights)
+            tap = np.arange(len(sample)) - np.repeat(counts.cumsum() - counts, counts)
+            out[samples, 1] = counts
+            for index, values in enumerate((y - side // 2, x - side // 2, weights[sample, y, x]), 2):
+                out[samples[sample], index + 3 * tap] = values
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Sum the weighted taps."""
+        padded = functional.pad(images, [self.reach] * 4, mode=self.border)
+        channels, height, width = images.shape[1:]
+        y = torch.arange(self.reach, self.reach + height, device=images.device)[:, None]
+        x = torch.arange(self.reach, self.reach + width, device=images.device)
+        pixels = (y * padded.shape[3] + x).flatten()
+        total = torch.zeros_like(images)
+        for first in range(2, self.row_width(channels), 3):
+            tap = rows[:, first].long() * padded.shape[3] + rows[:, first + 1].long()
+            index = (pixels + tap[:, None])[:, None].expand(-1, channels, -1)
+            values = padded.flatten(2).gather(2, index).view_as(images)
+            # Columns after the last tap are 0, and 0 · infinity would be NaN.
+            total += (values * column(rows, first + 2)).masked_fill(column(rows, first + 2) == 0, 0)
+        return total
 
 
 class SharpnessOp(FrontOp):
@@ -136,8 +223,8 @@ class LevelsOp(FrontOp):
     kernel = "levels"
     launches = 2  # type: ignore[assignment]
 
-    entries: int
-    """Number of entries in the table of one channel. Not set by ``Clahe``, whose tables have ``LEVELS`` entries per tile."""
+    entries: int = LEVELS
+    """Number of entries in a table, of one channel or tile."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
@@ -150,11 +237,10 @@ class LevelsOp(FrontOp):
 class Equalize(LevelsOp):
     """``RandomEqualize``: histogram equalization with 256 levels.
 
-    Table: filter with two launches: the first computes a histogram.
+    Pass type: filter with two launches: the first computes a histogram.
     """
 
     lowers = (K.RandomEqualize,)
-    entries = LEVELS
     description = "equalize"
 
     keeps_values: bool = True
@@ -182,11 +268,12 @@ class Clahe(LevelsOp):
 
     Cost: two launches, and 256 bytes of tables per tile and channel.
 
-    Table: filter with two launches: the first computes histograms, and 256 bytes per tile and channel.
+    Pass type: filter with two launches: the first computes histograms, and 256 bytes per tile and channel.
     """
 
     lowers = (K.RandomClahe,)
     names = ("clip_limit_factor",)
+    description = "equalize {grid[0]}x{grid[1]} tiles"
 
     def _read(self, module: Any) -> None:
         super()._read(module)
@@ -248,15 +335,11 @@ class Clahe(LevelsOp):
         counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return "equalize {}x{} tiles".format(*self.grid)
-
 
 class AutoContrast(LevelsOp):
     """``RandomAutoContrast``: stretches the range of every channel to [0, 1].
 
-    Table: filter with two launches: the first computes minimum and maximum.
+    Pass type: filter with two launches: the first computes minimum and maximum.
     """
 
     lowers = (K.RandomAutoContrast,)
@@ -291,7 +374,6 @@ class EqualizeOrContrast(LevelsOp):
     """
 
     description = "equalize or auto contrast"
-    entries = LEVELS
 
     def __init__(self, name: str, picks: tuple[Equalize, AutoContrast]) -> None:
         super().__init__(name, nn.Identity())
@@ -316,6 +398,29 @@ def gaussian(side: int, sigma: Tensor) -> Tensor:
     distance = torch.arange(side, device=sigma.device, dtype=sigma.dtype) - side // 2
     weights = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
     return weights / weights.sum(1, keepdim=True)
+
+
+def line_weights(reach: int, angle: Array, direction: Array, *, nearest: bool) -> Array:
+    """Weights of motion blurs, (B, 2 · reach + 1, 2 · reach + 1) with sum 1: a line of weights, rotated and resampled.
+
+    Args:
+        reach: Half the length of the line in pixels, rounded down.
+        angle: Angles in degrees, (B,), counterclockwise.
+        direction: Slopes of the weights, (B,): 0 for equal weights; with 1, the last weight is 0; with -1, the first.
+        nearest: Whether to resample to the nearest weight, rounded as in Kornia. Otherwise, bilinearly.
+    """
+    radians = np.deg2rad(angle.astype(np.float64) % 360)[:, None, None]
+    offset = np.arange(-reach, reach + 1)
+    along = np.cos(radians) * offset - np.sin(radians) * offset[:, None]
+    across = np.sin(radians) * offset + np.cos(radians) * offset[:, None]
+    if nearest:
+        # In multiples of 2**-20, so that ties do not depend on rounding errors of the sine. A tie goes to an even index.
+        along, across = (np.rint(np.rint(offsets * 2**20) / 2**20 + reach) - reach for offsets in (along, across))
+    end = along.clip(-reach, reach)
+    overlap = (1 - abs(along - end)).clip(0) * (1 - abs(across)).clip(0)
+    weights: Array = overlap * (1 - direction[:, None, None] * end / reach)
+    weights /= weights.sum((1, 2), keepdims=True)
+    return weights
 
 
 def tile_side(length: int, count: int) -> int:

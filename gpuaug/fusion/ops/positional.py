@@ -20,6 +20,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.pixels import clamp01, floor, where
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 """Multipliers of Philox, one per pair of words."""
@@ -33,6 +34,15 @@ ROUNDS = 10
 NOISE_FIELDS = 2**24
 """Number of noise fields per seed. A row stores the index of the field in float32, which is exact up to 2**24."""
 
+FRAMES = 2**24 - 1
+"""Mask of the flags of Gaussian noise: the lowest 24 bits are the number of frames per clip."""
+
+IN_BYTES = 2**24
+"""Bit of the flags of Gaussian noise: the noise is in units of 1/255, and truncated to integers."""
+
+CLAMPS = 2**25
+"""Bit of the flags of Gaussian noise: the result is clamped to [0, 1]."""
+
 _WORD_MASK = 0xFFFFFFFF
 """Mask of the lower 32 bits."""
 
@@ -43,7 +53,7 @@ class Erasing(PointOp):
     lowers = (K.RandomErasing,)
     takes_any_range = True
     code = 13
-    width = 6
+    column_count = 6
     positional = True
     stores_coordinates = True
     description = "erase"
@@ -67,7 +77,10 @@ class Erasing(PointOp):
         self.value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) each."""
+        """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) each.
+
+        The area is drawn as a share of the image, and the aspect ratio as height divided by width.
+        """
         area = sampler.within(*self._scale) * np.float32(size.height * size.width)
         ratio = sampler.within(*self._ratios[0])
         if self._two_ratio_ranges:
@@ -162,21 +175,46 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     return upper >> 16, ((upper & 0xFFFF) << 16) | (lower & 0xFFFF)
 
 
+def noisy(value: Tensor, noise: Tensor, in_bytes: int, clamps: int) -> Tensor:
+    """Add ``noise`` to ``value``, both in units in which the largest pixel value is 1.
+
+    ``in_bytes``: not 0 to compute as in uint8: noise is truncated to multiples of 1/255, and without clamping sums wrap around.
+    ``clamps``: not 0 to clamp the result to [0, 1].
+    """
+    if in_bytes:
+        noise = where(noise < 0, -floor(-noise), floor(noise)) / 255.0
+    value = value + noise
+    if clamps:
+        value = clamp01(value)
+    elif in_bytes:
+        value = value - floor((value * 255.0 + 0.5) / 256.0) * (256.0 / 255.0)
+    return value
+
+
 class GaussianNoise(PointOp):
     """``RandomGaussianNoise``: adds std times a noise field, which the device computes, plus mean."""
 
     lowers = (K.RandomGaussianNoise,)
     code = 12
-    width = 6
+    column_count = 6
     positional = True
     draws_one_batch_at_a_time = True
     description = "noise"
+    formula = staticmethod(noisy)
+
+    @property
+    def mean_and_std(self) -> tuple[Any, Any]:
+        """Mean and standard deviation of the noise."""
+        generator = generator_of(self.module)
+        return generator.mean, generator.std
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the batch, and the index of its first noise field. Samples have consecutive noise fields.
 
-        The seed has 31 random bits and the index 24, because with 31 bits two batches of a long run could have equal noise.
+        The seed has 31 random bits and the index 24. The seed alone would be too short: two batches of a long run could have
+        equal noise.
         """
+        # The upper 55 of the 63 random bits of a key: 31 for the seed, 24 for the index.
         seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
         # Frame t of a clip uses the field with index first + t, so that noise differs between frames.
         fields = (
@@ -187,35 +225,40 @@ class GaussianNoise(PointOp):
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """Number of frames per clip. From it the kernel computes the index of the noise field of each frame."""
-        return frames
+        """``flags``, and the number of frames per clip, from which the kernel computes the noise field of each frame."""
+        return self.flags | frames
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Return no numbers, because noise is one number per pixel."""
+        """Return no drawn numbers for display, because noise is one number per pixel."""
         return {}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
-        generator = generator_of(self.module)
+        mean, std = self.mean_and_std
         fields = torch.from_numpy(draws["field"][:1] if self.same_on_batch else draws["field"]).float()
         if size.frames:
             fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % NOISE_FIELDS).flatten()
         field = normal(draws["seed"], fields, size.channels, size.height, size.width)
-        return {"gaussian_noise": generator.mean + field * generator.std}
+        return {"gaussian_noise": mean + field * std}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write mean, std, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
-        generator = generator_of(self.module)
-        out[:, 1], out[:, 2] = generator.mean, generator.std
+        out[:, 1], out[:, 2] = self.mean_and_std
         out[:, 3], out[:, 4] = draws["seed"] >> 16, draws["seed"] & 0xFFFF
         out[:, 5] = draws["field"]
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Replace the index of the noise field of a clip by the index for each frame."""
+        """Replace the index of the noise field of a clip by the index of each frame, in place.
+
+        Shape:
+            - rows: (B · T, row_width), the row of the clip repeated for its T frames
+            - frame: (B · T,), index of the frame in its clip
+        """
         rows[:, 5] = (rows[:, 5] + frame) % NOISE_FIELDS
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Add the noise, (B, C, H, W)."""
         seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
         field = normal(seed, rows[:, 5], *images.shape[1:])
-        return images + (column(rows, 1) + field * column(rows, 2))
+        noise = column(rows, 1) + field * column(rows, 2)
+        return self.formula(images, noise, self.flags & IN_BYTES, self.flags & CLAMPS)  # type: ignore[no-any-return]

@@ -20,8 +20,8 @@ from gpuaug.fusion.ops.geometry import (
     Resampling,
     as_float64,
     scale_of,
+    stack_windows,
     unsupported_skip,
-    window_table,
 )
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
@@ -34,6 +34,7 @@ class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.RandomResizedCrop,)
+    description = "crop and resize to {_height}x{_width}"
     centred: ClassVar[bool] = False
     """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
@@ -42,14 +43,18 @@ class ResizedCrop(ResampleOp):
         self.nearest = self.settings["resample"] == Resample.NEAREST
         self.half_pixel_centers = not self.settings["align_corners"]
         generator = generator_of(module)
-        self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
-        self.areas = self._scale[0], self._scale[1] - self._scale[0]
+        self._set_bounds(generator.scale, ratios, [*map(math.log, ratios)])
+
+    def _set_bounds(self, scale: Any, ratios: Any, log_ratios: Any) -> None:
+        """Set the bounds of area and aspect ratio. ``log_ratios``: logarithms of ``ratios``."""
+        smallest_area, self._largest_area = (float(bound) for bound in scale)
+        self.areas = smallest_area, self._largest_area - smallest_area
         """(smallest area, largest minus smallest area) of a crop, as fractions of the area of the image."""
-        first, last = math.log(ratios[0]), math.log(ratios[1])
+        first, last = log_ratios
         self.log_aspect = first / 2, (last - first) / 2
         """(first bound, second minus first bound) of log(sqrt(width / height)) of a crop."""
-        self.ratios = min(ratios), max(ratios)
+        self.ratios = float(min(ratios)), float(max(ratios))
         """(smallest, largest) width / height of a crop."""
 
     def unsupported(self) -> str | None:
@@ -60,9 +65,9 @@ class ResizedCrop(ResampleOp):
         """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
-    def shrinks(self, size: Size) -> float:
+    def max_downscaling(self, size: Size) -> float:
         """Side of the largest crop divided by the output side, for the axis on which the quotient is larger."""
-        area = self._scale[1] * size.height * size.width
+        area = self._largest_area * size.height * size.width
         min_ratio, max_ratio = self.ratios
         x_scale = np.minimum(np.sqrt(area * max_ratio), size.width) / self._width
         y_scale = np.minimum(np.sqrt(area / min_ratio), size.height) / self._height
@@ -172,7 +177,7 @@ class ResizedCrop(ResampleOp):
         window = self._windows(draws, size)
         left, width = _at_least_two_pixels(window["x"], window["width"], size.width)
         top, height = _at_least_two_pixels(window["y"], window["height"], size.height)
-        return window_table(size, top, left, height, width)
+        return stack_windows(size, top, left, height, width)
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
@@ -186,15 +191,12 @@ class ResizedCrop(ResampleOp):
             )
         return matrix
 
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"crop and resize to {self._height}x{self._width}"
-
 
 class Resize(ResampleOp):
     """``Resize`` without antialiasing."""
 
     lowers = (K.Resize,)
+    description = "resize to {settings[size]}"
 
     def _read(self, module: Any) -> None:
         self.nearest = self.settings["resample"] == Resample.NEAREST
@@ -214,7 +216,7 @@ class Resize(ResampleOp):
             return "comes out without pixels"
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
-    def shrinks(self, size: Size) -> float:
+    def max_downscaling(self, size: Size) -> float:
         """Input side divided by output side, for the axis and the output size with the largest quotient."""
         out_sizes = self.out_bounds(size)
         return max(float(np.max(np.maximum(size.width / out.width, size.height / out.height))) for out in out_sizes)
@@ -261,10 +263,6 @@ class Resize(ResampleOp):
         set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
         set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
         return matrix
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"resize to {self.settings['size']}"
 
 
 def _scaled(draws: OpDraws, size: Size) -> OpDraws:

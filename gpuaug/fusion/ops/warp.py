@@ -14,7 +14,7 @@ from kornia.constants import Resample, SamplePadding
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor, select_samples
-from gpuaug.fusion.ops.geometry import Warp, WarpOp
+from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -61,10 +61,10 @@ class MatrixWarp(WarpOp):
         """Forward matrices; the identity for samples that skip the op."""
         return _among_identities(*self._masked_matrices(draws, size), size.batch)
 
-    def warp(self, draws: OpDraws, size: Size) -> Warp:
-        """Map from output to input pixels; the exact identity for samples that skip the op, so that they do not change."""
+    def inverse(self, draws: OpDraws, size: Size) -> Array:
+        """Matrices of output to input pixels; the exact identity for samples that skip the op, so that they do not change."""
         samples, matrices = self._masked_matrices(draws, size)
-        return Warp(_among_identities(samples, inverse(matrices), size.batch))
+        return _among_identities(samples, inverse(matrices), size.batch)
 
 
 class Rotation(MatrixWarp):

@@ -22,7 +22,6 @@ from gpuaug.fusion.ops.geometry import (
     IndexOp,
     PerSample,
     ResampleOp,
-    Resampling,
     WarpOp,
 )
 from gpuaug.fusion.pixels import UNCHANGED, ByteRule
@@ -258,12 +257,12 @@ class Gather:
         """Write the columns of the interpolation. ``size``: size of the images that are interpolated."""
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write_resampling(op.resampling(draws, size, self.half_pixel_centers), table, start, all_columns)
+            _write(op.resampling(draws, size, self.half_pixel_centers), table, start, all_columns)
             if columns.mask_warp not in (-1, start):
-                _write_resampling(op.resampling(draws, size, True), table, columns.mask_warp, all_columns)
+                _write(op.resampling(draws, size, True), table, columns.mask_warp, all_columns)
             return
         assert isinstance(op, WarpOp)
-        inverse = op.warp(draws, size).inverse
+        inverse = op.inverse(draws, size)
         elements = 6 if op.matrix_type == "affine" else 9
         for k in range(elements):
             table[:, start + k] = inverse[:, k // 3, k % 3]
@@ -291,19 +290,6 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_col
     values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
-    _write(values, table, column, all_columns)
-
-
-def _write_resampling(resampling: Resampling, table: Array, column: int, all_columns: bool) -> None:
-    """Write the columns of a resize, from ``column`` on."""
-    values = (
-        resampling.scale_x,
-        resampling.start_x,
-        resampling.count_x,
-        resampling.scale_y,
-        resampling.start_y,
-        resampling.count_y,
-    )
     _write(values, table, column, all_columns)
 
 

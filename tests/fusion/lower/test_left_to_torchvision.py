@@ -127,7 +127,7 @@ def test_what_is_left_gives_its_size_to_what_follows():
 @left_to_torchvision
 def test_draws_of_what_is_left_are_keyed_and_differ_between_samples():
     images = photographs(1).expand(16, 3, 32, 48).contiguous()
-    augment = gpuaug.fuse([TO_FLOAT, v2.RandomApply([v2.GaussianNoise()], p=0.5)])
+    augment = gpuaug.fuse([TO_FLOAT, v2.RandomApply([v2.RandomErasing(1.0, value="random")], p=0.5)])
     draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=1)))
     state = torch.get_rng_state()
     made = augment(images, draws=draws)

@@ -173,16 +173,23 @@ def test_p_batch_masks_have_kornia_distribution(module):
     assert abs(np.array(mine)[:, 0].mean() - 0.3) < 5 * (0.21 / count) ** 0.5
 
 
-@pytest.mark.parametrize("kind", [K.ColorJitter, K.ColorJiggle])
-def test_color_jitter_orders_have_kornia_distribution(kind):
-    module = kind(0.4, 0.4, 0.4, 0.1)
-    augment, shape, count = gpuaug.fuse(module), (1, 3, 4, 4), 600
-    mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()["order"].numpy(), count)
+@pytest.mark.parametrize(
+    ("module", "key", "different"),
+    [
+        (K.ColorJitter(0.4, 0.4, 0.4, 0.1), "order", 24),
+        (K.ColorJiggle(0.4, 0.4, 0.4, 0.1), "order", 24),
+        (K.RandomMotionBlur((4, 20), 35.0, 0.5), "ksize_factor", 8),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
+)
+def test_draws_per_batch_have_kornia_distribution(module, key, different):
+    augment, shape, count = gpuaug.fuse(module), (4, 3, 24, 24), 600
+    mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()[key].numpy(), count)
     torch.manual_seed(0)
-    its = batches(lambda _: module.forward_parameters(torch.Size(shape))["order"].numpy(), count)
-    places = 10 ** np.arange(4)
+    its = batches(lambda _: module.forward_parameters(torch.Size(shape))[key].numpy(), count)
+    places = 100 ** np.arange(4)
     assert apart(np.array(mine) @ places, np.array(its) @ places) < 1
-    assert len(np.unique(np.array(mine) @ places)) == 24
+    assert len(np.unique(np.array(mine) @ places)) == different
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -17,6 +17,11 @@ FILTERS = {
     "blur, replicate": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), border_type="replicate", p=p),
     "blur, same": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), same_on_batch=True, p=p),
     "blur, one pixel": lambda p: K.RandomGaussianBlur(1, (0.5, 3.0), p=p),
+    "motion blur": lambda p: K.RandomMotionBlur((3, 12), 360.0, 1.0, p=p),
+    "motion blur, quarter turns": lambda p: K.RandomMotionBlur(5, (90.0, 90.0), (1.0, 1.0), border_type="replicate", p=p),
+    "motion blur, ties": lambda p: K.RandomMotionBlur(9, (-30.0, -30.0), 1.0, border_type="reflect", p=p),
+    "motion blur, bilinear": lambda p: K.RandomMotionBlur(7, 180.0, 1.0, border_type="circular", resample="bilinear", p=p),
+    "motion blur, same": lambda p: K.RandomMotionBlur((4, 20), 180.0, 1.0, "reflect", "bilinear", same_on_batch=True, p=p),
     "sharpness": lambda p: K.RandomSharpness((0.0, 3.0), p=p),
     "CLAHE": lambda p: K.RandomClahe((0.5, 4.0), p=p),
     "CLAHE, odd tiles": lambda p: K.RandomClahe((1.0, 40.0), grid_size=(5, 3), p=p),
@@ -37,6 +42,8 @@ def test_blur_sharpness_and_clahe_equal_kornia(name, p):
     ("module", "reason"),
     [
         (K.RandomGaussianBlur(5, (0.0, 3.0)), "sigma may be 0"),
+        (K.RandomMotionBlur((1, 5), 9.0, 0.5), "a drawn kernel_size may be below 3"),
+        (K.RandomMotionBlur(3, 9.0, 0.5, resample="bicubic"), 'resample="bicubic"'),
         (K.RandomClahe(slow_and_differentiable=True), "slow_and_differentiable=True"),
         (K.RandomClahe(grid_size=[8, 8]), "grid_size=[8, 8] is no pair of counts"),
         (K.RandomClahe(grid_size=(8, 0)), "grid_size=(8, 0) is no pair of counts"),
@@ -47,7 +54,7 @@ def test_filter_settings_left_to_kornia(module, reason):
     assert f"left to Kornia: {reason}" in str(gpuaug.fuse(module).explain())
 
 
-@pytest.mark.parametrize("name", ["blur, wide", "sharpness"])
+@pytest.mark.parametrize("name", ["blur, wide", "motion blur, ties", "sharpness"])
 @left_to_kornia
 def test_images_too_small_to_filter_raise_kornias_error(name):
     with pytest.raises(ValueError, match="cannot filter an image this small"):
@@ -68,6 +75,16 @@ def test_filters_of_nan_and_out_of_range_values_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
     images[0, 1, 9, 20] = images[1, 2, 0, 0] = torch.nan
     assert_replays(K.AugmentationSequential(FILTERS[name](1.0)), images, atol=5e-6, equal_nan=True)
+
+
+def test_motion_blur_ignores_nan_with_a_weight_of_0():
+    """Kornia multiplies NaN by 0."""
+    images = photographs(3, dtype=torch.float32)
+    images[:, :, 8] = torch.nan
+    augment = gpuaug.fuse(K.RandomMotionBlur(5, (0.0, 0.0), 1.0, p=1.0))
+    draws = augment.draw(images.shape, seed=0)
+    got, clean = augment(images, draws=draws), augment(images.nan_to_num(0), draws=draws)
+    assert_values(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
 
 
 LEVELS = {

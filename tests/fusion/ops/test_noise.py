@@ -1,15 +1,25 @@
-"""Keys of noise fields: no batch of a run has another's."""
+"""Keys of noise fields: no batch of a run has another's. torchvision's noise."""
 
 import kornia.augmentation as K
 import pytest
 import torch
+import torchvision
+from support.comparison.replay import photographs
+from support.comparison.statistics import apart
+from support.comparison.torchvision_replay import replayed
+from support.comparison.values import assert_values
+from torchvision.transforms import v2
 
+import gpuaug
 from gpuaug.core.rng import Generators, Position
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.positional import NOISE_FIELDS, GaussianNoise
 from gpuaug.fusion.ops.sampler import Sampler
 
 SIZE = Size(64, 1, 4, 4)
+VERSION = tuple(int(part) for part in torchvision.__version__.split(".")[:2])
+of_bytes = pytest.mark.skipif(VERSION < (0, 24), reason="torchvision before 0.24 adds noise to floats only")
+DTYPES = [pytest.param(torch.uint8, marks=of_bytes), torch.float32]
 
 
 def drawn(op, batch, size=SIZE):
@@ -54,3 +64,56 @@ def test_seeds_of_modules_left_to_kornia_have_more_than_32_bits():
     assert max(keys) > 2**62
     with Generators(torch.device("cpu")).keyed(max(keys)):
         torch.rand(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("frames", [0, 2])
+@pytest.mark.parametrize("settings", [(0.0, 0.1), (0.3, 0.5), (-0.4, 0.7, False), (20 / 255, 0.0), (-3.0, 0.0, False)], ids=str)
+def test_torchvision_returns_the_same_pixels_for_the_same_noise(settings, frames, dtype, monkeypatch):
+    transform, images = v2.GaussianNoise(*settings), photographs(6, dtype=dtype)
+    images = images.unflatten(0, (-1, frames)) if frames else images
+    standard = gpuaug.fuse(K.RandomGaussianNoise(0.0, 1.0, p=1.0)).draw(images.shape, seed=3)
+    fields = iter(standard.as_kornia()["gaussian_noise"].reshape(images.shape))
+    augment = gpuaug.fuse(transform)
+    draws = augment.draw(images.shape, seed=3, dtype=dtype)
+    monkeypatch.setattr(torch, "randn_like", lambda image, **_: next(fields))
+    expected = torch.stack([transform(image) for image in images])
+    monkeypatch.undo()
+    assert_values(augment(images, draws=draws), expected)
+    assert_values(replayed(draws, images), expected)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torchvisions_noise_has_its_distribution(dtype, clip):
+    images = torch.full((30, 3, 24, 40), 128, dtype=torch.uint8)
+    images = images if dtype == torch.uint8 else images / 255
+    torch.manual_seed(0)
+    transform = v2.GaussianNoise(0.1, 0.3, clip)
+    expected = torch.stack([transform(image) for image in images]).flatten().double().numpy()
+    for std, same in ((0.3, True), (0.33, False)):
+        got = gpuaug.fuse(v2.GaussianNoise(0.1, std, clip))(images).flatten().double().numpy()
+        assert (apart(expected, got) < 1) == same
+
+
+def test_torchvisions_noise_without_clip_is_added_to_floats_of_bytes():
+    images = photographs(4)
+    augment = gpuaug.fuse([v2.ToDtype(torch.float32), v2.GaussianNoise(10.0, 5.0, clip=False)])
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    assert_values(augment(images, draws=draws), replayed(draws, images), atol=1e-4)
+
+
+def test_a_negative_deviation_is_torchvisions_error():
+    with pytest.warns(gpuaug.GpuAugWarning, match="sigma is negative"):
+        augment = gpuaug.fuse(v2.GaussianNoise(sigma=-0.1))
+    with pytest.raises(ValueError, match="sigma shouldn't be negative"):
+        augment(photographs(2))
+
+
+@of_bytes
+def test_noise_of_more_than_16_bits_is_left_to_torchvision():
+    with pytest.warns(gpuaug.GpuAugWarning, match="the noise of bytes may overflow int16"):
+        augment = gpuaug.fuse(v2.GaussianNoise(sigma=25.5))
+    assert augment(photographs(2)).dtype == torch.uint8
+    assert "the noise of bytes may overflow int16" in str(augment.explain())
+    assert not augment.explain((2, 3, 32, 48), dtype=torch.float32).lines[0].reason

@@ -13,7 +13,7 @@ from gpuaug.core.encoded import Format
 from gpuaug.decode.decoders import cpu, loops, turbojpeg
 from gpuaug.decode.formats import jpeg as jpeg_format
 from gpuaug.decode.headers import parse
-from gpuaug.decode.layout import ImageInfo
+from gpuaug.decode.layout import IMAGE, ImageInfo
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "grey", "4:4:0", "4:1:1")
 """In the order of ``TJSAMP``."""
@@ -53,12 +53,16 @@ def jpeg(height, width, subsampling="4:2:0", coding="baseline"):
     return file
 
 
+def image_info(file, full, scale, region=(0, 0, 0, 0), channels=3, sampling=0):
+    return ImageInfo(0, len(file), int(Format.JPEG), channels, *full, 1, 1, scale, *region, 0, 0, sampling)
+
+
 @functools.cache
 def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], True, 0, 0)
+    info = image_info(file, size(file), scale)
     return cpu._decode_with_pil(np.frombuffer(file, np.uint8), jpeg_format.FORMAT, channels, info)
 
 
@@ -78,16 +82,12 @@ def decoded(file, window, channels=3, scale=1, full=None, decode_jobs=None):
     mcu_widths = turbojpeg.mcu_widths(np.array([header.channels]), np.array([header.sampling]))
     columns = mcu_widths, np.array([width]), np.array([scale])
     region = turbojpeg.regions(np.array([window]), *columns)[0].tolist() if header.sampling else window
-    job = (int(header.format), 0, len(file), GUARD, channels, header.channels, *region)
+    job = image_info(file, (height, width), scale, region, header.channels, header.sampling)
     memory = np.full(2 * GUARD + region[2] * region[3] * channels, FILLED, np.uint8)
     mask = np.ones(1, np.bool_)
     decode_jobs = decode_jobs or loops.jpeg_loop()
-    decode_jobs(
-        np.frombuffer(bytearray(file), np.uint8),
-        memory,
-        np.array([(*job, height, width, scale, mcu_widths[0])], loops.JOB),
-        mask,
-    )
+    copy = np.frombuffer(bytearray(file), np.uint8)
+    decode_jobs(copy, memory, np.array([job], IMAGE), np.array([GUARD]), channels, mask)
     assert (memory[:GUARD] == FILLED).all()
     assert (memory[-GUARD:] == FILLED).all()
     pixels = memory[GUARD:-GUARD].reshape(region[2], region[3], channels)

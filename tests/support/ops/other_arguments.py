@@ -19,7 +19,7 @@ KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
 TORCHVISION = [*torchvision.LOWERED, *torchvision.MIXES]
 OTHERS = [
     *torchvision.IDENTITIES, *torchvision.TARGET_TRANSFORMS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.RANDOM_CONTAINERS,
-    v2.Compose, v2.LinearTransformation, v2.GaussianNoise, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
+    v2.Compose, v2.LinearTransformation, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
     K.VideoSequential,
 ]  # fmt: skip
 """Modules without an op, modules that their library runs, and containers."""
@@ -50,6 +50,7 @@ GIVEN = {
     "Normalize": {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.2, 0.2)},
     "Denormalize": {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.2, 0.2)},
     "RandomGaussianBlur": {"kernel_size": (3, 3), "sigma": (0.1, 2.0)},
+    "RandomMotionBlur": {"kernel_size": 3, "angle": 35.0, "direction": 0.5},
     "GaussianBlur": {"kernel_size": 3},
     "UniformTemporalSubsample": {"num_samples": 2},
     "RandAugment": {"n": 2, "m": 10},
@@ -121,6 +122,7 @@ OTHER_OF = {
     "PadIfSmaller": {"size": 25},
     "RandomZoomOut": {"fill": {tv_tensors.Image: 0.3}},
     "RandomGaussianBlur": {"sigma": (0.5, 1.0)},
+    "RandomMotionBlur": {"border_type": "reflect", "resample": "bilinear"},
 }
 """Another value where that of ``OTHER`` does not fit the class."""
 

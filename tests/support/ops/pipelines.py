@@ -119,6 +119,13 @@ CLOSE = {
     ],
     "auto contrast": lambda: [K.RandomAutoContrast(p=0.8), K.Normalize(0.5, 0.25)],
     "noise": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8), K.RandomVerticalFlip()],
+    "noise of torchvision": lambda: [
+        v2.GaussianNoise(0.1, 0.3),
+        v2.GaussianNoise(-0.1, 0.2, clip=False),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.GaussianNoise(0.1, 0.3),
+        v2.RandomApply([v2.GaussianNoise(sigma=0.3, clip=False)], p=0.5),
+    ],
     "noise, same": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8, same_on_batch=True)],
     "blur": lambda: [K.RandomHorizontalFlip(), K.RandomGaussianBlur((5, 9), (0.3, 2.0), p=0.7), K.RandomInvert()],
     "blur, constant": lambda: [K.RandomGaussianBlur((3, 3), (0.3, 2.0), border_type="constant", p=0.7)],
@@ -259,7 +266,7 @@ JUMPS = {
     "one of, then jitter",
     *("antialiased crop, its middle where none fits", "drawn size, padded crop", "zoomed out, drawn size, middle"),
     *("perspective, filled", "affine, filled", "cubic behind levels", "floats of bytes", "autocontrast, torchvision's"),
-    *("classification, torchvision's", "every step in bytes"),
+    *("classification, torchvision's", "every step in bytes", "noise of torchvision"),
 }
 """A pixel at a threshold, such as the border of two bytes, may fall on either side of it: a card fuses products and sums.
 

@@ -7,7 +7,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.forms.kinds import Masks, owners_of, spans_of
+from gpuaug.core.targets import TensorColumn
+from gpuaug.fusion.backends.readers import MaskLayout
+from gpuaug.fusion.forms.kinds import located, owners_of, places_of
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table.rows import fill_table
 
@@ -41,10 +43,10 @@ def rows_of(modules):
     return plan, tables
 
 
-def listed(given, samples=range(3)):
-    """Return a list of masks as ``Masks``: the tensor ``given[i]`` holds the masks of image ``samples[i]``."""
-    counts = [len(mask) if mask.ndim == 3 else 1 for mask in given]
-    owners, spans = owners_of(samples, counts), spans_of(samples, counts, SIDES, len(SIDES))
-    made = Masks(torch.cat([mask.flatten() for mask in given]), owners, spans)
-    made.device_arrays = [torch.from_numpy(owners), torch.from_numpy(spans)]
-    return made, counts
+def laid_out(given, samples, *, by_address):
+    """Return (flat tensor, layout, tensors to keep) of masks: ``given[i]`` holds the masks of image ``samples[i]``."""
+    sources, values, starts = located(TensorColumn(samples, given), by_address=by_address)
+    counts = [len(mask) for mask in given]
+    places = places_of(starts, counts, [mask.shape[-2:] for mask in given])
+    layout = MaskLayout(torch.from_numpy(owners_of(samples, counts)), torch.from_numpy(places).view(-1, 3))
+    return values, layout, sources

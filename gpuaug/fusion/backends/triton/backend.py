@@ -21,6 +21,7 @@ from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur_launches
 from gpuaug.fusion.backends.triton.filters.levels import levels_launches
+from gpuaug.fusion.backends.triton.filters.motion_blur import motion_blur_launch
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import (
@@ -71,6 +72,7 @@ OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | T
     "channels": channels_launch,
     "levels": levels_launches,
     "mix": mix_launch,
+    "motion_blur": motion_blur_launch,
     "sharpness": sharpness_launch,
 }
 """Function that prepares the launches of a pass whose front is an op, by ``FrontOp.kernel``.
@@ -351,7 +353,7 @@ def run_mask(
         canvas: (height, width) of the output masks, if images differ in size after the pass.
 
     Shape:
-        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor whose first element has offset 0
+        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor, whose begin the offsets count from
         - table: (B, K) float32
         - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
@@ -369,8 +371,7 @@ def run_mask(
     tiles_across, tiles_down = _tile_counts(height, width, mask_launch.tile)
     strides = (0, 0, 0) if is_ragged else masks.stride()[:3]
     sizes = (height, width, tiles_across, table.stride(0))
-    owners, sample_layouts = (table, table) if mask_layout is None else mask_layout
-    tensors = (as_bits(masks), as_bits(result), table, owners, sample_layouts)
+    tensors = (as_bits(masks), as_bits(result), table, *(mask_layout or (table, table)))
     integers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
     with on_device(masks.device):
         for first_mask in range(0, batch, MOST_SAMPLES):

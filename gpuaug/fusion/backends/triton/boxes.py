@@ -43,18 +43,18 @@ def quotient(a, b, DOUBLE: tl.constexpr):
 
 
 @triton.jit
+def linear(x, y, coefficients, in_bounds, DOUBLE: tl.constexpr):
+    """Return a · x + b · y + c for three coefficients a, b and c, at address ``coefficients``."""
+    start = load_number(coefficients + 2, in_bounds, DOUBLE) + load_number(coefficients, in_bounds, DOUBLE) * x
+    return start + load_number(coefficients + 1, in_bounds, DOUBLE) * y
+
+
+@triton.jit
 def map_point(x, y, matrix, in_bounds, DOUBLE: tl.constexpr):
     """Map a point by the 3x3 matrix at address ``matrix``, in homogeneous coordinates."""
-    mapped_x = (load_number(matrix + 2, in_bounds, DOUBLE) + load_number(matrix, in_bounds, DOUBLE) * x) + load_number(
-        matrix + 1, in_bounds, DOUBLE
-    ) * y
-    mapped_y = (load_number(matrix + 5, in_bounds, DOUBLE) + load_number(matrix + 3, in_bounds, DOUBLE) * x) + load_number(
-        matrix + 4, in_bounds, DOUBLE
-    ) * y
-    depth = (load_number(matrix + 8, in_bounds, DOUBLE) + load_number(matrix + 6, in_bounds, DOUBLE) * x) + load_number(
-        matrix + 7, in_bounds, DOUBLE
-    ) * y
-    return quotient(mapped_x, depth, DOUBLE), quotient(mapped_y, depth, DOUBLE)
+    depth = linear(x, y, matrix + 6, in_bounds, DOUBLE)
+    mapped_x = quotient(linear(x, y, matrix, in_bounds, DOUBLE), depth, DOUBLE)
+    return mapped_x, quotient(linear(x, y, matrix + 3, in_bounds, DOUBLE), depth, DOUBLE)
 
 
 @triton.jit
@@ -116,16 +116,7 @@ def box_kernel(
     x2 = load_number(box + 2, in_bounds, DOUBLE)
     y2 = load_number(box + 3, in_bounds, DOUBLE)
     has_extent = in_bounds
-    if LAYOUT == 0:  # four vertices: their extent is not checked
-        ax, ay = map_point(x1, y1, matrix, in_bounds, DOUBLE)
-        bx, by = map_point(x2, y2, matrix, in_bounds, DOUBLE)
-        cx, cy = map_point(
-            load_number(box + 4, in_bounds, DOUBLE), load_number(box + 5, in_bounds, DOUBLE), matrix, in_bounds, DOUBLE
-        )
-        dx, dy = map_point(
-            load_number(box + 6, in_bounds, DOUBLE), load_number(box + 7, in_bounds, DOUBLE), matrix, in_bounds, DOUBLE
-        )
-    else:
+    if LAYOUT > 0:  # the extent of four vertices is not checked
         has_extent = (x2 > 0) & (y2 > 0)
         if LAYOUT == 1:  # XYXY
             has_extent = (x2 - x1 > (0 if EDGES else -1)) & (y2 - y1 > (0 if EDGES else -1))
@@ -143,14 +134,19 @@ def box_kernel(
             x2 = x1 + x2 if EDGES else x1 + x2 - 1
             y2 = y1 + y2 if EDGES else y1 + y2 - 1
         x1, y1, x2, y2 = x1 - shift, y1 - shift, x2 - shift, y2 - shift
-        ax, ay = map_point(x1, y1, matrix, in_bounds, DOUBLE)
-        bx, by = map_point(x2, y1, matrix, in_bounds, DOUBLE)
-        cx, cy = map_point(x2, y2, matrix, in_bounds, DOUBLE)
-        dx, dy = map_point(x1, y2, matrix, in_bounds, DOUBLE)
-    x1 = minimum(minimum(ax, bx), minimum(cx, dx)) + shift
-    y1 = minimum(minimum(ay, by), minimum(cy, dy)) + shift
-    x2 = maximum(maximum(ax, bx), maximum(cx, dx)) + shift
-    y2 = maximum(maximum(ay, by), maximum(cy, dy)) + shift
+    left, top = map_point(x1, y1, matrix, in_bounds, DOUBLE)
+    right = left
+    bottom = top
+    for vertex in tl.static_range(1, 4):
+        if LAYOUT == 0:
+            x = load_number(box + 2 * vertex, in_bounds, DOUBLE)
+            y = load_number(box + 2 * vertex + 1, in_bounds, DOUBLE)
+        else:  # clockwise from the top left
+            x = x1 if vertex == 3 else x2
+            y = y1 if vertex == 1 else y2
+        x, y = map_point(x, y, matrix, in_bounds, DOUBLE)
+        left, top, right, bottom = minimum(left, x), minimum(top, y), maximum(right, x), maximum(bottom, y)
+    x1, y1, x2, y2 = left + shift, top + shift, right + shift, bottom + shift
     if CLIP:
         is_valid = has_extent & is_visible(x1, x2, right_limit, EDGES) & is_visible(y1, y2, lower_limit, EDGES)
         if HAS_VALID:

@@ -4,8 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuaug.fusion.backends.triton.filters.tiles import load_exact
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, output_constants
-from gpuaug.fusion.backends.triton.mix import TILE, load_unit_pixel
+from gpuaug.fusion.backends.triton.mix import TILE
 from gpuaug.fusion.backends.triton.pixel_math import to_output_type
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.backends.triton.taps import select_sample
@@ -42,7 +43,7 @@ def channels_kernel(
     total = tl.zeros((TILE,), tl.float32)
     if TO_GREY and applies:
         for channel in range(CHANNELS):
-            total += load_unit_pixel(pixel + channel * source_c, in_bounds, BYTES) * tl.load(row + 1 + channel)
+            total += load_exact(pixel + channel * source_c, BYTES, in_bounds) * tl.load(row + 1 + channel)
     for channel in range(CHANNELS):
         plane = first + channel
         if TO_GREY and applies:
@@ -51,7 +52,7 @@ def channels_kernel(
             source_plane = plane
             if applies:
                 source_plane = tl.load(row + 1 + plane).to(tl.int32)
-            value = load_unit_pixel(pixel + source_plane * source_c, in_bounds, BYTES)
+            value = load_exact(pixel + source_plane * source_c, BYTES, in_bounds)
         value, _, _ = apply_point_ops(
             value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB
         )  # fmt: skip
@@ -63,6 +64,6 @@ def channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: T
     """Prepare the launch of a pass whose front is a channel shuffle or a conversion to grey."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
-    constants |= {"RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE, "ROUTE_COLUMN": pass_.route_column}
+    constants |= {"RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE}
     integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), integers, constants)

@@ -259,13 +259,15 @@ def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """Return the constants of kernels that read images of one size.
 
     ``SOURCE_W``: stride of the source along x, in elements. ``FRAMES``: frames per clip, which share a row of the
-    parameter table; 1 for images. ``BYTES``: whether pixels are uint8. ``CHANNELS``: number of channels.
+    parameter table; 1 for images. ``BYTES``: whether pixels are uint8. ``CHANNELS``: number of channels. ``ROUTE_COLUMN``:
+    column of the buffer route, -1 if the pass skips no samples (``BasePass.route_column``).
     """
     return {
         "SOURCE_W": source.stride(3),
         "FRAMES": pass_.out.images_per_sample,
         "BYTES": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],
+        "ROUTE_COLUMN": pass_.route_column,
     }
 
 
@@ -274,8 +276,6 @@ def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tup
 
     The constants are the result of ``source_constants``, and four others. ``OUT_W``: stride of the output along x, in elements.
     ``PROGRAM``, ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes three channels.
-
-    Kernels of passes that can skip samples need a further constant, ``ROUTE_COLUMN``, which is ``BasePass.route_column``.
     """
     # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
     channels = source.shape[1]

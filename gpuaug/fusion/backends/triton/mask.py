@@ -9,7 +9,7 @@ from gpuaug.fusion.backends.triton.taps import half_to_even, map_index, source_c
 
 @kernel
 def mask_kernel(
-    source, out, rows, owners, sample_layouts, first_mask, before_fill, warp_fill, after_fill, out_height, out_width,
+    source, out, rows, owners, places, first_mask, before_fill, warp_fill, after_fill, out_height, out_width,
     tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, FRAMES: tl.constexpr, SOURCE_W: tl.constexpr, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr,
@@ -22,8 +22,8 @@ def mask_kernel(
     of the fill outside the image.
 
     Constants, in addition to the constants of ``gather_kernel``:
-        RAGGED: Whether masks differ in size, and lie in a flat tensor. ``owners`` then has the sample of each mask, and
-            ``sample_layouts`` the (start, height, width) of the masks of a sample: mask n begins at start + n · height · width.
+        RAGGED: Whether masks differ in size. ``owners`` then has the sample of each mask, and ``places`` its (offset from
+            ``source``, height, width).
         FRAMES: Masks per row of the table, without ``RAGGED``.
 
     Grid: (tiles per image, masks from ``first_mask`` on, planes).
@@ -32,7 +32,6 @@ def mask_kernel(
     mask = first_mask + tl.program_id(1)
     plane = tl.program_id(2)
     sample = tl.load(owners + mask) if RAGGED else mask // FRAMES
-    sample_layout = sample_layouts + sample * 3
     row = rows + sample * row_stride
     map_before = row + MAP_BEFORE[1]
     target_x, target_y = tile_pixels((tile % tiles_x) * TILE[1], (tile // tiles_x) * TILE[0], TILE[0], TILE[1], False)
@@ -68,8 +67,8 @@ def mask_kernel(
         in_window = in_window_x & in_window_y
         not_padding = not_padding_x & not_padding_y
     if RAGGED:
-        source_width = tl.load(sample_layout + 2)
-        pointer = source + tl.load(sample_layout) + mask * tl.load(sample_layout + 1) * source_width + y * source_width + x
+        place = places + mask * 3
+        pointer = source + tl.load(place) + y * tl.load(place + 2) + x
     else:
         pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
     value = tl.load(pointer, mask=in_bounds & in_window, other=0)

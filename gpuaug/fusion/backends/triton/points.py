@@ -40,6 +40,9 @@ SHUFFLE = tl.constexpr(channel.ChannelShuffle.code)
 DROPOUT = tl.constexpr(channel.ChannelDropout.code)
 NOISE = tl.constexpr(positional.GaussianNoise.code)
 FIELDS = tl.constexpr(positional.NOISE_FIELDS)
+FRAMES = tl.constexpr(positional.FRAMES)
+TRUNCATES_NOISE = tl.constexpr(positional.IN_BYTES)
+CLAMPS_NOISE = tl.constexpr(positional.CLAMPS)
 ERASING = tl.constexpr(positional.Erasing.code)
 NORMALIZE = tl.constexpr(channel.Normalize.code)
 DENORMALIZE = tl.constexpr(channel.Denormalize.code)
@@ -51,6 +54,7 @@ ONE_OF = tl.constexpr(LARGEST_CODE)
 brightness, contrast, gamma, invert = map(compiled, (color.brightness, color.contrast, color.gamma, color.invert))
 solarize, posterize = map(compiled, (color.solarize, color.posterize))
 saturation, hue, snow = map(compiled, (color.saturation, color.hue, color.snow))
+noisy = compiled(positional.noisy)
 PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
 BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)
@@ -159,12 +163,14 @@ def apply_op(
         noise_mean = tl.load(row + 1)
         deviation = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
-        # The flags are the number of frames of a clip. Each frame has another noise field.
-        field = (tl.load(row + 5).to(tl.int32) + sample % FLAGS) % FIELDS
-        r += noise_mean + deviation * normal(x, y, plane, field, width, seed)
+        in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
+        clamps: tl.constexpr = CLAMPS_NOISE & FLAGS
+        # The flags hold the number of frames of a clip. Each frame has another noise field.
+        field = (tl.load(row + 5).to(tl.int32) + sample % (FRAMES & FLAGS)) % FIELDS
+        r = noisy(r, noise_mean + deviation * normal(x, y, plane, field, width, seed), in_bytes, clamps)
         if RGB:
-            g += noise_mean + deviation * normal(x, y, plane + 1, field, width, seed)
-            b += noise_mean + deviation * normal(x, y, plane + 2, field, width, seed)
+            g = noisy(g, noise_mean + deviation * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
+            b = noisy(b, noise_mean + deviation * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
     elif CODE == ERASING:
         value = tl.load(row + 5)
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))

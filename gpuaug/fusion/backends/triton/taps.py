@@ -13,7 +13,7 @@ coordinates, such as a flip, a crop or padding.
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, rounded_up
+from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, round_half_up
 
 
 @triton.jit
@@ -198,6 +198,17 @@ def half_to_even(coordinate):
 
 
 @triton.jit
+def bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE: tl.constexpr, ROUNDS: tl.constexpr):
+    """Interpolate between four values, whose digits are their x and y. ``ROUNDS``: round to bytes after each axis."""
+    upper = lerp(v00, v10, weight_x, MAX_VALUE)
+    lower = lerp(v01, v11, weight_x, MAX_VALUE)
+    if ROUNDS:
+        upper, lower = round_half_up(upper), round_half_up(lower)
+    value = lerp(upper, lower, weight_y, MAX_VALUE)
+    return round_half_up(value) if ROUNDS else value
+
+
+@triton.jit
 def interpolate_taps(
     pointer, t00, t10, t01, t11, weight_x, weight_y, fill,
     MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr, ROUNDS: tl.constexpr,
@@ -211,12 +222,7 @@ def interpolate_taps(
     v10 = load_tap(pointer, t10, fill, MAX_VALUE, ZEROS, PADDING)
     v01 = load_tap(pointer, t01, fill, MAX_VALUE, ZEROS, PADDING)
     v11 = load_tap(pointer, t11, fill, MAX_VALUE, ZEROS, PADDING)
-    upper = lerp(v00, v10, weight_x, MAX_VALUE)
-    lower = lerp(v01, v11, weight_x, MAX_VALUE)
-    if ROUNDS:
-        upper, lower = rounded_up(upper), rounded_up(lower)
-    value = lerp(upper, lower, weight_y, MAX_VALUE)
-    return rounded_up(value) if ROUNDS else value
+    return bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE, ROUNDS)
 
 
 @triton.jit
@@ -350,7 +356,7 @@ def line_sums(
             g, b = add_weighted(g, weight, value_g, MAX_VALUE), add_weighted(b, weight, value_b, MAX_VALUE)
         tap += 1
     if ROUNDS:
-        r, g, b = rounded_up(r), rounded_up(g), rounded_up(b)
+        r, g, b = round_half_up(r), round_half_up(g), round_half_up(b)
     return r, g, b
 
 
@@ -415,7 +421,7 @@ def antialiased_line(
             next_b = add_weighted(next_b, weight, line_b, MAX_VALUE)
         line += 1
     if ROUNDS:
-        r, g, b = rounded_up(r), rounded_up(g), rounded_up(b)
+        r, g, b = round_half_up(r), round_half_up(g), round_half_up(b)
     else:
         inverse = inverse_x * tl.div_rn(1.0, total)
         r, g, b = r * inverse, g * inverse, b * inverse
@@ -438,15 +444,10 @@ def interpolate_neighbours(
 ):
     """Interpolate one channel bilinearly between four adjacent pixels.
 
-    ``offset``: offset of the upper left pixel. ``ROUNDS``: round to bytes after each axis.
+    ``offset``: offset of the upper left pixel. ``MAX_VALUE`` is not 0: floats are read tap by tap.
     """
     v00 = as_float(tl.load(pointer + offset), MAX_VALUE)
     v10 = as_float(tl.load(pointer + SOURCE_W + offset), MAX_VALUE)
     v01 = as_float(tl.load(pointer + line_stride + offset), MAX_VALUE)
     v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), MAX_VALUE)
-    upper_mean = v00 + weight_x * (v10 - v00)
-    lower_mean = v01 + weight_x * (v11 - v01)
-    if ROUNDS:
-        upper_mean, lower_mean = rounded_up(upper_mean), rounded_up(lower_mean)
-    mean = upper_mean + weight_y * (lower_mean - upper_mean)
-    return rounded_up(mean) if ROUNDS else mean
+    return bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE, ROUNDS)

@@ -47,7 +47,10 @@ class TorchvisionOp(Op):
 
     package = "torchvision"
     call: ClassVar[tuple[str, ...]]
-    """Function that repeats the op, and the settings that are its arguments. Not set by classes that override ``calls``."""
+    """Function that repeats the op, and the draws and settings that are its arguments.
+
+    Not set by classes that override ``calls``.
+    """
 
     unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
     """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
@@ -91,8 +94,9 @@ class TorchvisionOp(Op):
             sample: Index of the image, in the apply mask.
             size: Size of the input images of the batch.
         """
-        function, *settings = self.call
-        return [(function, {name: getattr(self.module, name) for name in settings})]
+        function, *names = self.call
+        drawn = {name: float(draws[name][sample]) for name in names if name in draws}
+        return [(function, {name: drawn[name] if name in drawn else getattr(self.module, name) for name in names})]
 
     def to_unit_range(self, value: float) -> float:
         """Convert a pixel value from the units of the input images to [0, 1]."""

@@ -69,7 +69,7 @@ class PhotometricDistort(ColorJitter):
     """
 
     lowers = (v2.RandomPhotometricDistort,)
-    width = 12
+    column_count = 12
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -271,14 +271,12 @@ class Normalize(TorchvisionOp, channel.Normalize):
 class Multiplication(TorchvisionOp, channel.Denormalize):
     """Multiplication of images in [0, 1] by the largest value of their integers, for a ``v2.ToDtype`` without ``scale``."""
 
+    description = "multiply by {std[0]:g}"
+
     def __init__(self, name: str, factor: int) -> None:
         super().__init__(name, v2.Identity(), torch.float32)
         self.mean = channel.channel_values(0)
         self.std = channel.channel_values(factor)
-
-    def describe(self) -> str:
-        """Description with the factor."""
-        return f"multiply by {self.std[0]:g}"
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """No calls, because the call of the conversion includes the multiplication."""

@@ -78,9 +78,9 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
     def _read(self, transform: Any) -> None:
         self.count = transform.num_samples
 
-    def frames(self, count: int) -> Array:
-        """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
-        indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
+    def frames(self, input_count: int) -> Array:
+        """Indices of the selected frames, (``self.count``,) int64, in input clips of ``input_count`` frames."""
+        indices: Array = torch.linspace(0, input_count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
         return indices
 
 
@@ -119,7 +119,7 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
     """Whether the transform pads, according to its settings."""
 
     def _read(self, transform: Any) -> None:
-        # ``gpuaug.PadIfSmaller``, ``gpuaug.FixedSizeCrop`` and a class of open_clip have no such setting.
+        # ``v2.RandomZoomOut``, gpuaug's transforms and a class of open_clip have no such setting.
         self._mode = getattr(transform, "padding_mode", "constant")
         # torchvision's ``pad`` truncates the fill of integer images.
         self.fill = self.unit_fill(transform, int) if self._mode == "constant" else 0.0
@@ -160,6 +160,7 @@ class Pad(_PaddingOp):
     """``v2.Pad``."""
 
     lowers = (v2.Pad,)
+    description = "pad by {module.padding}"
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, top, bottom)."""
@@ -190,10 +191,6 @@ class Pad(_PaddingOp):
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``pad`` with its arguments."""
         return [self.pad_call(size, sample)]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"pad by {self.module.padding}"
 
 
 class RandomCrop(_PaddingOp, crop.Crop):
@@ -243,14 +240,11 @@ class PadIfSmaller(Pad):
     """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels."""
 
     lowers = (transforms.PadIfSmaller,)
+    description = "pad to at least {module.size}x{module.size}"
 
     def _padding(self, size: Size) -> Sequence[Any]:
         side: Any = self.module.size
         return 0, np.maximum(side - size.width, 0), 0, np.maximum(side - size.height, 0)
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"pad to at least {self.module.size}x{self.module.size}"
 
 
 class FixedSizeCrop(RandomCrop):
@@ -275,21 +269,16 @@ class FixedSizeCrop(RandomCrop):
         }
 
 
-class ZoomOut(TorchvisionOp, crop.ShiftOp):
+class ZoomOut(_PaddingOp):
     """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
     lowers = (v2.RandomZoomOut,)
+    description = "zoom out by {_min_scale} to {_max_scale}"
     draws_size = True
-    edge = "constant"
 
     def _read(self, transform: Any) -> None:
-        self.fill = self.unit_fill(transform, int)
+        super()._read(transform)
         self._min_scale, self._max_scale = transform.side_range
-
-    @property
-    def mask_fill(self) -> float:
-        """Fill value of segmentation masks, not converted to [0, 1]."""
-        return mask_fill(self.module)
 
     def _scale(self, uniform: Any) -> Any:
         """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
@@ -325,10 +314,6 @@ class ZoomOut(TorchvisionOp, crop.ShiftOp):
         left, top = int(draws["x"][sample]), int(draws["y"][sample])
         padding = [left, top, canvas.width - image_size.width - left, canvas.height - image_size.height - top]
         return [("pad", {"padding": padding, "fill": image_fill(self.module)})]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"zoom out by {self._min_scale} to {self._max_scale}"
 
 
 def _margin(length: Any, crop_length: int) -> Any:

@@ -57,10 +57,6 @@ class SharpnessJitter(Sharpness):
         """Write the sharpness factor."""
         out[:, 1] = draws["sharpness_factor"]
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``adjust_sharpness`` with ``sharpness_factor``."""
-        return [("adjust_sharpness", {"sharpness_factor": float(draws["sharpness_factor"][sample])})]
-
 
 class Equalize(TorchvisionOp, filters.Equalize):
     """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""

@@ -34,7 +34,6 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
 
     lowers = (v2.RandomIoUCrop,)
     columns = SEED_LENGTH + ROUNDS
-    has_kernel = True
     description = "crop by boxes"
 
     def _read(self, transform: Any) -> None:

@@ -75,6 +75,8 @@ class Adjustment(color.ColorJitter):
     All three operations share one kernel.
     """
 
+    description = ", ".join(ADJUSTMENT_INDEX).lower()
+
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
         super().__init__(name, v2.ColorJitter((0, 2), (0, 2), (0, 2)), units)
 
@@ -97,10 +99,6 @@ class Adjustment(color.ColorJitter):
         """``adjust_brightness``, ``adjust_contrast`` or ``adjust_saturation`` with its factor."""
         name = ("brightness", "contrast", "saturation")[ADJUSTMENT_INDEX[self.name]]
         return [(f"adjust_{name}", {f"{name}_factor": 1 + float(draws["magnitude"][sample])})]
-
-    def describe(self) -> str:
-        """Short description for ``explain()``: the names of all three operations."""
-        return ", ".join(ADJUSTMENT_INDEX).lower()
 
 
 class Sharpness(filters.Sharpness):

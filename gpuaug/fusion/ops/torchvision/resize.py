@@ -62,11 +62,7 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
     def _read(self, transform: Any) -> None:
         super()._read(transform)
         self._height, self._width = transform.size
-        self._scale = tuple(float(bound) for bound in transform.scale)
-        self.areas = self._scale[0], self._scale[1] - self._scale[0]
-        first, last = log_ratios(self.name, transform)
-        self.log_aspect = first / 2, (last - first) / 2
-        self.ratios = float(min(transform.ratio)), float(max(transform.ratio))
+        self._set_bounds(transform.scale, transform.ratio, log_ratios(self.name, transform))
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if samples that skip the op would have another size, or ``None``."""

@@ -12,14 +12,14 @@ import numpy as np
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import crop, resize
-from gpuaug.fusion.ops.torchvision.base import Call, Units, interpolation_of, size_rounded_down
+from gpuaug.fusion.ops.torchvision.base import Call, interpolation_of, size_rounded_down
 
 
 class ResizeKeepRatio(resize._WholeResize):
     """timm's ``ResizeKeepRatio``: resizes to ``size`` and keeps the aspect ratio.
 
     With ``longest=0`` the output covers ``size``; with ``longest=1`` it fits within ``size``; between 0 and 1 the scale is
-    interpolated.
+    interpolated. Scale and aspect ratio may be random per sample.
     """
 
     def _read(self, transform: Any) -> None:
@@ -27,6 +27,7 @@ class ResizeKeepRatio(resize._WholeResize):
         self.nearest = self.mask_half_pixel_centers = mode == "nearest-exact"
         self.set_antialias(cubic=mode == "bicubic")
         self.settings = {"size": f"{'x'.join(map(str, transform.size))}, in proportion"}
+        self.draws_size = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
 
     def _resized(self, size: Size, factors: Sequence[Any]) -> Size:
         """Output size of a resize that keeps the ratio, with (height, width) multiplied by ``factors``, numbers or (B,)."""
@@ -40,30 +41,6 @@ class ResizeKeepRatio(resize._WholeResize):
         """Output size, with the aspect ratio of the input."""
         return self._resized(size, (1.0, 1.0))
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
-        options = {"interpolation": self.module.interpolation, "antialias": True}
-        return [("resize", {"size": [out.height, out.width], **options})]
-
-
-class OpenClipResizeKeepRatio(ResizeKeepRatio):
-    """open_clip's ``ResizeKeepRatio``. Not lowered with random scales or ratios, because their distributions are not timm's."""
-
-    def _read(self, transform: Any) -> None:
-        super()._read(transform)
-        self.draws_size = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
-
-    def unsupported(self) -> str | None:
-        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return "random scales or ratios of open_clip's" if self.draws_size else super().unsupported()
-
-
-class RandomResizeKeepRatio(ResizeKeepRatio):
-    """timm's ``ResizeKeepRatio`` with a random scale and a random aspect ratio per sample."""
-
-    draws_size = True
-
     def _factors(self, scales: Any, aspects: Any) -> tuple[Any, Any]:
         """(factor of the height, factor of the width) for scales and aspect ratios."""
         scale = 1.0 / np.sqrt(scales) if self.module.random_scale_area else scales
@@ -72,10 +49,14 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output sizes for the drawn factors; the input size for samples that skip the op."""
+        if not self.draws_size:
+            return self.out(size)
         return self.where_applied(draws, self._resized(size, (draws["scale_height"], draws["scale_width"])), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest scale, each with the smallest and the largest aspect ratio."""
+        if not self.draws_size:
+            return super().out_bounds(size)
         transform: Any = self.module
         scales = [1.0, *(transform.random_scale_range if transform.random_scale_prob > 0 else ())]
         aspects = [1.0, *(transform.random_aspect_range if transform.random_aspect_prob > 0 else ())]
@@ -87,6 +68,8 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a scale and an aspect ratio per sample, as factors ``"scale_height"`` and ``"scale_width"``, (B,) float64."""
+        if not self.draws_size:
+            return {}
         transform: Any = self.module
         is_scaled, scales, is_stretched, aspects = sampler.uniform(4).astype(np.float64)
         low, high = transform.random_scale_range
@@ -97,15 +80,25 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
         height, width = self._factors(scales, aspects)
         return {"scale_height": height, "scale_width": width}
 
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
+        options = {"interpolation": self.module.interpolation, "antialias": True}
+        return [("resize", {"size": [out.height, out.width], **options})]
 
-def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRatio:
-    """Create the op for timm's ``ResizeKeepRatio``, with or without random scales and aspect ratios."""
-    draws = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
-    return (RandomResizeKeepRatio if draws else ResizeKeepRatio)(name, transform, units)
+
+class OpenClipResizeKeepRatio(ResizeKeepRatio):
+    """open_clip's ``ResizeKeepRatio``. Not lowered with random scales or ratios, because their distributions are not timm's."""
+
+    def unsupported(self) -> str | None:
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
+        return "random scales or ratios of open_clip's" if self.draws_size else super().unsupported()
 
 
 class CenterCropOrPad(crop.RandomCrop):
     """timm's ``CenterCropOrPad``: crops the centre. An axis shorter than the crop is first padded equally at both ends."""
+
+    description = "centre crop or pad {_height}x{_width}"
 
     def _read(self, transform: Any) -> None:
         crop._PaddingOp._read(self, transform)
@@ -123,7 +116,3 @@ class CenterCropOrPad(crop.RandomCrop):
         margins = (canvas.width - self._width, canvas.height - self._height)
         left, top = (np.broadcast_to(np.rint(np.asarray(margin) / 2.0), size.batch).astype(np.float32) for margin in margins)
         return {"x": left, "y": top}
-
-    def describe(self) -> str:
-        """Short description for ``explain()``."""
-        return f"centre crop or pad {self._height}x{self._width}"

@@ -29,6 +29,10 @@ FILTERS = {
     "narrow": K.RandomGaussianBlur((3, 5), (0.5, 2.0), p=0.5),
     "one pixel": K.RandomGaussianBlur((1, 11), (0.5, 2.0), border_type="constant", p=1.0),
     "all in the middle": K.RandomGaussianBlur(3, (1e-4, 1e-3), p=1.0),
+    "motion": K.RandomMotionBlur((3, 7), 180.0, 1.0, p=0.5),
+    "motion, reflected": K.RandomMotionBlur(9, 180.0, 0.5, border_type="reflect", resample="bilinear", p=1.0),
+    "motion, replicated": K.RandomMotionBlur(41, 180.0, 0.5, border_type="replicate", p=1.0),
+    "motion, circular": K.RandomMotionBlur(33, 180.0, 0.5, border_type="circular", p=0.5),
     "sharpness": K.RandomSharpness((0.0, 4.0), p=0.5),
     "equalize": K.RandomEqualize(p=0.5),
     "CLAHE": K.RandomClahe((30.0, 90.0), (4, 5), p=0.5),
@@ -136,6 +140,7 @@ def fault_in_strips(name, channels, memory_format):
 def failures(*, every):
     """Names of the filters whose kernels differ from torch, and on which images."""
     few = {"narrow": ("bytes", "kept", "grey"), "one pixel": ("bytes", "kept", "grey")}
+    few["motion"] = "holes", "bytes", "kept", "grey"
     few["sharpness"] = "holes", "bytes", "kept", "grey"
     few |= dict.fromkeys(
         (name for name in FILTERS if name.startswith(("equalize", "CLAHE", "auto"))), ("holes", "bytes", "grey", "flat")

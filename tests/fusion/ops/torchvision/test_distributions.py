@@ -56,13 +56,14 @@ NOT_DRAWN = {
 """Nothing but a chance, where there is one."""
 
 ELSEWHERE = {
+    v2.GaussianNoise,
     v2.RandomPhotometricDistort,
     v2.RandomIoUCrop,
     gpuaug.FixedSizeCrop,
     gpuaug.PadIfSmaller,
     *TorchvisionPolicy.lowers,
 }
-"""Transforms that test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision compare."""
+"""Transforms that test_noise, test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision compare."""
 
 
 def corners(startpoints, endpoints):

@@ -40,6 +40,8 @@ EXACT = {
     "erasing": lambda: v2.RandomErasing(0.7, value=0.5),
     "erasing, nearly all": lambda: v2.RandomErasing(1.0, scale=(0.9, 1.0), ratio=(0.5, 2.0)),
     "erasing, one pixel": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.0005)),
+    "noise": lambda: v2.GaussianNoise(0.1, 0.3),
+    "noise, unclipped": lambda: v2.GaussianNoise(-0.2, 0.5, clip=False),
     "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation=InterpolationMode.NEAREST_EXACT),
     "autocontrast": lambda: v2.RandomAutocontrast(0.7),
 }

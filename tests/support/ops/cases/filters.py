@@ -49,6 +49,22 @@ CASES = [
         alone=False,
     ),
     Case(
+        K.RandomMotionBlur,
+        "kernel_size angle direction border_type resample same_on_batch p keepdim",
+        {
+            "motion blur": {"kernel_size": (3, 9), "angle": (-50.0, 170.0), "direction": (-0.9, 1.0), "border_type": "reflect"},
+            "motion blur, one number": {"kernel_size": 5, "angle": 180.0, "direction": 0.5},
+        },
+        steps(
+            {"own": ROUNDING, "reach": None, "spreads": True},
+            kernel_size=st.sampled_from([3, 7, (3, 11), (4, 4)]),
+            angle=ranges(-360.0, 360.0),
+            direction=ranges(-1.0, 1.0),
+            border_type=st.sampled_from(["constant", "reflect", "replicate", "circular"]),
+            resample=st.sampled_from(["nearest", "bilinear"]),
+        ),
+    ),
+    Case(
         K.RandomSharpness,
         "sharpness same_on_batch p keepdim",
         {"sharpness": {"sharpness": (0.5, 4.0)}, "sharpness, one number": {"sharpness": 0.7}},

@@ -250,7 +250,7 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tens
         blur_columns_kernel,
         (blocks, batch, channels),
         (height, width, tiles_across, rows.stride(0), *source.stride()[:3]),
-        {**source_constants(pass_, source), "ROUTE_COLUMN": pass_.route_column, **tile, "BORDER": border, "TAPS": down},
+        {**source_constants(pass_, source), **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
     rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
@@ -263,7 +263,7 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Ten
     """Prepare the launch of ``blur_strips_kernel``."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
-    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "ROUTE_COLUMN": pass_.route_column}
+    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH}
     # Images between passes begin at aligned addresses; images of users may not.
     aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))

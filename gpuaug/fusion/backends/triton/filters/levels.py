@@ -16,7 +16,6 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     count_levels,
     load_exact,
     load_exact_pixels,
-    load_exact_tile,
     load_flattened,
     store_tile,
     storing_launch,
@@ -34,7 +33,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     tile_side,
     to_level,
 )
-from gpuaug.fusion.backends.triton.taps import select_buffers, select_sample
+from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
@@ -45,7 +44,7 @@ BLOCK = 2048
 """Pixels that a thread block of ``table_kernel`` reads at once."""
 
 TILE_BLOCK = 512
-"""Pixels that a thread block of ``tile_table_kernel`` reads at once. A tile of CLAHE has some hundreds of pixels."""
+"""Pixels that a thread block of ``table_kernel`` reads at once for CLAHE. A tile of CLAHE has some hundreds of pixels."""
 
 SPLIT_PIXELS, MOST_SPLITS = 8192, 8
 """Pixels per split, and maximum number of splits of a channel, in a pass that skips samples.
@@ -59,40 +58,57 @@ def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, PICKS_OP: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the table of a channel (equalize), or its minimum and maximum (auto contrast).
+    """Compute the table of a channel (equalize) or of a tile (CLAHE), or minimum and maximum of a channel (auto contrast).
 
     Constants:
         PICKS_OP: Whether the op differs by sample: equalize if the first column of the row is ``EQUALIZE``, else auto contrast.
         ENTRIES: Number of elements of a table; ``LEVELS`` for equalize.
-        SPLITS: Number of blocks per channel. If greater than 1, each block writes the int32 pixel counts per level of its split
-            of the channel, or its minimum and maximum, and ``levels_kernel`` combines them.
+        SPLITS: Number of blocks per channel. For CLAHE, each computes the table of a tile, (LEVELS,) uint8. For other ops, if
+            greater than 1, each block writes the int32 pixel counts per level of its split of the channel, or its minimum and
+            maximum, and ``levels_kernel`` combines them.
+        GRID_H, GRID_W: Number of tiles of CLAHE along y and x; 0 for other ops.
         KEEPS_VALUES: Whether the table has -1 for a channel that must not change (``equalize_table``).
         FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
         ROUTE_COLUMN: Column of the buffer route, or -1.
 
-    Grid: (samples, planes, splits of a channel).
+    Grid: (splits or tiles of a channel, samples, planes).
     """
-    sample = tl.program_id(0)
-    plane = tl.program_id(1)
-    if ROUTE_COLUMN >= 0:
-        skipped, source, _ = select_buffers(
-            rows + sample // FRAMES * row_stride + ROUTE_COLUMN, source, source_b, tables, 0, tl.num_programs(0)
-        )
-        if skipped:
-            return
-    split = tl.program_id(2)
+    skipped, sample, plane, row, pointer, _ = select_sample(
+        source, tables, rows, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
+    split = tl.program_id(0)
     table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * SPLITS + split) * ENTRIES
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    if SPLITS > 1:
+    if SPLITS > 1 and GRID_H == 0:
         lines = (height + SPLITS - 1) // SPLITS
         pointer += split * lines * source_h
         height = tl.maximum(tl.minimum(height - split * lines, lines), 0)
     pixels = height * width
-    applied_op = tl.load(rows + sample // FRAMES * row_stride)
+    applied_op = tl.load(row)
     if applied_op != 0:
-        if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
+        if GRID_H > 0:
+            down = tile_side(height, GRID_H)
+            across = tile_side(width, GRID_W)
+            top = split // GRID_W * down
+            left = split % GRID_W * across
+            counts = count_levels(
+                pointer, top, left, down, across, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
+            )
+            counts = tl.minimum(counts, tl.load(row + 1).to(tl.int32))
+            tile_pixels = down * across
+            excess = tile_pixels - tl.sum(counts, 0)
+            remainder = excess % LEVELS
+            spacing = LEVELS // tl.maximum(remainder, 1)
+            level = tl.arange(0, LEVELS)
+            counts += excess // LEVELS + tl.where((level % spacing == 0) & (level // spacing < remainder), 1, 0)
+            scale = tl.div_rn(255.0 + 0.0 * level, tile_pixels + 0.0 * level)
+            # Rounds half to even: float32 has no fractions above 2²³.
+            mapped = tl.cumsum(counts, 0).to(tl.float32) * scale + 8388608.0 - 8388608.0
+            tl.store(table + level, tl.minimum(mapped, 255.0).to(tl.uint8))
+        elif (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
             entries = count_levels(
                 pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, False, BLOCK
             )
@@ -112,44 +128,6 @@ def table_kernel(
             range_pointer = table.to(tl.pointer_type(tl.float32))
             tl.store(range_pointer, tl.where(tl.max(has_nan, 0) == 0, tl.min(minimum, 0), float("nan")))
             tl.store(range_pointer + 1, tl.max(maximum, 0))
-
-
-@kernel
-def tile_table_kernel(
-    source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
-    OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
-):  # fmt: skip
-    """Compute the table of a tile of a channel for CLAHE, (LEVELS,) uint8.
-
-    Grid: (tiles, samples, planes).
-    """
-    tile = tl.program_id(0)
-    skipped, sample, plane, row, pointer, _ = select_sample(
-        source, tables, rows, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
-    )
-    if skipped:
-        return
-    if tl.load(row) != 0:
-        down = tile_side(height, GRID_H)
-        across = tile_side(width, GRID_W)
-        top = tile // GRID_W * down
-        left = tile % GRID_W * across
-        counts = count_levels(
-            pointer, top, left, down, across, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
-        )
-        counts = tl.minimum(counts, tl.load(row + 1).to(tl.int32))
-        pixels = down * across
-        excess = pixels - tl.sum(counts, 0)
-        remainder = excess % LEVELS
-        spacing = LEVELS // tl.maximum(remainder, 1)
-        level = tl.arange(0, LEVELS)
-        counts += excess // LEVELS + tl.where((level % spacing == 0) & (level // spacing < remainder), 1, 0)
-        scale = tl.div_rn(255.0 + 0.0 * level, pixels + 0.0 * level)
-        # Rounds half to even: float32 has no fractions above 2²³.
-        mapped = tl.cumsum(counts, 0).to(tl.float32) * scale + 8388608.0 - 8388608.0
-        table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * (GRID_H * GRID_W) + tile) * LEVELS
-        tl.store(table + level, tl.minimum(mapped, 255.0).to(tl.uint8))
 
 
 @triton.jit
@@ -199,14 +177,30 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl
     return result
 
 
+@triton.jit
+def interpolate_tables(
+    value, table, top, bottom, upper_weight, left, right, left_weight,
+    GRID_W: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Map the pixels of a channel through the tables of the four nearest tiles, interpolated bilinearly."""
+    entry = table + to_level(clamp01(value), FACTOR, OFFSET)
+    top_left = as_float(load_flattened(entry + (top * GRID_W + left) * LEVELS), True)
+    top_right = as_float(load_flattened(entry + (top * GRID_W + right) * LEVELS), True)
+    bottom_left = as_float(load_flattened(entry + (bottom * GRID_W + left) * LEVELS), True)
+    bottom_right = as_float(load_flattened(entry + (bottom * GRID_W + right) * LEVELS), True)
+    upper = top_right + (top_left - top_right) * left_weight
+    lower = bottom_right + (bottom_left - bottom_right) * left_weight
+    return tl.where(value == value, div_by_255(lower + (upper - lower) * upper_weight), value)
+
+
 @kernel
 def levels_kernel(
     source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr,
-    ROUTE_COLUMN: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr, GRID_H: tl.constexpr,
+    GRID_W: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Map pixels through the tables, or minima and maxima, that ``table_kernel`` wrote.
 
@@ -227,66 +221,17 @@ def levels_kernel(
         for channel in range(3 if RGB else 1):
             table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
             value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
+            if GRID_H > 0:
+                top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
+                left, right, left_weight = nearest_tiles(x, width, GRID_W)
+                value = interpolate_tables(
+                    value, table, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET
+                )
+            elif (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
                 value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
             else:
                 value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
-
-
-@triton.jit
-def interpolate_tables(
-    value, table, top, bottom, upper_weight, left, right, left_weight,
-    GRID_W: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr,
-):  # fmt: skip
-    """Map the pixels of a channel through the tables of the four nearest tiles, interpolated bilinearly."""
-    entry = table + to_level(clamp01(value), FACTOR, OFFSET)
-    top_left = as_float(load_flattened(entry + (top * GRID_W + left) * LEVELS), True)
-    top_right = as_float(load_flattened(entry + (top * GRID_W + right) * LEVELS), True)
-    bottom_left = as_float(load_flattened(entry + (bottom * GRID_W + left) * LEVELS), True)
-    bottom_right = as_float(load_flattened(entry + (bottom * GRID_W + right) * LEVELS), True)
-    upper = top_right + (top_left - top_right) * left_weight
-    lower = bottom_right + (bottom_left - bottom_right) * left_weight
-    return tl.where(value == value, div_by_255(lower + (upper - lower) * upper_weight), value)
-
-
-@kernel
-def clahe_kernel(
-    source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
-    ROUTE_COLUMN: tl.constexpr,
-):  # fmt: skip
-    """Map pixels through the tables that ``tile_table_kernel`` wrote.
-
-    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
-    """
-    skipped, sample, plane, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
-    )
-    if skipped:
-        return
-    _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-    if tl.load(row) != 0:
-        entries: tl.constexpr = GRID_H * GRID_W * LEVELS
-        table = tables + (sample.to(tl.int64) * CHANNELS + plane) * entries
-        top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
-        left, right, left_weight = nearest_tiles(x, width, GRID_W)
-        r = tl.zeros((ACROSS, ALONG), tl.float32)
-        g = r
-        b = r
-        for channel in range(3 if RGB else 1):
-            value = load_exact_tile(pixel + channel * source_c, x < width, BYTES)
-            channel_table = table + channel * entries
-            value = interpolate_tables(
-                value, channel_table, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET
-            )
-            r, g, b = with_channel(value, channel, r, g, b, RGB)
-    else:
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
     store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
 
 
@@ -298,27 +243,27 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     integers = (height, width, rows.stride(0), *source.stride()[:3])
     # Bytes are levels already, so they need no setting of the op.
     factor, offset = (255.0, 0.5) if common["BYTES"] else op.to_levels
-    settings: dict[str, Any] = {"FACTOR": factor, "OFFSET": offset}
-    if isinstance(op, Clahe):
-        settings |= {"GRID_H": op.grid[0], "GRID_W": op.grid[1]}
-        grid = op.grid[0] * op.grid[1], batch, channels
-        tables = Launch(
-            tile_table_kernel,
-            grid,
-            integers,
-            {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": TILE_BLOCK},
-            fp_fusion=False,
-        )
-        pixels = storing_launch(clahe_kernel, pass_, source, rows, out, settings)
-        return TwoLaunches(tables, pixels, (batch, channels, grid[0] * filters.LEVELS), torch.uint8)
+    grid_h, grid_w = op.grid if isinstance(op, Clahe) else (0, 0)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
+    splits = grid_h * grid_w or splits
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
-    keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
-    settings |= {"ENTRIES": op.entries, "KEEPS_VALUES": keeps, "SPLITS": splits, "PICKS_OP": equalize_op is not contrast_op}
-    constants = {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": BLOCK}
-    tables = Launch(table_kernel, (batch, channels, splits), integers, constants, warps=8)
+    settings: dict[str, Any] = {
+        "FACTOR": factor,
+        "OFFSET": offset,
+        "ENTRIES": op.entries,
+        "KEEPS_VALUES": isinstance(equalize_op, Equalize) and equalize_op.keeps_values,
+        "SPLITS": splits,
+        "PICKS_OP": equalize_op is not contrast_op,
+        "GRID_H": grid_h,
+        "GRID_W": grid_w,
+    }
+    constants = {**common, **settings, "BLOCK": TILE_BLOCK if grid_h else BLOCK}
+    # Products and sums of CLAHE are not fused: the sum rounds a product that is rounded already to a whole number.
+    tables = Launch(
+        table_kernel, (splits, batch, channels), integers, constants, warps=4 if grid_h else 8, fp_fusion=not grid_h
+    )
     epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
     settings |= {"EPSILON": epsilon, "CLIP": clip}
-    dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
+    counts_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
     pixels = storing_launch(levels_kernel, pass_, source, rows, out, settings)
-    return TwoLaunches(tables, pixels, (batch, channels, splits * op.entries), dtype)
+    return TwoLaunches(tables, pixels, (batch, channels, splits * op.entries), torch.uint8 if grid_h else counts_dtype)

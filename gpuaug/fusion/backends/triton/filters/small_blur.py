@@ -177,10 +177,4 @@ def small_blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor,
     blocks = triton.cdiv(tiles_down * tiles_across, group * warps)
     constants = {"GROUP": group, "LINES": lines, "ALONG": along, "ACROSS": ACROSS * group * warps, "TILES": group * warps}
     integers = (height, width, tiles_down, rows.stride(0), *strides)
-    return Launch(
-        blur_kernel,
-        (blocks, batch, planes),
-        integers,
-        {**common, **blur_constants, **constants, "ROUTE_COLUMN": pass_.route_column},
-        warps=warps,
-    )
+    return Launch(blur_kernel, (blocks, batch, planes), integers, {**common, **blur_constants, **constants}, warps=warps)

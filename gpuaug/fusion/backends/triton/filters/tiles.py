@@ -297,5 +297,4 @@ def storing_launch(
     tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
     common, planes = output_constants(pass_, source, out)
     integers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    constants = {**common, "ROUTE_COLUMN": pass_.route_column, **tile, **constants}
-    return Launch(kernel, (blocks, batch, planes), integers, constants, warps=tile["TILES"])
+    return Launch(kernel, (blocks, batch, planes), integers, {**common, **tile, **constants}, warps=tile["TILES"])

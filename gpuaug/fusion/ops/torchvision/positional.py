@@ -1,15 +1,19 @@
-"""torchvision's ``v2.RandomErasing``, which is *lowered* to the op ``Erasing``, or run by torchvision."""
+"""torchvision's pointwise transforms that depend on pixel coordinates: erasing and Gaussian noise.
+
+A transform is *lowered* to an op, or run by torchvision.
+"""
 
 from typing import Any
 
 import numpy as np
+import torch
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import positional
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, log_ratios
-from gpuaug.fusion.pixels import LARGEST
+from gpuaug.fusion.pixels import LARGEST, ROUNDED
 
 CANDIDATES = 10
 """Number of candidate rectangles per sample. The first that is smaller than the image is erased; without one, none."""
@@ -80,3 +84,41 @@ class Erasing(TorchvisionOp, positional.Erasing):
         if not rectangle["h"] or not rectangle["w"]:
             return []
         return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]
+
+
+class GaussianNoise(TorchvisionOp, positional.GaussianNoise):
+    """``v2.GaussianNoise``: adds a noise field. The noise of bytes is truncated to integers."""
+
+    lowers = (v2.GaussianNoise,)
+    byte_rule = ROUNDED
+    unfused_dtypes = (torch.uint16, torch.int16)
+
+    def _read(self, transform: Any) -> None:
+        is_bytes = self.to_bytes is not None
+        self.keeps_unit_range = bool(transform.clip) or is_bytes
+        self.takes_any_range = not transform.clip
+        self.flags = (positional.CLAMPS if transform.clip else 0) | (positional.IN_BYTES if is_bytes else 0)
+
+    @property
+    def mean_and_std(self) -> tuple[float, float]:
+        """Mean and standard deviation of the noise; for integer images in units of pixel values."""
+        transform: Any = self.module
+        unit = LARGEST.get(self.units, 1)
+        return float(transform.mean) * unit, float(transform.sigma) * unit
+
+    def unsupported(self) -> str | None:
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
+        mean, std = self.mean_and_std
+        if std < 0:
+            return "sigma is negative"
+        # torchvision adds bytes in int16. No number of a noise field is above 6.
+        if self.to_bytes is not None and not abs(mean) + 6 * std < torch.iinfo(torch.int16).max - 255:
+            return "the noise of bytes may overflow int16"
+        return super().unsupported()
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """``gaussian_noise`` with the noise as its mean, (C, H, W) or (T, C, H, W), and without noise of its own."""
+        noise = self.kornia_parameters(self.sample_draws(draws, sample), size.sample(sample))["gaussian_noise"]
+        # In float64, because torchvision multiplies by 255 and truncates.
+        noise = noise.to(self.image_dtype) if self.to_bytes is None else noise.double() / LARGEST[self.units]
+        return [("gaussian_noise", {"mean": noise if size.frames else noise[0], "sigma": 0.0, "clip": self.module.clip})]
