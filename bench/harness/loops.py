@@ -95,7 +95,7 @@ def streamed_row(
 def with_step_first(variant: Variant) -> list[Variant]:
     """Return ``variant``, and a variant that continues the same loop inside ``gpuaug.step_first``, with the same loader."""
     shared = replace(variant, steps=cache(variant.steps), notes=dict)
-    return [shared, replace(shared, name=variant.name + FIRST, within=step_first)]
+    return [shared, replace(shared, name=variant.name + FIRST, context=step_first)]
 
 
 class Serial:

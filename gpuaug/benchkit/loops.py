@@ -28,7 +28,7 @@ class Setup:
 
     Args:
         device: Device of the training step.
-        images: An ``ImageFolder``. Each loop uses a copy with another transform.
+        images: Dataset, an ``ImageFolder``. Each loop uses a copy of the dataset with another transform.
         batch_size: Images per step.
         workers: Worker processes of each DataLoader.
         source_px: Side of the square uint8 images that the device loops receive.
@@ -58,7 +58,7 @@ class Setup:
 
     @property
     def discard(self) -> int:
-        """Number of steps to discard at the start of a timed window, twice the length of the workers' queue.
+        """Number of steps to discard at the start of a timed window: twice the length of the workers' queue, plus 2.
 
         The first half uses up the batches that were queued during other loops' windows. During the second half, the workers of
         other loops fill their queues.
@@ -110,13 +110,13 @@ def reserved_cores(setup: Setup) -> Iterator[None]:
 
 
 def uint8_images(setup: Setup) -> Any:
-    """Return the transform of workers for loops that augment on the device: to a uint8 tensor of a square crop."""
+    """Return the transform in the workers of loops that augment on the device: resize and crop to a square uint8 tensor."""
     side = setup.source_px
     return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
 
 
 def cpu_augmentation(setup: Setup) -> Any:
-    """Return the augmentation in the workers, of the whole decoded image."""
+    """Return the augmentation in the workers: from a decoded image to a normalised float32 crop."""
     return v2.Compose(
         [
             v2.PILToTensor(),

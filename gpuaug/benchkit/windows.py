@@ -21,20 +21,20 @@ class Variant:
     """One of the loops to compare.
 
     Args:
-        name: Name of the row.
+        name: Name of the loop, and of its row in the results.
         steps: Function that returns an endless iterator. Each ``next`` runs one training step, without waiting for the device,
             and returns its number of images.
         discard: Number of steps at the start of each window that are not counted: at least the number of batches that workers
             load while other variants run.
         notes: Function that returns further entries for the row's record. Called after all measurements.
-        within: Function that returns a context manager for the steps of a window, such as ``gpuaug.step_first``.
+        context: Function that returns a context manager for the steps of a window, such as ``gpuaug.step_first``.
     """
 
     name: str
     steps: Callable[[], Iterator[int]]
     discard: int = 0
     notes: Callable[[], dict[str, Any]] = dict
-    within: Callable[[], AbstractContextManager[object]] = nullcontext
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def interleave(
             stack.callback(open_variant.close)
             open_variants.append(open_variant)
         for open_variant in open_variants:
-            with open_variant.variant.within():
+            with open_variant.variant.context():
                 for _ in range(warmup + open_variant.variant.discard):
                     open_variant.step()
             synchronize(device)
         for round_index in range(repeats):
             for open_variant in open_variants if round_index % 2 == 0 else reversed(open_variants):
                 settle()
-                with open_variant.variant.within():
+                with open_variant.variant.context():
                     windows[open_variant.variant.name].append(_window(open_variant, device, seconds))
     return windows
 

@@ -56,9 +56,11 @@ def _cgroups(controller: str) -> Iterator[Path]:
         names = controllers.split(",")
         if controllers and controller not in names:
             continue
+        # A line of version 2 lists no controllers.
         root = CGROUP_ROOT if not controllers else CGROUP_ROOT / controller
         # In a container, ``path`` may exist on the host only. Then the root folder has the limits of the container.
         folder = root / path.lstrip("/")
+        # From the folder up to the root.
         yield from (folder, *folder.parents)[: len(folder.relative_to(root).parts) + 1]
 
 

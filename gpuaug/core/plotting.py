@@ -13,12 +13,12 @@ INK, FAINT, BAND = "#24292f", "#dfe3e8", "#f5f7f9"
 
 
 @contextmanager
-def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = None) -> Iterator[None]:
+def drawing(name: str, alternative: str = "", style: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Context manager in which matplotlib draws in its default style instead of the user's.
 
     Args:
-        what: Name of the drawing, for the error message.
-        otherwise: Alternative to the advice "Run pip install matplotlib", such as ``", or pass …"``. Appended to the advice.
+        name: Name of the drawing, for the error message.
+        alternative: Text to append to the advice "Run pip install matplotlib", such as ``", or pass …"``.
         style: Settings of matplotlib that differ from its defaults.
 
     Raises:
@@ -27,20 +27,20 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
     try:
         import matplotlib.style
     except ImportError as error:
-        way_out = f"Run pip install matplotlib{otherwise}."
-        raise ArgumentError(f"Drawing {what} failed, because matplotlib cannot be imported: {error}. {way_out}") from error
+        advice = f"Run pip install matplotlib{alternative}."
+        raise ArgumentError(f"Drawing {name} failed, because matplotlib cannot be imported: {error}. {advice}") from error
     with matplotlib.style.context(["default", dict(style or {})]):
         yield
 
 
-def shortened(name: str, longest: int) -> str:
-    """Return ``name``, with "…" in place of its middle if it has more than ``longest`` characters.
+def shortened(text: str, max_length: int) -> str:
+    """Return ``text``, with "…" in place of its middle if it has more than ``max_length`` characters.
 
     The end is kept, because similar names often differ there.
     """
-    if len(name) <= longest:
-        return name
-    return f"{name[: longest // 2]}…{name[len(name) - (longest - longest // 2 - 1) :]}"
+    if len(text) <= max_length:
+        return text
+    return f"{text[: max_length // 2]}…{text[len(text) - (max_length - max_length // 2 - 1) :]}"
 
 
 @lru_cache(4096)
@@ -53,7 +53,7 @@ def text_width_in(text: str, size: float) -> float:
     path = TextPath((0, 0), text.replace("$", r"\$"), size=size)
     # The control points of a glyph's curves enclose it. get_extents() computes the curves, which takes ten times as long.
     x = path.vertices[path.codes != path.CLOSEPOLY, 0]
-    return float(x.max() - x.min()) / 72
+    return float(x.max() - x.min()) / 72  # 72 points per inch
 
 
 def html_table(rows: Iterable[Sequence[str]]) -> str:

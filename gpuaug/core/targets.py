@@ -26,7 +26,7 @@ class Kind:
 
     keys: dict[str, str]
     """Key in target dicts → data key of tensors of the same format. A *data key* says what an input of a pipeline holds."""
-    layouts: dict[str, str]
+    data_keys: dict[str, str]
     """Data key, such as Kornia's ``bbox_xyxy`` → layout of the numbers of a box or point; ``""`` for other kinds."""
     class_name: str = ""
     """torchvision's tensor class; ``""`` if there is none."""
@@ -54,7 +54,7 @@ TARGET_KEYS = {key: kind for kind in MOVED for key in kind.keys}
 """Key of target dicts under which plain tensors are transformed → kind."""
 TARGET_TYPES = {kind.class_name: kind for kind in MOVED}
 """torchvision's tensor class of targets → kind."""
-DATA_KEYS = {key: kind for kind in (*MOVED, LABELS, VALID) for key in kind.layouts}
+DATA_KEYS = {key: kind for kind in (*MOVED, LABELS, VALID) for key in kind.data_keys}
 """Data key of a tensor with the targets of all images → kind."""
 
 PER_BOX = frozenset(

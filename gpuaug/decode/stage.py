@@ -338,7 +338,7 @@ class BoundDecode(BoundStage):
                 return stage.windows(batch, encoded, shapes, position)
         return None
 
-    def read(self, batch: Batch) -> tuple[Any, ...]:
+    def _values(self, batch: Batch) -> tuple[Any, ...]:
         """Return an empty tuple: the images are decoded before the batch is copied."""
         return ()
 

@@ -2,8 +2,11 @@
 
 The ring is shared, page-locked memory, divided into slots for one batch each. Worker processes of a ``DataLoader`` write their
 batches into slots, and send an error in place of a batch that cannot be sent (``gpuaug.feed.worker``). To this end, the feed
-replaces attributes of the user's loader, such as ``collate_fn``, while workers start, and then restores them. Persistent
-workers that write into slots belong to the feed: their iterator is an attribute of the loader only while an epoch begins.
+iterates a *proxy* of the user's loader, which shares its attributes and starts workers with others, such as another
+``collate_fn``. Persistent workers that write into slots belong to the feed: their iterator is an attribute of the proxy.
+
+A loader that overrides how a ``DataLoader`` is iterated may read batches, keep them and change them. So it receives the batches
+themselves instead of descriptions, and their slots are in use until all their tensors have been deleted.
 
 Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
 does not wait for the driver to copy from pageable memory.
@@ -15,9 +18,9 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 import torch
@@ -30,9 +33,9 @@ from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
-from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
+from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, SlotsOfBatch, can_be_stored, cloned
 from gpuaug.feed.shared_storage import sending_memfd
-from gpuaug.feed.stateful import keeps_state, source_of
+from gpuaug.feed.stateful import keeps_state, sends_states, source_of
 from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot
 from gpuaug.feed.wrapped_loader import (
     FIRST_BATCH,
@@ -42,8 +45,10 @@ from gpuaug.feed.wrapped_loader import (
     end_workers,
     has_persistent_workers,
     has_running_workers,
-    replaced,
+    proxy_of,
+    runs_workers,
     uses_iteration_of,
+    worker_context,
 )
 
 FeedMode = Literal["auto", "ring", "plain"]
@@ -96,12 +101,12 @@ class Feed:
         self._ring: Ring | None = None
         # Rings that have not been deleted. A list, because every next() iterates over it, and iterating over a WeakSet is slow.
         self._rings: list[weakref.ref[Ring]] = []
-        self._ring_iterator: Any = None
-        """Iterator of the wrapped loader whose persistent workers collate into the ring; ``None`` if none are running."""
+        self._proxy: Any = None
+        """Proxy of the wrapped loader, which is iterated if the wrapped loader has workers; ``None`` before the first epoch."""
         self._last_iteration: weakref.ref[FeedIterator] | None = None
         """The last iteration that used the ring."""
-        self._last_iteration_ended: threading.Event | None = None
-        """Event that is set when the thread and the workers of the last iteration have ended."""
+        self._last_thread: threading.Thread | None = None
+        """Thread of the last iteration that used the ring."""
         self._stages = threading.Event()
         """Event that is set if batches of a source without workers are copied into slots. The background thread reads it."""
         if not self._page_locks:
@@ -142,14 +147,14 @@ class Feed:
         workers = _workers_of(self.loader)
         if self._process != os.getpid():
             # In a forked process, the ring and the workers belong to the parent. Freeing the iterator would end the workers.
-            self._objects_of_parent = (self._objects_of_parent, self._ring_iterator)
+            self._objects_of_parent = (self._objects_of_parent, self._proxy)
             self._process = os.getpid()
-            self._ring_iterator = self._ring = None
+            self._proxy = self._ring = None
         if workers != self.workers:  # the user has changed num_workers
-            self._ring_iterator = self._ring = None
+            self._proxy = self._ring = None
             self.workers = workers
         ring = None if self.reason else self._ring_for(self._slots_per_worker(depth))
-        if ring is not None and self._ring_iterator is None:
+        if ring is not None and not ring.has_writers:
             ring.free_slots_of_ended_workers()
         begin: BeginFunction = partial(self.source.begin, start=start)
         if self._begin_with is not None:
@@ -157,16 +162,15 @@ class Feed:
         receive: Receive | None = None
         if ring is not None:
             receive = partial(_receive_from_worker if workers else partial(_stage, self._stages), ring, self._device)
-        with self._replaced_attributes(ring):
-            iteration = open_feed_iterator(self.loader, current_stream, receive, begin)
+        iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
         iteration.draws_ahead = self.source.draws_ahead
         iteration.draws_ahead.items_before_first += self._begin_with is not None  # Accelerate reads one batch ahead
         if ring is not None:
-            if self._ring_iterator is not None:
+            if self._ring_iterator is not None and not _overrides_iteration(self.loader):
                 # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
                 ring.release_old_generations()
             self._last_iteration = weakref.ref(iteration)
-            self._last_iteration_ended = getattr(iteration, "has_ended", None)
+            self._last_thread = getattr(iteration, "thread", None)
         return iteration
 
     def _ring_for(self, slots_per_worker: int) -> Ring | None:
@@ -175,8 +179,8 @@ class Feed:
             last = self._last_iteration() if self._last_iteration is not None else None
             if last is not None and last.is_open:
                 return None  # the last iteration is open and uses the slots, and a second ring would double the memory
-            # The thread of the last iteration may still be inside the loader's next(), and its workers may write into slots.
-            is_written = self._last_iteration_ended is not None and not self._last_iteration_ended.is_set()
+            # The thread of the last iteration may still be inside the loader's next(), and it or workers may write into slots.
+            is_written = self._last_thread is not None and self._last_thread.is_alive()
             # A ring is replaced after an increase of ``depth``, but not the ring that persistent workers have mapped.
             if is_written or (self._ring is not None and self._ring.slots_per_worker < slots_per_worker):
                 self._ring = None
@@ -186,27 +190,20 @@ class Feed:
             self._ring.add_slots(slots_per_worker)
         return self._ring
 
-    @contextmanager
-    def _replaced_attributes(self, ring: Ring | None) -> Iterator[None]:
-        """Context manager in which workers that the wrapped loader starts send errors, and collate into ``ring``."""
-        loader = self.loader
-        is_stateful = keeps_state(loader)
-        if not self.workers or not (is_stateful or uses_iteration_of(loader, DataLoader)):
-            yield
-            return
-        memory = None if ring is None else ring.memory
-        attributes: dict[str, Any] = {"worker_init_fn": SendsErrors(loader.worker_init_fn, is_stateful, memory)}
-        if memory is not None:
-            attributes |= {"collate_fn": SlotCollate(loader.collate_fn, memory), "pin_memory": False}
-        owns_workers = memory is not None and loader.persistent_workers
-        if owns_workers:
-            attributes["_iterator"] = self._ring_iterator
-        with replaced(loader, **attributes), sending_memfd():
-            try:
-                yield
-            finally:
-                if owns_workers:
-                    self._ring_iterator = loader._iterator
+    def _iterated_loader(self, ring: Ring | None) -> Any:
+        """Return the object to iterate: with workers, the proxy of the wrapped loader, whose workers collate into ``ring``."""
+        if not self.workers:
+            return self.loader
+        if self._proxy is None:
+            owns_workers = ring is not None and self.loader.persistent_workers
+            self._proxy = proxy_of(self.loader, _get_iterator=None, **({"_iterator": None} if owns_workers else {}))
+        self._proxy._get_iterator = partial(_start_workers, self.loader, ring)
+        return self._proxy
+
+    @property
+    def _ring_iterator(self) -> Any:
+        """Iterator of the wrapped loader whose persistent workers collate into the ring; ``None`` if none are running."""
+        return self._proxy._iterator if self._proxy is not None and "_iterator" in type(self._proxy).__slots__ else None
 
     @property
     def has_running_workers(self) -> bool:
@@ -243,7 +240,7 @@ class Feed:
         self.end_persistent_workers()
         for ring in self._living_rings():
             ring.close()
-        self._ring = None
+        self._proxy = self._ring = None
 
     def end_persistent_workers(self) -> None:
         """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
@@ -252,7 +249,7 @@ class Feed:
                 for iteration in iterations_of(iterator):  # first: without workers, its next() would wait forever
                     iteration.close()
                 end_workers(iterator)
-            self.loader._iterator = self._ring_iterator = None
+            self.loader._iterator = self._proxy = None
 
     def _living_rings(self) -> list[Ring]:
         return [ring for reference in self._rings if (ring := reference()) is not None]
@@ -293,15 +290,33 @@ class Feed:
         )
 
 
-# The next two functions run on the background thread, which makes no CUDA calls. They get the ring as an argument, because an
+# The next three functions may run on the background thread, which makes no CUDA calls. They get the ring as an argument, as an
 # iteration uses its ring until its end, even if the feed creates another one.
 
 
-def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """Return (batch, slot) for an object from a worker: a ``BatchInSlot``, or a batch, for which the slot is ``None``."""
+def _start_workers(loader: Any, ring: Ring | None) -> Any:
+    """Return a new iterator of a ``DataLoader``, whose workers send errors, and collate into ``ring``.
+
+    The workers of one iterator can write into the ring: if the loader's ``__iter__`` creates a second, it has no slots.
+    """
+    with sending_memfd():  # one thread at a time
+        memory = None
+        processes: list[weakref.ref[BaseProcess]] = []
+        if ring is not None and not ring.has_writers:
+            memory = ring.memory
+            ring.writers = processes
+        init = SendsErrors(loader.worker_init_fn, sends_states(loader), memory)
+        attributes: dict[str, Any] = {"multiprocessing_context": worker_context(loader, processes), "worker_init_fn": init}
+        if memory is not None:
+            collate = SlotCollate(loader.collate_fn, memory, for_loader=_overrides_iteration(loader))
+            attributes |= {"collate_fn": collate, "pin_memory": False}
+        return type(loader)._get_iterator(proxy_of(loader, **attributes))
+
+
+def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | SlotsOfBatch | None]:
+    """Return (batch, slot) for a ``BatchInSlot`` from a worker, or (batch, slots) for a batch."""
     if type(batch) is not BatchInSlot:
-        ring.make_room(batch)
-        return batch, None
+        return batch, ring.slots_of(batch)
     was_too_large = any(can_be_stored(leaf) for leaf in batches.leaves(batch.batch))
     slot_batch, slot = ring.batch_and_slot(batch)
     if was_too_large:  # some tensors did not fit into the slot
@@ -327,7 +342,7 @@ def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, 
     if device.type == "cuda":
         return batch, slot
     # Copied, because the user's tensors must not share the memory of the slot.
-    return batches.map_leaves(batches.cached_by_id(_cloned), batch), slot
+    return cloned(batch), slot
 
 
 def _workers_of(loader: Any) -> int:
@@ -335,8 +350,9 @@ def _workers_of(loader: Any) -> int:
     return loader.num_workers if isinstance(loader, DataLoader) else 0
 
 
-def _cloned(leaf: Any) -> Any:
-    return leaf.clone() if can_be_stored(leaf) else leaf
+def _overrides_iteration(loader: Any) -> bool:
+    """Return whether the class of a ``DataLoader`` overrides how it is iterated."""
+    return not (uses_iteration_of(loader, DataLoader) or keeps_state(loader))
 
 
 def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: bool) -> str:
@@ -352,12 +368,10 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
         return "the batches of a list are in memory already"
     if not isinstance(loader, DataLoader):
         return ""
-    if not (uses_iteration_of(loader, DataLoader) or keeps_state(loader)):
-        return f"{type(loader).__name__} overrides how a DataLoader is iterated"
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
-    if keeps_state(loader):
+    if sends_states(loader):
         return "persistent workers hold the state of the loader" if loader.persistent_workers else ""
-    if loader.num_workers and has_running_workers(loader):
+    if loader.num_workers and runs_workers(loader):
         return "the loader's workers are running already"
     return ""

@@ -33,7 +33,8 @@ class Pulled:
     stream: Any = None
     """Handle of the CUDA stream on which the loader has written tensors of the batch that are on the GPU."""
     slot: Any = None
-    """``Slot`` (part of shared memory) with the tensors of the batch, or ``None``. Deleting the ``Slot`` frees the memory."""
+    """``Slot`` (part of shared memory) or ``SlotsOfBatch`` with the tensors of the batch, or ``None``. Deleting it frees the
+    memory. False if no tensor is in a slot."""
     state: Any = None
     """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""
     start_and_end_s: tuple[float, float] = (0.0, 0.0)

@@ -25,6 +25,7 @@ from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.mailbox import Mailbox, Pulled
+from gpuaug.feed.ring_memory import is_feed_thread
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
     StateReader,
@@ -130,20 +131,18 @@ class ThreadFeedIterator(FeedIterator):
         self._process = os.getpid()
         self._mailbox = Mailbox()
         target = _make_thread_target(_ThreadSettings(), self._pull, self._mailbox)
-        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
+        self.thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
-        self._stop = weakref.finalize(self, _stop, self._mailbox, self._thread, iterator)
-        self.has_ended = threading.Event()
-        """Event that is set when the thread and the workers have ended."""
+        self._stop = weakref.finalize(self, _stop, self._mailbox, self.thread, iterator)
         _open.add(self)  # before the thread reads, so that iterations_of finds this iteration
-        self._thread.start()
+        self.thread.start()
 
     def take_over(self) -> None:
         """End this iteration because a newer one reads the same iterator. Waits until the loader's ``next`` returns."""
         super().take_over()
         self.draws_ahead.stop()
         self._mailbox.close()
-        self._thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
+        self.thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
         self.draws_ahead.undo()
 
     def close(self) -> None:
@@ -155,11 +154,10 @@ class ThreadFeedIterator(FeedIterator):
         super().close()
         self.draws_ahead.stop()
         self._stop()
-        if not self._thread.is_alive():
+        if not self.thread.is_alive():
             self.draws_ahead.undo()
             if not has_persistent_workers(loader):
                 end_workers(iterator)
-            self.has_ended.set()
 
     def refill(self) -> None:
         """Let the thread pull one batch for each batch that ``get`` has returned."""
@@ -264,6 +262,7 @@ def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], b
     """Return the function that the thread runs: it pulls batches into ``box`` until the end or until the box is closed."""
 
     def run() -> None:
+        is_feed_thread.set(True)
         with settings.inference_mode():
             settings.apply()  # after entering inference mode, which changes the grad mode
             ended = False

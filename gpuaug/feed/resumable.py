@@ -39,7 +39,6 @@ from gpuaug.feed.wrapped_loader import (
     as_int,
     attribute_of,
     begin_after,
-    begin_iterator,
     end_workers,
     has_state_methods,
     index_sampler,
@@ -334,7 +333,7 @@ class IndexedSource(Source):
         """
         if not self._by_index:
             state = self.state()
-            return islice(begin_iterator(loader), start.batches, None), lambda _ended: state
+            return islice(iter(loader), start.batches, None), lambda _ended: state
         indices = EpochIndices(self, start)
         self.draws_ahead = indices.draws_ahead
         read_open_to_end(self.variables)
@@ -348,7 +347,7 @@ class IndexedSource(Source):
             with replaced(loader, **replacements):
                 if loader._iterator is not None:  # of persistent workers
                     loader._iterator._index_sampler = indices
-                iterator = begin_iterator(loader)
+                iterator = iter(loader)
                 indices.begin()
             if loader._iterator is not None:
                 loader._iterator._index_sampler = self.sampler

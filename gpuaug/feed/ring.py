@@ -28,7 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from multiprocessing.process import BaseProcess
 
 import torch
 
@@ -44,9 +44,10 @@ from gpuaug.feed.ring_memory import (
     BatchInSlot,
     Memory,
     Slot,
-    TensorInSlot,
+    SlotsOfBatch,
     batch_bytes,
     rings,
+    takes_room,
 )
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all CUDA contexts of this process
@@ -95,6 +96,8 @@ class Ring:
         # Address space for all generations, because slots of older generations may still be read while the newest generation
         # is in use. Unwritten pages take no memory.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
+        self.writers: list[weakref.ref[BaseProcess]] = []
+        """Worker processes that write into the slots, or that have written."""
         self.slots_in_use: set[tuple[int, int]] = set()
         """(generation, slot) of each slot that holds a batch which this process has received."""
         rings[self.memory.key] = self
@@ -103,7 +106,7 @@ class Ring:
         # Slots that copies read, in order, and the event after each copy. Two queues, because the finaliser of the ring needs
         # the events, but must not refer to slots, which refer to the ring.
         self._events: deque[Event] = deque()
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[Slot | SlotsOfBatch] = deque()
         # The background thread adds larger slots, and the training thread adds more slots.
         self._generation_lock = threading.Lock()
         self._next_slot_bytes = 0  # size of the slots that ``add_slots`` adds; 0: none
@@ -111,6 +114,12 @@ class Ring:
         self._page_locking_failed = False
         self._end_page_locking_arguments = self._process, self.memory, self._page_locked_slots, self._events
         weakref.finalize(self, _end_page_locking, *self._end_page_locking_arguments)
+
+    @property
+    def has_writers(self) -> bool:
+        """Whether worker processes that write into the slots are alive."""
+        processes = [reference() for reference in self.writers]
+        return any(process is not None and process.is_alive() for process in processes)
 
     @property
     def pinned_bytes(self) -> int:
@@ -128,11 +137,20 @@ class Ring:
         """Return (batch, slot) for a description from a worker. The tensors of the batch share the memory of the slot."""
         # Without worker processes, the description was not unpickled, and has no ``Slot``.
         slot = description.slot or Slot(self, *description.number)
+        return description.batch_in(self.memory.map), slot
 
-        def tensor(leaf: Any) -> Any:
-            return leaf.tensor(self.memory) if type(leaf) is TensorInSlot else leaf
+    def slots_of(self, batch: Batch) -> SlotsOfBatch:
+        """Return the slots that tensors of a batch share, if any. The code of a loader may have made the batch of several.
 
-        return batches.map_leaves(batches.cached_by_id(tensor), description.batch), slot
+        Adds larger slots if a tensor of the batch is not in a slot.
+        """
+        leaves = [*batches.objects_to_keep((batch,))]
+        tensors = [leaf for leaf in batches.leaves(leaves) if takes_room(leaf) and leaf.numel()]
+        start = self.memory.bytes.data_ptr()
+        are_in_slots = [start <= tensor.data_ptr() < start + self.memory.num_bytes for tensor in tensors]
+        if not all(are_in_slots):
+            self.make_room(tensors)
+        return SlotsOfBatch(self, self.slots_in_use.copy() if any(are_in_slots) else (), leaves)
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots that are large enough for ``batch``, if the budget suffices. Call for a batch that came without a slot.
@@ -238,24 +256,27 @@ class Ring:
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0  # slots per worker: the generation has no slots any more
 
-    def page_lock(self, slot: Slot) -> None:
+    def page_lock(self, slot: Slot | SlotsOfBatch) -> None:
         """Page-lock a slot unless it is page-locked. Call before the slot is read, on a thread that may make CUDA calls.
 
         Cost:
             Once per slot, a millisecond for a few megabytes.
         """
-        if slot.number in self._page_locked_slots or self._page_locking_failed:
-            return
-        generation, index = slot.number
+        for number in slot.numbers:
+            if number not in self._page_locked_slots and not self._page_locking_failed:
+                self._page_lock(number)
+
+    def _page_lock(self, number: tuple[int, int]) -> None:
+        generation, index = number
         start, slot_bytes, _ = self.memory.generation(generation)
         offset = start + index * slot_bytes
         # Stored before the CUDA call, because a signal handler may raise KeyboardInterrupt or an error when the call returns.
         _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
-        self._page_locked_slots[slot.number] = offset, slot_bytes
+        self._page_locked_slots[number] = offset, slot_bytes
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
         if error:
             self._page_locking_failed = True
-            del self._page_locked_slots[slot.number]
+            del self._page_locked_slots[number]
             _clear_error()
             self._warn_of_page_locking(slot_bytes, error)
 
@@ -275,7 +296,7 @@ class Ring:
             stacklevel=2,
         )
 
-    def read_until(self, slot: Slot, event: Event) -> None:
+    def read_until(self, slot: Slot | SlotsOfBatch, event: Event) -> None:
         """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed."""
         # The slot is appended first. After an interrupt between the lines, slots are freed too late, but never too early.
         self._slots.append(slot)

@@ -10,8 +10,9 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from contextvars import ContextVar
 from multiprocessing import reduction
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.packed_targets import are_packable, pack_targets
+from gpuaug.core.packed_targets import are_packable, pack_targets, unpack_targets
 from gpuaug.feed.shared_storage import private_memfd
 
 ALIGN = 512
@@ -52,6 +53,12 @@ class SlotOwner(Protocol):
 rings: "weakref.WeakValueDictionary[int, SlotOwner]" = weakref.WeakValueDictionary()
 """``Memory.key`` → ring in this process."""
 
+memories: "weakref.WeakValueDictionary[int, Memory]" = weakref.WeakValueDictionary()
+"""``Memory.key`` → memory in this process. A ``DataLoader``'s iterator refers to the memory in which its workers write."""
+
+is_feed_thread: ContextVar[bool] = ContextVar("is_feed_thread", default=False)
+"""Whether the current thread reads a wrapped loader for a feed, which keeps slots in use until copies from them have ended."""
+
 
 class Memory:
     """Shared file of the ring, and its mapping in this process.
@@ -69,6 +76,7 @@ class Memory:
         self.num_bytes = num_bytes
         self.key = next(_keys) if key is None else key
         """Identifier of the memory in all processes that share it."""
+        memories[self.key] = self
         process = os.getpid()
         self.fd = private_memfd("gpuaug-ring") if fd is None else fd
         # Not a method: the function runs after this object has been deleted, or when the interpreter ends.
@@ -145,12 +153,15 @@ class TensorInSlot:
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
 
-    def tensor(self, memory: Memory) -> Tensor:
-        """Return the tensor. Its storage covers only its values: if a tensor is pickled, its whole storage is copied."""
+    def tensor(self, buffer: Any) -> Tensor:
+        """Return the tensor in ``buffer``: the memory's map, or an object with the same bytes, which the storage keeps alive.
+
+        The storage covers only the values of the tensor: if a tensor is pickled, its whole storage is copied.
+        """
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
-        flat = torch.frombuffer(memory.map, dtype=self.dtype, count=count, offset=self.offset)
+        flat = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=self.offset)
         return flat.as_strided(self.shape, self.stride)
 
 
@@ -185,7 +196,7 @@ class Writer:
             return None
         description = TensorInSlot(self._next_offset, tuple(shape), tuple(stride), dtype)
         self._next_offset += math.ceil(num_bytes / ALIGN) * ALIGN
-        tensor = description.tensor(self.memory)
+        tensor = description.tensor(self.memory.map)
         self._tensors[id(tensor)] = tensor, description
         return tensor
 
@@ -219,11 +230,13 @@ class Writer:
 class BatchInSlot:
     """Description of a batch in a slot: number of the slot, and the batch, in which ``TensorInSlot`` replaces tensors."""
 
-    __slots__ = ("_key_and_number", "batch", "slot")
+    __slots__ = ("_key_and_number", "batch", "for_loader", "slot")
 
     def __init__(self, key: int, generation: int, slot: int, batch: Batch) -> None:
         self._key_and_number = (key, generation, slot)
         self.batch = batch
+        self.for_loader = False
+        """Whether the description is unpickled as the batch itself, because the code of the user's loader reads it."""
         self.slot: Slot | None = None
         """The slot, in the process that reads the ring; ``None`` in a worker."""
 
@@ -233,31 +246,71 @@ class BatchInSlot:
         return self._key_and_number[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_batch_in_slot, (*self._key_and_number, self.batch)
+        return _unpickle_batch_in_slot, (*self._key_and_number, self.batch, self.for_loader)
+
+    def user_batch(self) -> Batch:
+        """Return the batch for the code of a loader, which may keep it.
+
+        On the thread of a feed, the tensors share the memory of the slot, which is freed after the last of them has been
+        deleted. On other threads they are copies.
+        """
+        buffer = memoryview(memories[self._key_and_number[0]].map)
+        if not is_feed_thread.get():
+            return unpack_targets(cloned(self.batch_in(buffer)))
+        weakref.finalize(buffer, _drop, self.slot).atexit = False  # refers to the slot as long as a tensor has the buffer
+        return unpack_targets(self.batch_in(buffer))
+
+    def batch_in(self, buffer: Any) -> Batch:
+        """Return the batch. Its tensors share the memory of ``buffer``, see ``TensorInSlot.tensor``."""
+
+        def tensor(leaf: Any) -> Any:
+            return leaf.tensor(buffer) if type(leaf) is TensorInSlot else leaf
+
+        return batches.map_leaves(batches.cached_by_id(tensor), self.batch)
 
 
-def _unpickle_batch_in_slot(key: int, generation: int, slot: int, batch: Batch) -> BatchInSlot:
-    """Return a description in the process that reads the ring."""
+def _unpickle_batch_in_slot(key: int, generation: int, slot: int, batch: Batch, for_loader: bool) -> "BatchInSlot | Batch":
+    """Return a description, or for the code of a loader the batch, in the process that reads the ring."""
     description = BatchInSlot(key, generation, slot, batch)
     ring = rings.get(key)
     # A DataLoader that starts a new epoch may drop the description. Deleting the ``Slot`` then frees the slot.
     description.slot = Slot(ring, generation, slot) if ring is not None else None
-    return description
+    return description.user_batch() if for_loader else description
+
+
+def _drop(_slot: "Slot | None") -> None:
+    """Do nothing. The finaliser that calls this function then drops its reference to the slot."""
+
+
+class SlotsOfBatch:
+    """Slots that the tensors of a batch may share. The code of a loader can join batches. Deleting this object may free slots.
+
+    Args:
+        ring: The ring.
+        numbers: (generation, slot) of each slot in use; empty if no tensor of the batch is in a slot.
+        leaves: Leaves of the batch. The slots of their tensors are in use as long as the leaves are referenced.
+    """
+
+    def __init__(self, ring: SlotOwner, numbers: Collection[tuple[int, int]], leaves: list[Any]) -> None:
+        self.ring, self.numbers, self._leaves = ring, numbers, leaves
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 class Slot:
     """Slot with a batch, in the process that reads the ring. Deleting this object frees the slot."""
 
-    __slots__ = ("__weakref__", "number", "ring")
+    __slots__ = ("__weakref__", "numbers", "ring")
 
     def __init__(self, ring: SlotOwner, generation: int, slot: int) -> None:
-        self.ring, self.number = ring, (generation, slot)
-        ring.slots_in_use.add(self.number)
+        self.ring, self.numbers = ring, ((generation, slot),)
+        ring.slots_in_use.update(self.numbers)
 
     # A default argument, because Python may have cleared the names of modules. At the end of the process, no slot is needed.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
-            self.ring.free(self.number)
+            self.ring.free(*self.numbers)
 
 
 def can_be_stored(leaf: Any) -> bool:
@@ -270,6 +323,15 @@ def can_be_stored(leaf: Any) -> bool:
     )
 
 
+def cloned(batch: Batch) -> Batch:
+    """Return ``batch`` with copies of the tensors that can be stored in a slot."""
+
+    def clone(leaf: Any) -> Any:
+        return leaf.clone() if can_be_stored(leaf) else leaf
+
+    return batches.map_leaves(batches.cached_by_id(clone), batch)
+
+
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides of a copy of ``tensor`` without gaps in memory, as ``torch.empty_like(tensor)`` has them."""
     if tensor.is_contiguous():
@@ -279,15 +341,16 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 
 def batch_bytes(batch: Batch) -> int:
     """Return the bytes that a batch takes in a slot: of all its tensors that can be stored, each rounded up to ``ALIGN``."""
-    leaves = (leaf for leaf in batches.tensors(batch) if can_be_stored(leaf) or _can_be_packed(leaf))
-    unique: dict[int, Tensor] = {id(leaf): leaf for leaf in leaves}
+    unique: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if takes_room(leaf)}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
 
 
-def _can_be_packed(leaf: Tensor) -> bool:
-    """Return whether a tensor of a torchvision class can be packed: concatenated with tensors of other target dicts."""
-    return type(leaf) is not Tensor and are_packable((leaf,), any_size=True)
+def takes_room(leaf: Any) -> bool:
+    """Return whether a leaf of a batch takes room in a slot: it can be stored, or be packed as a tensor of a target dict."""
+    if type(leaf) is Tensor or not isinstance(leaf, Tensor):
+        return can_be_stored(leaf)
+    return are_packable((leaf,), any_size=True)
 
 
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:

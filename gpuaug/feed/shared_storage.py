@@ -11,6 +11,7 @@ Private names, tried with torch 2.8 and 2.14: ``UntypedStorage._new_using_fd_cpu
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
@@ -39,11 +40,15 @@ def use_memfd() -> None:
         UntypedStorage._new_using_fd_cpu = classmethod(_allocated)  # type: ignore[assignment,method-assign]
 
 
+_lock = threading.RLock()
+"""Lock of a thread in ``sending_memfd``, which replaces a reducer of the process."""
+
+
 @contextmanager
 def sending_memfd() -> Iterator[None]:
     """Context manager in which this process sends tensors in memfds, such as tensors of a dataset to spawned workers.
 
-    All workers that are started in the context share one copy of a storage.
+    All workers that are started in the context share one copy of a storage. Other threads wait before they enter the context.
     """
     # ``id`` of a storage → (storage, copy). Until the context ends, because a spawned process inherits descriptors of copies.
     copies: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}
@@ -56,14 +61,15 @@ def sending_memfd() -> Iterator[None]:
         return reductions.reduce_storage(copies[id(storage)][1])
 
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    saved = reducers.get(UntypedStorage)
-    if _is_supported:
-        ForkingPickler.register(UntypedStorage, reduce_once)
-    try:
-        yield
-    finally:
-        if saved is not None:
-            reducers[UntypedStorage] = saved
+    with _lock:
+        saved = reducers.get(UntypedStorage)
+        if _is_supported:
+            ForkingPickler.register(UntypedStorage, reduce_once)
+        try:
+            yield
+        finally:
+            if saved is not None:
+                reducers[UntypedStorage] = saved
 
 
 def private_memfd(name: str) -> int:

@@ -26,7 +26,6 @@ from gpuaug.feed.wrapped_loader import (
     IteratorAndReader,
     Start,
     StateReader,
-    begin_iterator,
     drop_first,
     end_workers,
     has_persistent_workers,
@@ -133,6 +132,7 @@ class StatefulSource(IndexedSource):
             ArgumentError: If persistent workers cannot load the state of the dataset.
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
+        iterator: Any
         self.draws_ahead = DrawsAhead()
         if self._resumed and self._is_of_hugging_face:
             _reset_stream(loader)
@@ -160,7 +160,7 @@ class StatefulSource(IndexedSource):
             iterator, read_order = super().begin(loader, Start(0, worker_seed, extra_state, start.same_order))
             self.draws_ahead.items_before_first += start.batches
             return drop_first(iterator, start.batches), _with_extra(_reader(loader, iterator), read_order)
-        iterator = begin_iterator(loader)
+        iterator = iter(loader)
         if extra_state is not None:
             set_states(self.generators, extra_state["generators"])
         extra_at_start = self.state()
@@ -242,6 +242,11 @@ def keeps_state(loader: Any) -> bool:
     """Return whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator and state in itself."""
     cls = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
     return cls is not None and isinstance(loader, cls) and uses_iteration_of(loader, cls)
+
+
+def sends_states(loader: Any) -> bool:
+    """Return whether workers of ``loader`` send states: whether it is a ``StatefulDataLoader``, also of a subclass."""
+    return hasattr(loader, "next_iter_state")
 
 
 def _check_state_method(dataset: Any) -> None:

@@ -34,18 +34,21 @@ class SlotCollate:
             and ``collate_encoded`` pack images directly into it, also if another function calls them. Other tensors of the
             result are copied into it.
         memory: Memory of the ring.
+        for_loader: Whether the code of the user's loader reads the batches, and needs them as the user's function returns them.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Batch], memory: Memory) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Batch], memory: Memory, *, for_loader: bool = False) -> None:
         self._collate_fn = collate_fn
         self._memory = memory
+        self._for_loader = for_loader
 
     def __call__(self, samples: Any) -> Batch:
         """Return a description of the batch if a slot is free, else the result of the user's function."""
         worker = get_worker_info()
         writer = self._memory.take_slot(worker.id) if worker is not None else None
         if writer is None:
-            return pack_targets(self._collate_fn(samples), allocate_tensor)
+            batch = self._collate_fn(samples)
+            return batch if self._for_loader else pack_targets(batch, allocate_tensor)
         try:
             with allocating_with(writer.allocate):
                 batch = _stack_into_slot(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
@@ -54,10 +57,12 @@ class SlotCollate:
         except BaseException:
             writer.free()
             raise
-        if type(description) is not BatchInSlot and is_slot_written:
-            # Collate again, without a slot: tensors of the first result are in the slot, which has been freed.
-            return self._collate_fn(samples)
-        return description
+        if type(description) is BatchInSlot:
+            description.for_loader = self._for_loader
+            return description
+        # Collate again if tensors of the first result are in the slot, which has been freed.
+        batch = self._collate_fn(samples) if is_slot_written else batch
+        return batch if self._for_loader else pack_targets(batch, allocate_tensor)
 
 
 def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:

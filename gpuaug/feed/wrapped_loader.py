@@ -4,7 +4,9 @@ Private names of torch's ``DataLoader``, tried with torch 2.8 and 2.14. Only thi
 persistent workers and the state of a loader, ``feed``, ``prefetch``, ``resumable``, ``stateful`` and ``prepared_loader``:
 
 - ``_iterator``: running iterator of persistent workers. The feed stores the iterator of workers that write into slots.
-- ``_get_iterator``, ``_index_sampler``: to know and to replace what draws the indices.
+- ``_get_iterator``: to start workers with other attributes.
+- ``_index_sampler``: to know and to replace what draws the indices.
+- ``_workers``: processes of an iterator.
 - ``_shutdown_workers``, ``_worker_pids_set``, ``torch._C._remove_worker_pids``: to end workers.
 - ``_data_queue``, and ``_wlock``, ``_writer``, ``_sem`` of its queue: to wake a thread that waits in ``next``.
 - ``torch._utils.ExceptionWrapper``: its frame keeps the error of a worker alive.
@@ -17,10 +19,12 @@ import pickle
 import queue
 import select
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
@@ -107,6 +111,12 @@ def has_running_workers(loader: Any) -> bool:
     return getattr(loader, "_iterator", None) is not None
 
 
+def runs_workers(loader: Any) -> bool:
+    """Whether an attribute of ``loader`` is an iterator with running workers, for example to use them in every epoch."""
+    iterators = [value for value in vars(loader).values() if hasattr(value, "_shutdown_workers")]
+    return any(worker.exitcode is None for iterator in iterators for worker in iterator._workers)
+
+
 def without_iterator(loader: Any) -> Any:
     """Return ``loader``; for a ``DataLoader`` with running persistent workers, a copy without its iterator.
 
@@ -148,14 +158,38 @@ def replaced(loader: Any, **attributes: Any) -> Iterator[None]:
             object.__setattr__(loader, name, value)
 
 
-def begin_iterator(loader: Any) -> Any:
-    """Return ``iter(loader)``. New workers of a ``DataLoader`` end by an ``_EndEvent``, whoever ends them."""
-    if not hasattr(type(loader), "multiprocessing_context") or not loader.num_workers:
-        return iter(loader)
+def proxy_of(loader: Any, **attributes: Any) -> Any:
+    """Return a second object for a ``DataLoader``, with other values of some attributes. All other attributes are shared.
+
+    The user's loader is not changed: other threads may be iterating it, and its ``__iter__`` may start workers at any time, for
+    example at the first ``next`` of a generator.
+    """
+    cls = type(loader)
+    # Members of ``__slots__`` precede those of the shared ``__dict__``. Finalisers belong to the user's loader.
+    members = {"__slots__": tuple(attributes), "__module__": cls.__module__, "__del__": lambda _: None}
+    proxy: Any = object.__new__(type(cls.__name__, (cls,), members))
+    object.__setattr__(proxy, "__dict__", vars(loader))
+    for name, value in attributes.items():
+        object.__setattr__(proxy, name, value)
+    return proxy
+
+
+def worker_context(loader: Any, processes: list[weakref.ref[BaseProcess]]) -> Any:
+    """Return a copy of a ``DataLoader``'s multiprocessing context, for new workers.
+
+    The workers end by an ``_EndEvent``, whoever ends them, and are added to ``processes``.
+    """
     context: Any = copy.copy(loader.multiprocessing_context or multiprocessing.get_context())
+    process_class = context.Process
+
+    def process(*args: Any, **kwargs: Any) -> BaseProcess:
+        worker: BaseProcess = process_class(*args, **kwargs)
+        processes.append(weakref.ref(worker))
+        return worker
+
     context.Event = partial(_EndEvent, ctx=context)
-    with replaced(loader, multiprocessing_context=context):
-        return iter(loader)
+    context.Process = process
+    return context
 
 
 def end_workers(iterator: Any) -> None:
@@ -263,7 +297,7 @@ BeginFunction = Callable[[Any], IteratorAndReader]
 
 def begin_after(loader: Any, skip: int = 0) -> IteratorAndReader:
     """Begin an iteration over ``loader`` after its first ``skip`` batches."""
-    iterator = begin_iterator(loader)
+    iterator = iter(loader)
     return drop_first(iterator, skip), state_reader(loader, iterator)
 
 

@@ -187,7 +187,7 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
         return ()
     for op in (op for pass_ in _passes(segments) for op in pass_.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
-            factor = op.shrinks(current_size)
+            factor = op.max_downscaling(current_size)
             if factor > LEAST_DOWNSAMPLING:
                 notes.append(
                     f"{op.name} may downsample by {factor:.1f} without antialiasing, which turns details into noise. "

@@ -454,7 +454,7 @@ class Fused(nn.Module):
         ops, size, device, has_points = program.lowered_ops, record.size, record.device, record.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, record.layouts, has_points=has_points, views=self.options.views
+                plan, ops, size, device, record.image_layouts, has_points=has_points, views=self.options.views
             )
         tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]

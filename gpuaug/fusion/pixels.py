@@ -83,8 +83,8 @@ def fixed_point(weights: Tensor, scale: Tensor) -> Tensor:
     return (weights * steps).round_() / steps
 
 
-def rounded_up(bytes_: Tensor) -> Tensor:
-    """Round values in [0, 255] to the nearest byte; of two as near, to the larger one, as a resize of bytes in PyTorch."""
+def round_half_up(bytes_: Tensor) -> Tensor:
+    """Round to the nearest integer, halves up, and clamp to [0, 255], as a resize of uint8 images in PyTorch does."""
     return bytes_.add(0.5).floor_().clamp_(0, 255)
 
 

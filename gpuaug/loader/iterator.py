@@ -414,7 +414,7 @@ class PipelinedIterator:
             if taken is not None:
                 pulled.batch = taken.with_columns(pulled.batch)
             feed.prepare(pulled)
-            if pulled.slot is not None:
+            if pulled.slot:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1

@@ -79,8 +79,9 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
             result = work()
         synchronize(device)
         part = _part(f"stage/{bound.name}", work, device, tracing, kind=_kind(stage), runs=_transform_name(stage))
+        # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
-            if bound.encoder_runs().replayed:
+            if bound.encoder_runs().replayed:  # otherwise ``part`` was measured without a graph
                 eager = on_lane(
                     partial(_run, _bound_without_graphs(stage, bound.name, lanes), repeated, _positions(loader.seed), {})
                 )
@@ -132,16 +133,26 @@ class _RepeatedDecoding:
 
 
 def _decoding_part(bound: BoundDecode, work: Work, device: torch.device) -> Part:
+    """Measure a decoding stage. The kind of the part follows from the decoder that the stage waited for longest."""
     decoder = bound.decoder
     decoder.waited_s.clear()
     wall, _ = time_alone(work, device, REPEATS)
     names = [file_decoder.name for file_decoder in decoder.all_decoders]
-    longest = max(names, key=lambda name: decoder.waited_s[name])
-    kind = SLOWER_THAN_ENGINES if "engines" in names and longest in ("hybrid", "cpu") else DECODERS[longest]
+    slowest = max(names, key=lambda name: decoder.waited_s[name])
+    kind = SLOWER_THAN_ENGINES if "engines" in names and slowest in ("hybrid", "cpu") else DECODERS[slowest]
     return Part(f"stage/{bound.name}", wall, kind=kind)
 
 
 def _part(name: str, work: Work, device: torch.device, tracing: bool, **fields: Any) -> Part:
+    """Measure ``work`` alone: wall time, time of the host and of the device, and the line where the host waits for the device.
+
+    Args:
+        name: Name of the part.
+        work: Function that queues the work of one batch.
+        device: Device of the work.
+        tracing: Whether the device's time can be traced.
+        fields: Further fields of ``Part``.
+    """
     wall, host = time_alone(work, device, REPEATS)
     device_work = trace_device_work(work, device) if tracing else None
     sync_line = None if name == COPY else waits_at(work, device)
@@ -159,6 +170,7 @@ def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Positio
 
 
 def _positions(seed: int) -> Iterator[Position]:
+    """Yield the positions of consecutive batches, without end: each call of a stage draws other random numbers."""
     position = Position(seed, 0, 0, 0)
     while True:
         yield position
@@ -173,6 +185,7 @@ def _bound_without_graphs(stage: FeatureStage, name: str, lanes: Lanes) -> Bound
 
 
 def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:
+    """Return the kind of a part for the report, on which its advice depends; an empty string for other stages."""
     if isinstance(stage, FeatureStage):
         return "captured" if stage.captures else "eager encoder"
     transform = stage.transform if isinstance(stage, TransformStage) else stage

@@ -253,7 +253,7 @@ class _Profile:
         """Return (clone of a host batch, its pageable bytes). Clones of page-locked tensors are page-locked."""
         pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
-        is_in_slot = pulled.slot is not None
+        is_in_slot = bool(pulled.slot)
 
         def cloned(leaf: Any) -> Any:
             if not can_be_stored(leaf):

@@ -60,7 +60,10 @@ def set_evaluation_mode(module: nn.Module) -> None:
 
 
 def module_code(encoder: object, name: str | None) -> str:
-    """Return the code for ``module_of(encoder)``, such as ``"encoder.func.__self__"``. ``name`` is the key in a mapping."""
+    """Return a Python expression for ``module_of(encoder)``, such as ``"encoder.func.__self__"``, for error messages.
+
+    ``name``: key of the encoder in the mapping of encoders that the user passed; ``None`` if the user passed one encoder.
+    """
     code = "encoder" if name is None else f"encoder[{name!r}]"
     while isinstance(encoder, functools.partial):
         encoder = encoder.func
@@ -127,10 +130,10 @@ class EncoderCall:
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
     def run_eagerly(self, *values: Any) -> Any:
-        """Run without a CUDA graph. The result may share memory with inputs or weights: pass it to ``copied``.
+        """Run without a CUDA graph. Call ``cuda_graph.copied`` on the result, which may share memory with inputs or weights.
 
         Raises:
-            ArgumentError: If the encoder has written to its input, except to inference tensors: it reads copies of them.
+            ArgumentError: If the encoder has written to its input. Not raised for inference tensors: the encoder reads copies.
             SelectionError: If the result has no such part.
         """
         inputs = list(batches.tensors(values))
@@ -157,6 +160,11 @@ def attribute_tensors(encoder: nn.Module) -> list[torch.Tensor]:
 
 
 def _part(result: Any, output: Output) -> Any:
+    """Return the part of an encoder's result that ``output`` selects.
+
+    Raises:
+        SelectionError: If the result has no such part.
+    """
     if output is None:
         return result
     if callable(output):
@@ -170,7 +178,7 @@ def _part(result: Any, output: Output) -> Any:
         if isinstance(output, int) or isinstance(result, Mapping):
             return result[output]
         part = getattr(result, str(output))
-        if not isinstance(result, torch.Tensor) and not callable(part):  # a tensor's attributes and methods are no parts
+        if not isinstance(result, torch.Tensor) and not callable(part):  # attributes of a tensor, and methods, are not parts
             return part
     except (LookupError, AttributeError, TypeError) as error:
         cause = error
@@ -204,7 +212,7 @@ def _copied_if_inference(leaf: Any) -> Any:
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, bool]:
-    """Return a value that changes when the tensor is written, or marked as requiring grad."""
+    """Return (number of writes to the tensor, 0 for tensors that do not count writes; whether the tensor requires grad)."""
     return 0 if tensor.is_inference() else tensor._version, tensor.requires_grad
 
 
@@ -214,9 +222,9 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def value_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the dense tensors that hold the values of a tensor: of a dense tensor, the tensor itself.
+    """Return the dense tensors that hold the values of a tensor. A dense tensor is returned itself.
 
-    Indices and offsets are not included: a result may share them with the input.
+    Indices of sparse tensors and offsets of nested tensors are not included, because a result may share them with the input.
     """
     if tensor.is_nested or tensor.layout in _COMPRESSED_LAYOUTS:
         return [tensor.values()]

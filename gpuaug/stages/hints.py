@@ -23,7 +23,7 @@ from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Selection
 
-_MASK_NAMES = {**MASKS.keys, **dict.fromkeys(MASKS.layouts, MASKS.keys[MASKS.name])}
+_MASK_NAMES = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
 """Key of masks in a batch → Kornia's data key."""
 
 _DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_NAMES}

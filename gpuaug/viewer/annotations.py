@@ -98,7 +98,7 @@ def overlay(
     valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.targets_with("valid")), None)
     tensors = [value for value in row.targets_with("class") if isinstance(value, Tensor)]
     classes = next((_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
-    for key in BOXES.layouts:
+    for key in BOXES.data_keys:
         for value in row.targets_with(key):
             corners = _kornia_corners(_entry(value, sample, frame, 3 if key == "bbox" else 2), key)
             has_classes = classes is not None and len(classes) == len(corners)

@@ -42,9 +42,9 @@ def draw_annotations(axes: "Axes", annotations: Annotations, shape: tuple[int, i
         _outline(axes, mask)
     for box in annotations.boxes:
         style: dict[str, Any] = {"fill": False, "edgecolor": colour(box.number), "linewidth": _LINE_PT, "path_effects": halo}
-        first, last = box.corners.min(0), box.corners.max(0)
-        upright = bool((box.corners == [first, (last[0], first[1]), last, (first[0], last[1])]).all())
-        axes.add_patch(Rectangle(tuple(first), *(last - first), **style) if upright else Polygon(box.corners, **style))
+        low, high = box.corners.min(0), box.corners.max(0)  # (left, top), (right, bottom)
+        is_upright = bool((box.corners == [low, (high[0], low[1]), high, (low[0], high[1])]).all())
+        axes.add_patch(Rectangle(tuple(low), *(high - low), **style) if is_upright else Polygon(box.corners, **style))
     for points in annotations.points:
         axes.plot(*points.xy.T, "o", markersize=_POINT_PT, color=colour(points.number), markeredgecolor="white",
                   markeredgewidth=0.7, path_effects=[withStroke(linewidth=1.8, foreground=INK), Normal()])  # fmt: skip
@@ -52,6 +52,7 @@ def draw_annotations(axes: "Axes", annotations: Annotations, shape: tuple[int, i
 
 
 def _fill(axes: "Axes", masks: list[Mask], shape: tuple[int, int]) -> None:
+    """Fill the area of each mask with its colour, half transparent. Later masks cover earlier masks."""
     from matplotlib.colors import to_rgb
 
     if not masks:
@@ -79,8 +80,8 @@ def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_i
     from matplotlib.colors import to_rgb
 
     height, width = shape
-    inch = width / width_in  # pixels per inch
-    label_height = 1.5 * _TEXT_PT / 72 * inch
+    pixels_per_inch = width / width_in
+    label_height = 1.5 * _TEXT_PT / 72 * pixels_per_inch
     drawn_labels: list[tuple[float, float, float, float]] = []
     for box in boxes:
         left, top = np.maximum(box.corners.min(0), 0)
@@ -88,18 +89,19 @@ def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_i
         if not box.text or right <= left or bottom <= top:
             continue
         text = shortened(box.text, _MAX_LABEL)
-        label_width = (text_width_in(text, _TEXT_PT) + 0.6 * _TEXT_PT / 72) * inch
+        label_width = (text_width_in(text, _TEXT_PT) + 0.6 * _TEXT_PT / 72) * pixels_per_inch
         x = min(left, max(width - label_width, 0))
-        rows = (top - label_height, top, bottom, bottom - label_height)
-        labels = [(x, y, label_width, label_height) for y in rows if 0 <= y <= height - label_height]
-        labels = labels or [(x, top, label_width, label_height)]
-        label = next((label for label in labels if not any(_overlap(label, other) for other in drawn_labels)), labels[0])
+        # Above the box, inside at its top, below the box, inside at its bottom.
+        tops = (top - label_height, top, bottom, bottom - label_height)
+        areas = [(x, y, label_width, label_height) for y in tops if 0 <= y <= height - label_height]
+        areas = areas or [(x, top, label_width, label_height)]
+        label = next((area for area in areas if not any(_overlap(area, other) for other in drawn_labels)), areas[0])
         x, y, *_ = label
         drawn_labels.append(label)
         red, green, blue = to_rgb(colour(box.number))
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+        is_bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
         axes.text(x + label_width / 2, y + label_height / 2, text, ha="center", va="center_baseline", fontsize=_TEXT_PT,
-                  parse_math=False, color=INK if dark else "white", clip_on=True,
+                  parse_math=False, color=INK if is_bright else "white", clip_on=True,
                   bbox={"facecolor": colour(box.number), "linewidth": 0, "boxstyle": "square,pad=0.2"})  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class Trace:
     """The first batch of the loader's next iterator, before and after each stage."""
 
     position: Position
+    """Epoch and index of the batch, on which its random numbers depend."""
     stages: tuple[StageTrace, ...]
     """Stages that ran, in order."""
     states: tuple[Batch, ...]
@@ -59,12 +60,13 @@ def trace_batch(loader: StreamedLoader) -> Trace:
         Loads one batch, and copies it to the host after each stage, synchronously.
     """
     feature_stages = (index for index, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage))
-    count = next(feature_stages, len(loader.stages))
+    count = next(feature_stages, len(loader.stages))  # number of stages before the first feature stage
     states: list[Batch] = []
     inspection = Inspection(loader)
-    # Stages that decode are not recorded, so the first state is the decoded batch.
+    # Stages that decode have work on other threads: max_submitted > 0. They are not recorded, so the first state is the decoded
+    # batch.
     stages = [bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
-    with restored_at_end(loader), closing(inspection.begin(0, stages)) as iterator:
+    with restored_at_end(loader), closing(inspection.begin(depth=0, bound_stages=stages)) as iterator:
         position = iterator.position
         consumer = inspection.lanes.consumer()
         iterator.fill(consumer)
@@ -100,7 +102,8 @@ class _RecordedStage(BoundStage):
         return self._inner.read(batch)
 
     def reads_pending(self, batch: Batch) -> bool:
-        return True  # write() copies the batch to the host, which needs the lengths of target dicts
+        # True: the iterator first waits for the lengths of target dicts, which write() needs to copy the batch to the host.
+        return True
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         return self._inner.run(values, ready, position, iterator_state)

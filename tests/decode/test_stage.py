@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
+from gpuaug.core.packed_targets import pack_targets
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import decoder, layout, work
 
@@ -49,6 +50,26 @@ class Files:
 def loader(files=FILES, *stages, repeat=2, batch_size=8, workers=0, **options):
     data = DataLoader(Files(files, repeat), batch_size=batch_size, num_workers=workers, collate_fn=collate_encoded)
     return StreamedLoader(data, [DecodeStage(), *stages] if not (stages and stages[0] is None) else stages[1:], **options)
+
+
+@pytest.mark.parametrize("container", [dict, tuple])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda on: DecodeStage(),
+        lambda on: DecodeStage(on=on),
+        lambda on: gpuaug.TransformStage(torch.negative, on=on),
+        lambda on: gpuaug.FeatureStage(torch.nn.Identity(), on=on),
+    ],
+)
+def test_packed_targets_in_any_batch_that_a_stage_reads(make, container):
+    record = {"boxes": torch.zeros(2, 4), "labels": torch.zeros(2)}
+    members = {"image": torch.zeros(9, 3), "target": [record] * 9}
+    batch = members if container is dict else tuple(members.values())
+    packed = pack_targets(batch, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    stage = make("image" if container is dict else 0).bind("stage", Lanes(torch.device("cpu")))
+    stage.read(packed)
+    assert not stage.reads_pending(packed)
 
 
 @pytest.mark.gpu

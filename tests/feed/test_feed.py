@@ -20,14 +20,18 @@ from gpuaug.feed.ring import default_budget_bytes
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 
-class OwnWay(DataLoader):
+class Reused(DataLoader):
+    """Starts one iterator for all epochs when it is created."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.batches = super().__iter__()
+
+    def __len__(self):
+        return len(self.dataset)
+
     def __iter__(self):
-        return super().__iter__()
-
-
-class OwnIterator(DataLoader):
-    def _get_iterator(self):
-        return super()._get_iterator()
+        return (next(self.batches) for _ in range(len(self)))
 
 
 def running():
@@ -39,10 +43,12 @@ def running():
 REFUSED = {
     "list": (lambda: [torch.ones(1)], "the batches of a list are in memory already"),
     "tuple": (lambda: (torch.ones(1),), "the batches of a list are in memory already"),
-    "own iteration": (lambda: OwnWay(Samples(), num_workers=1), "OwnWay overrides how a DataLoader is iterated"),
-    "own iterator": (lambda: OwnIterator(Samples(), num_workers=1), "OwnIterator overrides how a DataLoader is iterated"),
     "page-locked here": (lambda: DataLoader(Samples(), pin_memory=True), "the loader page-locks its batches itself"),
     "running": (running, "the loader's workers are running already"),
+    "running, for all epochs": (
+        lambda: Reused(Samples(), num_workers=1, sampler=[*range(25)] * 3),
+        "the loader's workers are running already",
+    ),
 }
 
 

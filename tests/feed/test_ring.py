@@ -71,7 +71,7 @@ def test_received_batch_equals_sent_batch(ring):
     assert torch.equal(got["images"], batch()["images"])
     assert torch.equal(got["labels"], batch()["labels"])
     assert got["names"] == ["a", "b"]
-    assert slot.number == (1, 2)  # the second worker's first
+    assert slot.numbers == ((1, 2),)  # the second worker's first
 
 
 def test_slot_is_released_after_copy(ring):

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import threading
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -105,3 +106,21 @@ def test_batches_do_not_share_memory_with_batches_that_are_sent_later(form, colu
         assert all(row.untyped_storage().nbytes() == row.nbytes for row in rows), (
             "a row is sent without the rest of its dataset"
         )
+
+
+def test_reducers_are_restored_although_two_threads_start_workers():
+    before = ForkingPickler._extra_reducers[torch.UntypedStorage]
+    entered, left = threading.Event(), threading.Event()
+
+    def start_workers():
+        with shared_storage.sending_memfd():
+            entered.set()
+            left.wait()
+
+    thread = threading.Thread(target=start_workers)
+    with shared_storage.sending_memfd():
+        thread.start()
+        entered.wait(0.1)  # in vain
+    left.set()
+    thread.join()
+    assert ForkingPickler._extra_reducers[torch.UntypedStorage] is before

@@ -57,7 +57,7 @@ def store(tmp_path_factory):
 @pytest.fixture
 def run(store, tmp_path):
     def run(recipe, mode, workers, ranks=1):
-        """Return the results of the ranks."""
+        """Return the results of the ranks that have ended by themselves."""
         for package in PACKAGES[recipe]:
             pytest.importorskip(package)
         environment = {**os.environ, **store.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths()}
@@ -68,8 +68,9 @@ def run(store, tmp_path):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command += [run_recipe.__file__, recipe, mode, str(workers), str(tmp_path)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+        results = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?.json"))]
+        assert results, done.stderr[-4000:]
+        return results
 
     return run
 
@@ -78,7 +79,8 @@ def run(store, tmp_path):
 @pytest.mark.parametrize("recipe", STATEFUL)
 def test_two_ranks_share_each_epoch_and_resume_at_every_batch(recipe, workers, run):
     results = run(recipe, "resume", workers, ranks=2)
-    assert [result.get("error") for result in results] == [None, None]
+    assert [result["error"] for result in results if "error" in result] == []
+    assert len(results) == 2
     for epoch in range(run_recipe.EPOCHS):
         batches = [batch for result in results for batch in result["epochs"][epoch]]
         numbers = [number for batch in batches for number in batch["numbers"]]
@@ -91,13 +93,11 @@ def test_two_ranks_share_each_epoch_and_resume_at_every_batch(recipe, workers, r
     orders = [[batch["numbers"] for batch in epoch] for epoch in results[0]["epochs"]]
     assert len(set(map(str, orders))) == run_recipe.EPOCHS, "each epoch has an order of its own"
     for result in results:
+        assert result["slot_batches"] > 0
         counts = list(enumerate(map(len, result["epochs"])))
         last = [[epoch, count - 1] for epoch, count in counts]
         ends = [[epoch, count] for epoch, count in counts[:-1]]  # nothing is left to read after the last of them
-        if recipe == "shards":  # with workers, at times the state after the last batch too
-            assert [position for position in result["inexact"] if position not in last] == ends
-        else:
-            assert result["inexact"] == (last if recipe == "chunks" else [])
+        assert result["inexact"] == {"chunks": last, "shards": ends}.get(recipe, [])
 
 
 def test_two_ranks_share_each_epoch_of_ray(run):
@@ -114,6 +114,7 @@ def test_broken_objects_are_replaced_and_counted(recipe, run):
     (result,) = run(recipe, "broken", 0 if recipe == "ray_data" else 2)
     assert result.get("error") is None
     assert result["replaced"] == run_recipe.EPOCHS
+    assert result["slot_batches"] > 0
     for epoch in result["epochs"]:
         numbers = [number for batch in epoch for number in batch["numbers"]]
         assert set(numbers) == {*NUMBERS} - {buckets.BROKEN}
@@ -124,7 +125,7 @@ MESSAGES = {
     "chunks": r"DataLoader timed out after 10 seconds",
     "shards": r"DataLoader timed out after 10 seconds",
     "tar_files": r"stalled/tars/001\.tar",
-    "parquet": r"stalled/parquet/001\.parquet",
+    "parquet": r"DataLoader timed out after 10 seconds",
 }
 
 

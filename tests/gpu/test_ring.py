@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections import deque
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -54,9 +55,23 @@ def assert_equal(got, expected):
         assert_values(labels.cpu(), want_labels)
 
 
+class Buffering(DataLoader):
+    """Returns each batch after it has read the next three."""
+
+    def __iter__(self):
+        kept = deque()
+        for batch in super().__iter__():
+            kept.append(batch)
+            if len(kept) > 3:
+                yield kept.popleft()
+        while kept:
+            yield kept.popleft()
+
+
 @pytest.mark.parametrize("depth", [0, 2, 5])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, persistent):
+@pytest.mark.parametrize("kind", [DataLoader, Buffering])
+def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, persistent, kind):
     monkeypatch.setattr(ring, "POISON", True)
     make_current = gpuaug.core.streams.Lane.make_current
 
@@ -65,7 +80,7 @@ def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, pers
         torch.cuda._sleep(3_000_000)  # before each copy and stage: what is freed too early is poisoned by then
 
     monkeypatch.setattr(gpuaug.core.streams.Lane, "make_current", delayed)
-    wrapped = DataLoader(Samples(), 4, num_workers=3, persistent_workers=persistent)
+    wrapped = kind(Samples(), 4, num_workers=3, persistent_workers=persistent, pin_memory=True)
     with gpuaug.StreamedLoader(wrapped, depth=depth) as loader:
         for _ in range(2):
             assert_equal(list(loader), reference(Samples()))

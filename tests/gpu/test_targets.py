@@ -8,6 +8,7 @@ from support.comparison import box_windows
 from support.comparison.executors import FLIPPED
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
+from support.files.encoded import encoded
 from support.gpu.launches import kernels_of, synchronisation_is_error
 from support.targets.detection import PIPELINES, annotations, masks, records_of
 from torch.utils.data import DataLoader, Dataset
@@ -28,6 +29,26 @@ def on_gpu(records):
     return [
         {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in each.items()} for each in records
     ]
+
+
+@pytest.mark.parametrize("container", [dict, tuple])
+def test_target_dicts_beside_encoded_images(container):
+    records = records_of()
+    samples = [{"image": encoded(seed=index), "target": record} for index, record in enumerate(records)]
+    if container is tuple:
+        samples = [tuple(sample.values()) for sample in samples]
+    files = DataLoader(samples, len(samples), collate_fn=gpuaug.collate_encoded)
+    (on_cpu,), (on_card,) = (
+        list(gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(backend="cpu")], device=device)) for device in ("cpu", "cuda")
+    )
+    target = "target" if container is dict else 1
+    for got, wanted in zip(on_card[target], on_gpu(on_cpu[target]), strict=True):
+        assert got.keys() == wanted.keys()
+        for key, value in wanted.items():
+            if isinstance(value, torch.Tensor):
+                assert_values(got[key], value)
+            else:
+                assert got[key] == value
 
 
 @pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh", "cxcywh_share"])

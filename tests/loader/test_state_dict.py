@@ -206,16 +206,10 @@ def test_stateful_dataloader_that_fails_to_start_is_not_changed():
     assert own.collate_fn is before
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: shuffled(num_workers=1, persistent_workers=True), "persistent workers hold the state of the loader"),
-        (lambda: Rewound(Numbers(), 2, num_workers=1), "Rewound overrides how a DataLoader is iterated"),
-    ],
-)
-def test_stateful_dataloaders_that_cannot_use_ring(make, reason):
-    with pytest.raises(ArgumentError, match=reason):
-        StreamedLoader(make(), device="cpu", feed="ring")
+@pytest.mark.parametrize("kind", [StatefulDataLoader, Rewound])
+def test_stateful_dataloaders_with_persistent_workers_cannot_use_ring(kind):
+    with pytest.raises(ArgumentError, match="persistent workers hold the state of the loader"):
+        StreamedLoader(kind(Numbers(), 2, num_workers=1, persistent_workers=True), device="cpu", feed="ring")
 
 
 def test_state_dict_without_load_state_dict_is_not_called():

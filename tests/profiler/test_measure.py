@@ -185,7 +185,7 @@ def test_decoding_of_clips_is_a_part(monkeypatch):
 )
 def test_the_decoder_that_batches_wait_for_is_found(monkeypatch, slow, kind):
     def slowed(function, name):
-        return lambda *arguments: time.sleep(0.02 if name in slow else 0.0) or function(*arguments)
+        return lambda *arguments: time.sleep(0.06 if name in slow else 0.0) or function(*arguments)
 
     decode = nvjpeg_double.BatchDecoder.decode
     monkeypatch.setattr(nvjpeg_double.BatchDecoder, "decode", slowed(decode, "engines"))

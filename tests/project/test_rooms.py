@@ -64,7 +64,7 @@ BUDGETS = {
     "cli": 273,
     "core": 1_582,
     "decode": 4_538,
-    "feed": 2_365,
+    "feed": 2_431,
     "fusion": 12_565,
     "integrations": 49,
     "loader": 1_265,

@@ -71,7 +71,7 @@ def feed_iterators(loader):
 
 def thread(feed_iterator):
     """The thread that pulls batches."""
-    return feed_iterator._thread
+    return feed_iterator.thread
 
 
 def submitted(iterator):

@@ -44,7 +44,10 @@ def _parse_gif(data: memoryview) -> Header:
 
 
 def _parse_netpbm(data: memoryview) -> Header:
-    """Parse the header. Count the comments of files as text, of which ``pil.parse`` refuses more than ``MAX_PYTHON_BYTES``."""
+    """Parse the header. Count the comments in files whose pixels are text.
+
+    Comments after ``MAX_PYTHON_BYTES`` are not counted, because ``pil.parse`` refuses text files that are larger.
+    """
     metadata = Metadata()
     if bytes(data[:2]) in (b"P1", b"P2", b"P3"):
         for _ in range(bytes(data[:MAX_PYTHON_BYTES]).count(b"#")):

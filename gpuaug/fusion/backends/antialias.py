@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.geometry import Filter
-from gpuaug.fusion.pixels import fixed_point, rounded_up
+from gpuaug.fusion.pixels import fixed_point, round_half_up
 
 PixelReader = Callable[[Tensor, Tensor], Tensor]
 """Function that returns the pixels of one image at the lines (h,) and columns (w,), integers, as (C, h, w) float32."""
@@ -25,11 +25,11 @@ def resize_antialiased(
 
     Args:
         read: Function that reads the image.
-        resampling: Scale, first input pixel and number of input pixels along x, then along y.
-        x: (W',) column indices of the output.
-        y: (H',) row indices of the output.
-        filter_name: Filter.
-        rounds_axes: Whether to round to bytes after each axis.
+        resampling: Scale in input pixels per output pixel, first input pixel and number of input pixels along x, then along y.
+        x: Indices of the output columns to compute, (W',). They may lie outside the resized image.
+        y: Indices of the output rows to compute, (H',). They may lie outside the resized image.
+        filter_name: Antialiasing filter.
+        rounds_axes: Whether to round values in [0, 255] to integers after each axis.
     """
     scale_x, start_x, count_x, scale_y, start_y, count_y = resampling
     if scale_x == scale_y == 1:  # copied, so that all pixels are equal bit for bit, also negative zeros
@@ -41,7 +41,7 @@ def resize_antialiased(
         weights_x, weights_y = (
             fixed_point(weights, weights.new_tensor(scale)) for weights, scale in ((weights_x, scale_x), (weights_y, scale_y))
         )
-        return rounded_up(weights_y @ rounded_up(pixels @ weights_x.T))
+        return round_half_up(weights_y @ round_half_up(pixels @ weights_x.T))
     resized = weights_y @ (pixels @ weights_x.T)
     # Not checked on a GPU, because the host would wait for the result of the check.
     if resized.device.type == "cuda" or resized.isfinite().all():
@@ -56,7 +56,9 @@ def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
 
 
 def filter_weights(outputs: Tensor, scale: float, count: int, filter_name: Filter) -> Tensor:
-    """Return the weights of ``count`` input pixels in each output pixel, (len(outputs), count) float32. A row sums to 1.
+    """Return the weights of ``count`` input pixels in each output pixel, (len(outputs), count) float32.
+
+    The weights of an output pixel sum to 1; to 0 for an output pixel that lies too far outside the image.
 
     The triangle filter is two pixels wide, and the cubic filter (a = -1/2) four, in pixels of the smaller image.
 

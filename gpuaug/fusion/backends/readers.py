@@ -29,7 +29,7 @@ def size_of(images: Tensor | Ragged) -> Size:
     """Return the size of a batch of images, read on the host.
 
     Raises:
-        ArgumentTypeError: If a ragged batch does not hold integers.
+        ArgumentTypeError: If the pixels of a ragged batch are not uint8, uint16 or int16.
         ArgumentError: If the tensors of a ragged batch do not have the sizes in ``shapes``, or an image has no pixels.
     """
     if isinstance(images, Tensor):
@@ -87,6 +87,7 @@ def size_of_shape(shape: Sequence[int] | Ragged, clip_layout: ClipLayout) -> Siz
     advice = "Pass images.shape of a batch."
     if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if clip_layout.is_required else (4, 5)):
         raise ArgumentError(f"shape must be {clip_layout.shapes}, got {shown(shape)}. {advice}")
+    # Axis 0, the batch, may be empty; all other axes need an element.
     sides = [whole_number(f"shape[{axis}]", side, advice, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
     return clip_layout.size(sides) if len(sides) == 5 else Size(*sides)
 
@@ -119,7 +120,7 @@ def as_bits(masks: Tensor) -> Tensor:
 def mask_fills(front: Gather, dtype: torch.dtype) -> tuple[int, int, int]:
     """Return the fill of masks of ``dtype`` in padding before a warp, outside a warp, and in padding after it.
 
-    Each fill is the integer with the same bits.
+    Each fill is the integer with the same bits as the fill in ``dtype`` (``as_bits``); 0 where the gather has no such op.
 
     Raises:
         ArgumentError: If a fill is out of the range of ``dtype``, as in torchvision. For bool every fill is valid.
@@ -151,7 +152,7 @@ class DenseReader:
 
     Args:
         images: (B, C, H, W).
-        samples: Number of samples, V · B.
+        samples: Number of samples, V · B for V views.
     """
 
     def __init__(self, images: Tensor, samples: int) -> None:
@@ -191,7 +192,7 @@ class RaggedReader:
         channel_offset = torch.arange(self.channels, device=x.device)[:, None, None] * self._channel_stride
         elements = (self._offset + y * self._line_stride + x * self._pixel_stride)[:, None] + channel_offset
         if self._holds_windows:
-            # For padding, the caller reads pixel (0, 0), which may be outside the window.
+            # For output pixels in padding, the caller reads pixel (0, 0) of the image, which may be outside the window.
             elements = elements.clamp_(0, self._data.numel() - 1)
         return self._data.take(elements)
 

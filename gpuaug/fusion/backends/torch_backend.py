@@ -34,7 +34,7 @@ from gpuaug.fusion.pixels import (
     converted,
     divided_by_largest,
     fixed_point,
-    rounded_up,
+    round_half_up,
     to_bytes,
     unit_range,
 )
@@ -390,7 +390,7 @@ def _interpolate(
     upper = _lerp(tap(0, 0), tap(1, 0), weight_x)
     lower = _lerp(tap(0, 1), tap(1, 1), weight_x)
     if rounds_axes:
-        return rounded_up(_lerp(rounded_up(upper), rounded_up(lower), weight_y))
+        return round_half_up(_lerp(round_half_up(upper), round_half_up(lower), weight_y))
     return _lerp(upper, lower, weight_y)
 
 

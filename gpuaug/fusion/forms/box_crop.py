@@ -48,7 +48,7 @@ def boxes_for_crop(op: BoxCropOp, slots: Sequence[Slot], keys: Sequence[str], al
 
 
 def crop_by_boxes(
-    plan: Plan, crop: BoxCrop, table: Tensor, points: Points | None, source: Any, matrix_to_plan: Tensor | None
+    plan: Plan, crop: BoxCrop, table: Tensor, points: Points | None, input_sizes: Any, matrix_to_plan: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Choose the crop window of each image, and set ``points.valid_after_crop``, the mask of valid boxes.
 
@@ -57,7 +57,7 @@ def crop_by_boxes(
         crop: The crop and its pass.
         table: Parameter table of the plan, (B, columns). Not modified.
         points: The boxes; ``None`` if there are none.
-        source: (height, width) of the input images, or ``Ragged.places``.
+        input_sizes: (height, width) of the input images, or ``Ragged.places`` for images of different sizes.
         matrix_to_plan: Matrices that map pixels of the input images to pixels of the images at the start of the plan,
             (B, 3, 3); ``None`` for the identity.
 
@@ -79,7 +79,7 @@ def crop_by_boxes(
     matrix_before = composed(matrix_to_plan, matrix_before.view(-1, 3, 3))
     # owners: index of the image of each box
     no_boxes = table.new_empty(0, 4), table.new_empty(0, dtype=torch.int64)
-    boxes, owners = no_boxes if points is None else points.corners(matrix_before, source)
+    boxes, owners = no_boxes if points is None else points.corners(matrix_before, input_sizes)
     windows, is_valid = dispatch.box_windows(crop.op, draws, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
     minimum = crop.op.min_side_and_area

@@ -67,7 +67,7 @@ class Container:
         self.slots: list[Slot] = []
         """Boxes, keypoints and instance masks."""
         self.maps: list[Any] = []
-        """Segmentation maps of all images, (B, …)."""
+        """Adapters of tensors of segmentation maps of all images, (B, …)."""
         results = self._packed(value) if isinstance(value, PackedTargets) else None
         if results is None:
             value = value.unpacked() if isinstance(value, PackedTargets) else value
@@ -80,7 +80,7 @@ class Container:
     def inner_keys(self) -> list[str]:
         """Data keys of the targets that are recognized by class."""
         is_list = self.key == "tv_tensors" and self.slots
-        return [*(source.key for source in self.maps), *(("targets",) if is_list else ())]
+        return [*(adapter.key for adapter in self.maps), *(("targets",) if is_list else ())]
 
     def output(self) -> Any:
         """Return the container with the transformed targets."""
@@ -239,7 +239,7 @@ class Container:
             assert parts is not None
             return lambda: parts()[0]
         if kind is MASKS:
-            self.maps.append(self._call.map_input(tensor))
+            self.maps.append(self._call.map_adapter(tensor))
             output: _Results = self.maps[-1].output
             return output
         if not batch:

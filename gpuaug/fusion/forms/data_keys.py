@@ -1,7 +1,7 @@
 """Names and checks of inputs: *data keys* say what an input of a call holds, such as ``"input"`` for images or ``"mask"``.
 
 They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
-``"tv_tensors"`` for containers of torchvision's tensors, and ``"valid"`` for the mask of the boxes that are not padding.
+``"tv_tensors"`` for containers of torchvision's tensors, and ``"valid"`` for the (B, N) mask of the boxes that are not padding.
 """
 
 import functools
@@ -85,7 +85,7 @@ def _advice_for_samples(key: str, value: Any) -> str:
             return "Pass one tensor for the whole batch."
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
     padded = "Pad the samples to one length: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
-    dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES.layouts else ""
+    dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES.data_keys else ""
     return f"{padded}{dicts}."
 
 
@@ -105,7 +105,7 @@ def _advice_for(dtype: torch.dtype) -> str:
     """Return the advice of the error for images of an unsupported dtype."""
     if dtype.is_complex:
         return "Pass their magnitudes, scaled to [0, 1]: images.abs()."
-    # torchvision scales uint32 and uint64 by 1.
+    # torchvision's to_dtype does not scale uint32 and uint64.
     unsigned = "images.float() / torch.iinfo(images.dtype).max"
     conversion = (
         unsigned if dtype in (torch.uint32, torch.uint64) else "v2.functional.to_dtype(images, torch.float32, scale=True)"
@@ -129,7 +129,7 @@ def _advice_for_list(values: Sequence[Any]) -> str:
 def check_input(key: str, value: Any) -> None:
     """Raise an error if images, masks, boxes, keypoints or ``valid`` do not have the type or shape that ``key`` requires.
 
-    Ragged images, lists of masks, and inputs with other data keys are checked elsewhere.
+    Ragged images, lists of masks, and inputs with other data keys are not checked here, but by ``size_of`` and ``Container``.
 
     Raises:
         ArgumentTypeError: If ``value`` has another type.
@@ -186,7 +186,7 @@ def check_same_size(first: Size, size: Size) -> None:
 
 
 def check_device(name: str, value: Tensor, device: torch.device) -> None:
-    """Raise an error if the value with a name is not on the device of the images.
+    """Raise an error if a tensor is not on the device of the images. ``name``: name of the tensor in the message.
 
     Raises:
         DeviceError: If ``value`` is not on ``device``.
@@ -199,7 +199,7 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
     """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image.
 
     Raises:
-        ArgumentError: If ``canvas``, unless it is ``None``, is not ``sides``, (height, width).
+        ArgumentError: If ``canvas``, (height, width), is not ``None`` and differs from ``sides``, (height, width).
     """
     if canvas is not None and tuple(canvas) != sides:
         raise ArgumentError(
@@ -208,8 +208,8 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
         )
 
 
-def way_to_masks(masks: Any) -> str:
-    """Return the advice for masks of one image that are no tensor."""
+def advice_for_masks(masks: Any) -> str:
+    """Return the advice of the error for masks of one image that are not a tensor."""
     first = masks[0] if isinstance(masks, list | tuple) and masks else masks
     if isinstance(first, Tensor):
         return "Stack the masks of one image: torch.stack(masks)."
@@ -227,13 +227,13 @@ def way_to_masks(masks: Any) -> str:
     return "Return a tensor (n, H, W) from the dataset."
 
 
-def check_fit(key: str, value: Tensor, source: Tensor, size: Size, device: torch.device) -> None:
+def check_fit(key: str, value: Tensor, user_value: Tensor, size: Size, device: torch.device) -> None:
     """Raise an error if masks, boxes, keypoints or ``valid`` do not fit the images.
 
     Args:
         key: Data key of the input.
         value: The input, with a batch axis, and without the frame axis of clips.
-        source: The input as the user passed it.
+        user_value: The input as the user passed it.
         size: Size of the images.
         device: Device of the images.
 
@@ -244,12 +244,12 @@ def check_fit(key: str, value: Tensor, source: Tensor, size: Size, device: torch
     if key in KORNIA_FORMATS:
         check_form(value, key)
         sample = size.sample(0)
-        check_canvas(key, getattr(source, "canvas_size", None), (sample.height, sample.width))
+        check_canvas(key, getattr(user_value, "canvas_size", None), (sample.height, sample.width))
     check_device(key, value, device)
-    are_masks = key in MASKS.layouts
+    are_masks = key in MASKS.data_keys
     if len(value) != (size.images if are_masks else size.batch):
         raise ArgumentError(
-            f"{key} must hold one entry for each of the {size.batch} images, got {tuple(source.shape)}. "
+            f"{key} must hold one entry for each of the {size.batch} images, got {tuple(user_value.shape)}. "
             "Pass one entry per image."
         )
     if not are_masks:

@@ -21,7 +21,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, as_plain_tensors, split
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.data_keys import check_canvas, check_device, way_to_masks
+from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
@@ -66,30 +66,30 @@ class Points:
         self._output_format = self.format
 
     def _mapping(
-        self, target: BoxFormat, matrix: Tensor, source: Any, out: tuple[int, int], *, clip: bool = False
+        self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
         if self.device_arrays:
-            return BoxMapping(self.format, target, matrix, source, out, self.device_arrays[0], clip)
+            return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
-    def corners(self, matrix: Tensor, source: Any) -> tuple[Tensor, Tensor]:
+    def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
         """Transform the boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
 
         Returns:
             (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
         """
-        mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, source, (1, 1))
+        mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
         if self.valid is not None:
             corners = corners.masked_fill(~self.valid[:, None], torch.nan)
         return corners, self.device_arrays[0]
 
-    def transform(self, matrix: Tensor, source: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
+    def transform(self, matrix: Tensor, input_sizes: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
         """Transform the values by the matrices of all passes, and compute ``valid``.
 
         Args:
             matrix: Matrices that map input to output pixel centres, (B, 3, 3) float32.
-            source: (height, width) of the input images, or ``Ragged.places``.
+            input_sizes: (height, width) of the input images, or ``Ragged.places`` for images of different sizes.
             out: (height, width) of the output images.
             conversions: Output format, and size of the smallest valid box. Used for boxes with owners.
         """
@@ -97,7 +97,7 @@ class Points:
         has_owners = bool(self.device_arrays)
         if has_owners and self.clip and conversions.boxes is not None:
             target = TARGET_DICT_FORMATS[conversions.boxes]
-        mapping = self._mapping(target, matrix, source, out, clip=self.clip)
+        mapping = self._mapping(target, matrix, input_sizes, out, clip=self.clip)
         values, valid = dispatch.map_boxes(self.values, self.valid, mapping, self._dtype)
         if valid is not None and self.valid_after_crop is not None:
             values = values * self.valid_after_crop[:, None]
@@ -247,8 +247,8 @@ class Call(Protocol):
     def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
         """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
 
-    def map_input(self, mask: Tensor) -> Any:
-        """Create the input for a segmentation map of all images that is in a container."""
+    def map_adapter(self, mask: Tensor) -> Any:
+        """Create the adapter of a tensor of segmentation maps of all images, (B, ...), that is in a container."""
 
 
 @dataclass(eq=False)
@@ -355,7 +355,7 @@ class Slot:
             return
         for sample, value in zip(column.samples, column.tensors, strict=True):
             if not isinstance(value, Tensor):
-                advice = way_to_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
+                advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
                 raise ArgumentTypeError(f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
             check_device(f"{key} of sample {sample}", value, device)
 

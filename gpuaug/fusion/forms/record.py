@@ -1,7 +1,8 @@
 """Record of one call: images, and their *targets* in one form, whatever the form of the inputs.
 
-Targets are masks, boxes, keypoints and labels, which are transformed together with the images. An *input* adapts a form in
-which people have targets to the record, and back (``data_keys.py``, ``containers.py``). A *data key* says what an input holds.
+Targets are masks, boxes, keypoints and labels, which are transformed together with the images. An *input* is one argument of
+the call, and its *data key* says what the input holds, such as ``"mask"``. An *adapter*, ``Dense`` or ``Container``, converts
+an input to flat tensors, and the results back to the form of the input.
 A *plan* is a list of *passes*, that is, kernels that read and write all images. The *parameter table* holds one row of numbers
 per sample, from which passes read the parameters of ops. *Ragged* images differ in size. A *mix* blends images of a batch.
 """
@@ -89,31 +90,31 @@ class Record:
         self._sides: dict[bool, list[tuple[int, int]]] = {}
         """Cache of ``sides``."""
         self._read_images()
-        self.inputs: list[Dense | Container] = []
-        """Inputs except labels."""
+        self.adapters: list[Dense | Container] = []
+        """Adapters of all inputs except labels, in order."""
         self._labels: dict[int, Any] = {}
         """Labels of all images, by index of the input. Of any type unless they are mixed or converted."""
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if DATA_KEYS.get(key) is LABELS:
                 check_not_segmentation_map(value, self.size)
                 self._labels[index] = value
-            elif key == "input" or (key in DATA_KEYS and not (key in MASKS.layouts and isinstance(value, list | tuple))):
-                self.inputs.append(Dense(key, value, self))
+            elif key == "input" or (key in DATA_KEYS and not (key in MASKS.data_keys and isinstance(value, list | tuple))):
+                self.adapters.append(Dense(key, value, self))
             else:
-                self.inputs.append(Container(key, value, self))
-        maps = [mask for source in self.inputs if type(source) is Container for mask in source.maps]
-        self._dense = [source for source in (*self.inputs, *maps) if type(source) is Dense]
-        """Inputs in one tensor, and segmentation maps in containers."""
-        if any(key in VALID.layouts for key in self.keys):
+                self.adapters.append(Container(key, value, self))
+        maps = [mask for adapter in self.adapters if type(adapter) is Container for mask in adapter.maps]
+        self._dense = [adapter for adapter in (*self.adapters, *maps) if type(adapter) is Dense]
+        """Adapters of inputs that are one tensor, and of segmentation maps in containers."""
+        if any(key in VALID.data_keys for key in self.keys):
             self._connect_valid()
-        self.targets: list[Points | Masks] = [target for source in (*self.inputs, *maps) for target in source.targets]
+        self.targets: list[Points | Masks] = [target for adapter in (*self.adapters, *maps) for target in adapter.targets]
         """Masks, boxes and keypoints in one form."""
         arrays = [array for target in self.targets for array in target.host_arrays]
         if arrays:
             device_arrays = iter(to_device(arrays, self.device))
             for target in self.targets:
                 target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
-        self._first = [source.key for source in self._dense].index("input")
+        self._first = [adapter.key for adapter in self._dense].index("input")
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
         self.plan_key = (images.shape, self.device, self.has_masks) if is_usual else None
@@ -129,7 +130,7 @@ class Record:
 
     def _read_images(self) -> None:
         """Read size, dtype and device of the images."""
-        images, layout = self.images, self.clip_layout
+        images, clip_layout = self.images, self.clip_layout
         is_tensor = isinstance(images, Tensor)
         self.is_unbatched = is_tensor and images.ndim == 3
         """True for a single image (C, H, W), without a batch axis."""
@@ -138,20 +139,20 @@ class Record:
         self.is_single_clip = self.is_video and images.ndim == 4
         """True for a single clip (T, C, H, W), without a batch axis."""
         images = images[None] if self.is_unbatched or self.is_single_clip else images
-        may_be_clips = not is_tensor or images.ndim == 5 or layout.is_required
-        self.frames = layout.frames_of(images) if may_be_clips else 0
+        may_be_clips = not is_tensor or images.ndim == 5 or clip_layout.is_required
+        self.frames = clip_layout.frames_of(images) if may_be_clips else 0
         """Number of frames per input clip; 0 for images."""
         if self.frames and is_tensor and not self.is_single_clip:
-            layout.warn_if_channels_first(images)
+            clip_layout.warn_if_channels_first(images)
         self.frame_indices: Sequence[int] = range(self.frames)
         """Index of the input frame per output frame."""
         shape = images.shape if is_tensor else ()
-        self.size: Size = size_of(images) if not is_tensor else layout.size(shape) if self.frames else Size(*shape)
+        self.size: Size = size_of(images) if not is_tensor else clip_layout.size(shape) if self.frames else Size(*shape)
         self.dtype = images.dtype if is_tensor else dtype_of(images)
         self.device = images.device
-        self.layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
-        """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
-        self._source = (self.size.height, self.size.width) if self.layouts is None else self.layouts
+        self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        """Rows of ``Ragged.places``, (B, 3 or 4) int64, of the first frame of clips; ``None`` for images of one size."""
+        self._input_sizes = (self.size.height, self.size.width) if self.image_layouts is None else self.image_layouts
 
     def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
         """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
@@ -162,21 +163,21 @@ class Record:
             self._sides[per_frame] = list(zip(*sides, strict=True))
         return self._sides[per_frame]
 
-    def map_input(self, mask: Tensor) -> "Dense":
-        """Create the input for a segmentation map of all images that is in a container."""
+    def map_adapter(self, mask: Tensor) -> "Dense":
+        """Create the adapter of a tensor of segmentation maps of all images, (B, ...), that is in a container."""
         return Dense(MASKS.keys[MASKS.name], mask, self)
 
     def _connect_valid(self) -> None:
-        """Connect the input ``valid`` with the boxes.
+        """Let the input ``valid`` share the mask of valid boxes with the boxes.
 
         Raises:
             ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
         """
-        masks = [source for source in self._dense if source.kind is VALID]
-        boxes = [target for source in self._dense if source.kind is BOXES for target in source.targets]
+        masks = [adapter for adapter in self._dense if adapter.kind is VALID]
+        boxes = [target for adapter in self._dense if adapter.kind is BOXES for target in adapter.targets]
         if len(masks) > 1 or len(boxes) != 1:
             raise ArgumentError(
-                f"data_keys must hold one of {', '.join(BOXES.layouts)} together with 'valid', got {self.all_keys}. "
+                f"data_keys must hold one of {', '.join(BOXES.data_keys)} together with 'valid', got {self.all_keys}. "
                 "Name 'valid' once, for one tensor of boxes."
             )
         valid = masks[0].value
@@ -189,17 +190,17 @@ class Record:
         assert isinstance(target, Points)
         target.valid = valid
         target.clip = True
-        masks[0].place = target, "valid"
+        masks[0].storage = target, "valid"
 
     @property
     def all_keys(self) -> list[str]:
         """Data keys of the inputs, then of the targets in them that are recognized by class."""
-        return [*self.keys, *(key for source in self.inputs if type(source) is Container for key in source.inner_keys)]
+        return [*self.keys, *(key for adapter in self.adapters if type(adapter) is Container for key in adapter.inner_keys)]
 
     def boxes_for_crop(self, op: BoxCropOp) -> Points | None:
         """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers."""
-        containers = [source for source in self.inputs if type(source) is Container]
-        return boxes_for_crop(op, [slot for source in containers for slot in source.slots], self.keys, self.all_keys)
+        containers = [adapter for adapter in self.adapters if type(adapter) is Container]
+        return boxes_for_crop(op, [slot for adapter in containers for slot in adapter.slots], self.keys, self.all_keys)
 
     def check_mix(self, op: MixOp) -> None:
         """Raise an error for inputs that cannot be mixed. Call before any pass.
@@ -271,15 +272,15 @@ class Record:
         """
         if self.has_points and plan.box_crop is not None:
             boxes = self.boxes_for_crop(plan.box_crop.op)
-            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self._source, self._matrix)
+            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self._input_sizes, self._matrix)
         elif self.has_points:
             matrix = table[:, plan.width :].view(-1, 3, 3)
             self._matrix = matrix if self._matrix is None else composed(self._matrix, matrix)
         if self.frames:
             self._select_frames(plan)
-        for source in self._dense:
-            if source.key == "input":
-                source.value = dispatch.run(plan, source.value, table, dtype, memory_format, canvases)
+        for adapter in self._dense:
+            if adapter.key == "input":
+                adapter.value = dispatch.run(plan, adapter.value, table, dtype, memory_format, canvases)
         for masks in (target for target in self.targets if isinstance(target, Masks)):
             masks.run(plan, table, canvases)
         for index in self._labels:
@@ -293,8 +294,8 @@ class Record:
         if indices is None:
             return
         (device_indices,) = to_device([indices], self.device)
-        for source in self._dense:
-            source.select_frames(device_indices, len(self.frame_indices))
+        for adapter in self._dense:
+            adapter.select_frames(device_indices, len(self.frame_indices))
         self.frame_indices = [self.frame_indices[frame] for frame in indices.tolist()]
 
     def run_eager(
@@ -317,24 +318,24 @@ class Record:
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
         images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
-        listed_keys = [source.key for source in self.inputs if type(source) is Container and source.key in DATA_KEYS]
+        listed_keys = [adapter.key for adapter in self.adapters if type(adapter) is Container and adapter.key in DATA_KEYS]
         op.check_keys(self.all_keys, ["targets", *listed_keys])
         # Kornia's containers return labels unchanged, or raise an error.
         selected = [
-            source for source in self._dense if source.key == "input" or not (images_only or DATA_KEYS[source.key] is VALID)
+            adapter for adapter in self._dense if adapter.key == "input" or not (images_only or DATA_KEYS[adapter.key] is VALID)
         ]
         if not images_only:
             for points in (target for target in self.targets if isinstance(target, Points)):
                 points.apply(self._matrix)
             self._matrix = None
-        values, keys = [source.current for source in selected], [source.key for source in selected]
-        types = {position: source.types for position, source in enumerate(selected) if source.key == "input"}
+        values, keys = [adapter.current for adapter in selected], [adapter.key for adapter in selected]
+        types = {position: adapter.types for position, adapter in enumerate(selected) if adapter.key == "input"}
         results = op.run(values, keys, draws, self.device, types)
-        for source, value in zip(selected, results, strict=True):
-            if source.key == "input":
+        for adapter, value in zip(selected, results, strict=True):
+            if adapter.key == "input":
                 # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.
                 value = converted(value, dtype or value.dtype).contiguous(memory_format=memory_format)
-            source.current = value
+            adapter.current = value
 
     def check_size(self, op: EagerOp, size: Size) -> None:
         """Raise an error if ``op``, which has run, returned images of another size than ``size``.
@@ -367,8 +368,8 @@ class Record:
             if matrix is None:
                 matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
             for points in (target for target in self.targets if isinstance(target, Points)):
-                points.transform(matrix, self._source, self.out, self.conversions)
-        values = [source.output() for source in self.inputs]
+                points.transform(matrix, self._input_sizes, self.out, self.conversions)
+        values = [adapter.output() for adapter in self.adapters]
         for index, labels in self._labels.items():
             values.insert(index, labels)
         return values[0] if len(values) == 1 else values
@@ -397,7 +398,7 @@ class Dense:
     """
 
     def __init__(self, key: str, value: Any, record: Record) -> None:
-        self.key, self._record, self._source = key, record, value
+        self.key, self._record, self._input = key, record, value
         if key != "input" or value is not record.images:
             check_input(key, value)
         self.kind = DATA_KEYS.get(key)
@@ -418,7 +419,7 @@ class Dense:
             elif record.size.batch == 1:
                 self._axis = 0
         self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
-        self.types = [type(self._source) if type_name(self._source) else Tensor] * record.size.batch if key == "input" else []
+        self.types = [type(self._input) if type_name(self._input) else Tensor] * record.size.batch if key == "input" else []
         """Class per image or clip that a module of torchvision would get."""
         self.targets: Sequence[Points | Masks] = ()
         """The targets in one form."""
@@ -428,31 +429,31 @@ class Dense:
             self.targets = [Masks(self.value)]
         elif box_format is not None:
             self.targets = [Points(self.value, box_format)]
-        self.place: tuple[Any, str] = (self.targets[0], "values") if self.targets else (self, "value")
-        """(object, name of its attribute): the attribute holds the current values."""
+        self.storage: tuple[Any, str] = (self.targets[0], "values") if self.targets else (self, "value")
+        """(object, name of its attribute that holds the current values)."""
 
     def _frames_merged(self, value: Tensor) -> Tensor:
         """Merge the frame axis with another axis.
 
         Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
         """
-        layout = self._record.clip_layout
+        clip_layout = self._record.clip_layout
         if self.key == "input":
             plain = value.as_subclass(Tensor)
-            return layout.images(plain[None] if self._record.is_single_clip else plain)
+            return clip_layout.images(plain[None] if self._record.is_single_clip else plain)
         if self.kind is MASKS:
-            return layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
-        return value.flatten(0, 1) if layout.draws_per_frame else value.flatten(1, 2)
+            return clip_layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if clip_layout.draws_per_frame else value.flatten(1, 2)
 
     def _frames_restored(self, result: Tensor) -> Any:
         """Invert ``_frames_merged``, for the frames of the output."""
-        source = self._source
+        user_value = self._input
         frames = len(self._record.frame_indices)
-        if self.key == "input" or (self.kind is MASKS and source.ndim == 5):
+        if self.key == "input" or (self.kind is MASKS and user_value.ndim == 5):
             return self._record.clip_layout.clips(result, frames)
         if self.kind is MASKS:
             return result.unflatten(0, (-1, frames))
-        return result.reshape(len(source), -1, source.shape[2], *result.shape[2:])
+        return result.reshape(len(user_value), -1, user_value.shape[2], *result.shape[2:])
 
     def select_frames(self, indices: Tensor, frames: int) -> None:
         """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
@@ -471,15 +472,15 @@ class Dense:
     @property
     def current(self) -> Any:
         """The values in their current state, between the passes."""
-        return getattr(*self.place)
+        return getattr(*self.storage)
 
     @current.setter
     def current(self, value: Any) -> None:
-        setattr(*self.place, value)
+        setattr(*self.storage, value)
 
     def output(self) -> Any:
         """Return the result in the form of the input."""
-        record, source, result = self._record, self._source, self.current
+        record, user_value, result = self._record, self._input, self.current
         keepdim, views = record.keepdim, record.views
         # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
         keeps = keepdim or self.kind not in (None, MASKS)
@@ -491,5 +492,5 @@ class Dense:
             result = result[0]
         if self.kind is MASKS and record.conversions.masks is not None:
             result = result.to(record.conversions.masks)
-        is_typed = self.kind in (None, MASKS) and isinstance(source, Tensor) and not record.conversions.is_pure
-        return with_class_of(result, source) if is_typed and type(source) is not Tensor else result
+        is_typed = self.kind in (None, MASKS) and isinstance(user_value, Tensor) and not record.conversions.is_pure
+        return with_class_of(result, user_value) if is_typed and type(user_value) is not Tensor else result

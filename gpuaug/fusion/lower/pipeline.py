@@ -78,6 +78,8 @@ def lower(
     types = ImageTypes(dtype, conversion_count, returned_types or {}, is_video)
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)
+    # A conversion of integers to floats without scaling is fused as a division by the largest value of the type. The
+    # multiplication that restores the user's range is delayed to the first op that is not linear, or to the end.
     if types.delayed_factor != 1:
         tree = Group("", (tree, *lowering.multiplication()))
     if not list(leaves(tree)):
@@ -88,14 +90,15 @@ def lower(
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
         assert box_filter.target_conversions is not None
-        side, area = crop.min_side_and_area  # of the preceding transforms that remove boxes, which all apply
+        # Several transforms may remove boxes after one crop. A box has to fulfil the minimum of each.
+        side, area = crop.min_side_and_area
         conversions = box_filter.target_conversions
         crop.min_side_and_area = max(side, conversions.min_size), max(area, conversions.min_area)
     return Lowered(tree, types.dtype, types.refusal)
 
 
 def _with_identity(tree: Tree, pipeline: Any) -> Tree:
-    """Return a tree without ops that begins with an op, because a pass converts the images.
+    """Return ``tree``, which has no ops, with an identity op before it: the conversion of the images needs a pass, hence an op.
 
     Raises:
         ArgumentError: If the tree has no conversion of images or targets.
@@ -127,7 +130,8 @@ def _resamplings(tree: Tree) -> list[ResampleOp]:
 def _expect_rounding(tree: Tree) -> None:
     """Call ``expect_rounding`` of Kornia's ops that map byte levels, if an op before them causes rounding errors.
 
-    Without rounding errors, the values equal Kornia's bit for bit, and so do their levels.
+    The ops then round down with a tolerance. Without rounding errors, values and levels equal Kornia's bit for bit, and a
+    tolerance would change levels.
     """
     has_rounding_errors = False
     for ops in _ops_per_module(tree):
@@ -174,6 +178,7 @@ class _Lowering:
         if is_sequence(module):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children))
+        # NAMED_MODULES: files of timm and open_clip, whose transforms are lowered like torchvision's.
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
             if self._torchvision is None:
                 # Imported only for a pipeline with a transform of torchvision.
@@ -211,11 +216,14 @@ class _Lowering:
         return Group("", (*before, leaf)) if before else leaf
 
     def multiplication(self) -> tuple[Tree, ...]:
-        """Return the multiplication that a conversion without ``scale`` has delayed, if any."""
+        """Return the op that multiplies images by ``types.delayed_factor``, and reset the factor; empty if the factor is 1."""
         return self._torchvision.multiplication() if self._types.delayed_factor != 1 else ()
 
     def _update_range(self, leaf: Leaf) -> None:
-        """Update the range of values in ``types`` for a module of Kornia or of the user."""
+        """Update the range of values in ``types`` for a module of Kornia or of the user.
+
+        Record an error for images of another range than [0, 1], if the module requires this range.
+        """
         types, op = self._types, leaf.op
         if not op.takes_any_range if isinstance(op, Op) else op.moves_nothing and not op.is_user_defined:
             types.require_unit_range(leaf.name)

@@ -346,18 +346,18 @@ class Op(ABC):
 class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
-    width: ClassVar[int] = 0
+    column_count: ClassVar[int] = 0
     """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``.
 
     Column 0 is the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit.
     """
 
-    width_per_channel: ClassVar[int] = 0
+    columns_per_channel: ClassVar[int] = 0
     """Number of further columns per channel of the images. All columns of one parameter are adjacent."""
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row for images of ``channels`` channels."""
-        return (self.width or 1 + len(self.names)) + self.width_per_channel * channels
+        return (self.column_count or 1 + len(self.names)) + self.columns_per_channel * channels
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
@@ -393,7 +393,7 @@ class FrontOp(RowOp):
 
     Such an op is the first op, the *front*, of its pass.
 
-    Table: filter.
+    Pass type: filter.
     """
 
     kernel: ClassVar[str]
@@ -407,7 +407,7 @@ LARGEST_CODE = 31
 class PointOp(RowOp):
     """Pointwise op: an output pixel depends only on the same input pixel, its coordinates and the row of the sample.
 
-    Table: pointwise.
+    Pass type: pointwise.
     """
 
     code: ClassVar[int]

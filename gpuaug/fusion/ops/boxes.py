@@ -37,7 +37,7 @@ class BoxFormat:
 
 
 KORNIA_FORMATS: dict[str, BoxFormat] = {
-    key: BoxFormat(cast(BoxLayout, layout)) for kind in (BOXES, KEYPOINTS) for key, layout in kind.layouts.items()
+    key: BoxFormat(cast(BoxLayout, layout)) for kind in (BOXES, KEYPOINTS) for key, layout in kind.data_keys.items()
 }
 """Format for each of Kornia's data keys, the names that say what an input holds."""
 

@@ -49,7 +49,7 @@ class Grayscale(ChannelOp):
     lowers = (K.RandomGrayscale,)
     takes_any_range = True
     code = 6
-    width_per_channel = 1
+    columns_per_channel = 1
     description = "grey"
 
     @property
@@ -94,7 +94,7 @@ class ChannelShuffle(ChannelOp):
     lowers = (K.RandomChannelShuffle,)
     takes_any_range = True
     code = 10
-    width_per_channel = 1
+    columns_per_channel = 1
     description = "shuffle channels"
     keeps_unit_range = True
 
@@ -120,7 +120,7 @@ class ChannelDropout(PointOp):
 
     lowers = (K.RandomChannelDropout,)
     code = 11
-    width, width_per_channel = 2, 1
+    column_count, columns_per_channel = 2, 1
     description = "drop channels"
     formula = staticmethod(drop)
 
@@ -159,7 +159,7 @@ class Normalize(PointOp):
     lowers = (K.Normalize,)
     takes_any_range = True
     code = 14
-    width_per_channel = 2
+    columns_per_channel = 2
     has_fixed_row = True
     description = "normalise"
     formula = staticmethod(normalize)

@@ -228,7 +228,7 @@ class Invert(PointOp):
 
     lowers = (K.RandomInvert,)
     code = 7
-    width = 2
+    column_count = 2
     description = "invert"
     formula = staticmethod(invert)
 
@@ -283,7 +283,7 @@ class Posterize(PointOp):
 
     lowers = (K.RandomPosterize,)
     code = 9
-    width = 3
+    column_count = 3
     description = "posterize"
     keeps_unit_range = True
     formula = staticmethod(posterize)

@@ -67,7 +67,7 @@ BYTE_RULES = (TRUNCATED, TRUNCATED, TRUNCATED, TRUNCATED_256)
 class _Jitter(PointOp):
     """Base class of both ops. Subclasses implement the adjustments in ``adjust``."""
 
-    width = 9
+    column_count = 9
     rgb_only = True
     description = "jitter"
     keeps_unit_range = True
@@ -163,7 +163,7 @@ class _Jitter(PointOp):
 class ColorJitter(_Jitter):
     """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments.
 
-    Table: pointwise; contrast needs one more launch, for the mean of the image.
+    Pass type: pointwise; contrast needs one more launch, for the mean of the image.
     """
 
     lowers = (K.ColorJitter,)

@@ -31,7 +31,7 @@ LARGEST_EXACT_INTEGER = 2**24
 """Largest n such that float32 represents all integers from 0 to n."""
 
 
-_UNMOVED_KEYS = (*LABELS.layouts, *VALID.layouts)
+_UNMOVED_KEYS = (*LABELS.data_keys, *VALID.data_keys)
 """Data keys of inputs whose values belong to images or boxes, and not to pixels."""
 
 

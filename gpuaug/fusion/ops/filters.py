@@ -68,11 +68,11 @@ class ConvolutionOp(FrontOp):
 class BlurOp(ConvolutionOp):
     """``RandomGaussianBlur``: separable Gaussian blur.
 
-    Table: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
+    Pass type: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
     """
 
     lowers = (K.RandomGaussianBlur,)
-    kernel, width = "blur", 3
+    kernel, column_count = "blur", 3
     description = "blur {kernel_size[0]}x{kernel_size[1]}"
 
     def _read(self, module: Any) -> None:
@@ -237,7 +237,7 @@ class LevelsOp(FrontOp):
 class Equalize(LevelsOp):
     """``RandomEqualize``: histogram equalization with 256 levels.
 
-    Table: filter with two launches: the first computes a histogram.
+    Pass type: filter with two launches: the first computes a histogram.
     """
 
     lowers = (K.RandomEqualize,)
@@ -268,7 +268,7 @@ class Clahe(LevelsOp):
 
     Cost: two launches, and 256 bytes of tables per tile and channel.
 
-    Table: filter with two launches: the first computes histograms, and 256 bytes per tile and channel.
+    Pass type: filter with two launches: the first computes histograms, and 256 bytes per tile and channel.
     """
 
     lowers = (K.RandomClahe,)
@@ -339,7 +339,7 @@ class Clahe(LevelsOp):
 class AutoContrast(LevelsOp):
     """``RandomAutoContrast``: stretches the range of every channel to [0, 1].
 
-    Table: filter with two launches: the first computes minimum and maximum.
+    Pass type: filter with two launches: the first computes minimum and maximum.
     """
 
     lowers = (K.RandomAutoContrast,)

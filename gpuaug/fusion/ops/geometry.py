@@ -40,7 +40,7 @@ class AxisMap:
     def read_range(self, count: Any, length: Any) -> tuple[Array, Array]:
         """Return (first index, number) of the input pixels that the first ``count`` output pixels copy.
 
-        Indices are clamped to the image, which has ``length`` pixels along the axis.
+        Indices are clamped to the image, which has ``length`` pixels along the axis. ``count``, ``length``: integer, or (B,).
         """
         ends = self.offset, self.sign * (count - 1) + self.offset
         first, last = (np.clip(end, 0, length - 1) for end in (np.minimum(*ends), np.maximum(*ends)))
@@ -52,12 +52,13 @@ class AxisMap:
 
     def after(self, first: "AxisMap") -> "AxisMap":
         """Return the composition that applies ``first`` to the image, then this map."""
+        # Bounds of this map, as indices of the input of ``first``. A negative sign exchanges lower and upper bound.
         sign = np.asarray(first.sign)
         low = np.where(sign > 0, self.low + first.offset, first.offset - self.high + 1)
         high = np.where(sign > 0, self.high + first.offset, first.offset - self.low + 1)
         # An index is inside the bounds of the composition if neither map pads it.
         low, high = np.maximum(first.low, low), np.minimum(first.high, high)
-        # Kernels clamp indices to the bounds. With empty bounds a kernel would read a pixel outside the image.
+        # Kernels clamp indices to [low, high - 1], also of padding. Empty bounds become (1, 1), so that a kernel reads pixel 0.
         empty = low >= high
         return AxisMap(
             first.sign * self.sign,
@@ -101,7 +102,7 @@ class Resampling(NamedTuple):
 class GatherOp(Op):
     """Base class of geometric ops, which move pixels and change values by interpolation only.
 
-    Table: geometric, with interpolation.
+    Pass type: geometric, with interpolation.
     """
 
     takes_any_range = True
@@ -129,13 +130,13 @@ class GatherOp(Op):
 class IndexOp(GatherOp):
     """Base class of ops whose output pixels are copies of input pixels, or padding.
 
-    Table: geometric, without interpolation.
+    Pass type: geometric, without interpolation.
     """
 
     edge: Edge = ""
     """Padding mode; ``""`` without padding."""
     fill: Any = 0.0
-    """Fill value of the images: a number, or one per channel."""
+    """Fill value of the images, in units of the largest pixel value: a number, or one per channel."""
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """Settings that may have one value per channel: the fill value."""
@@ -158,7 +159,7 @@ class IndexOp(GatherOp):
         out = self.out_drawn(draws, size)
         left, width = map_.x.read_range(out.width, size.width)
         top, height = map_.y.read_range(out.height, size.height)
-        return window_table(size, top, left, height, width)
+        return stack_windows(size, top, left, height, width)
 
 
 class IdentityOp(IndexOp):
@@ -183,8 +184,8 @@ class FrameOp(IndexOp):
     """Number of frames per output clip."""
 
     @abstractmethod
-    def frames(self, count: int) -> Array:
-        """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
+    def frames(self, input_count: int) -> Array:
+        """Indices of the selected frames, (``self.count``,) int64, in input clips of ``input_count`` frames."""
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``self.count`` frames."""
@@ -204,19 +205,19 @@ class FrameOp(IndexOp):
 class BoxCropOp(IndexOp):
     """Base class of crops whose window is chosen on the device, by the boxes of the image.
 
-    A resize to (height, width) must follow, with only flips in between. On the host the op is the identity. The device chooses
-    the window, and writes it to the parameter table as the window that the resize reads. The device chooses by the boxes and by
-    the drawn ``"numbers"``, (B, columns) float32. A sample whose numbers are all 1 is not cropped.
+    A resize to a fixed (height, width) must follow, with only flips in between. On the host the op is the identity. The device
+    chooses the window by the boxes and by the random ``draws["numbers"]``, (B, columns) float32 in [0, 1), and writes it to the
+    parameter table as the window that the resize reads. A sample whose numbers are all 1 is not cropped.
     """
 
     draws_size = True
     columns: ClassVar[int]
-    """Number of drawn numbers per sample."""
+    """Number of random numbers per sample in ``draws["numbers"]``."""
     min_side_and_area: tuple[float, float] = (0.0, 0.0)
     """(side, area) in pixels: a box stays valid if its part inside the crop has at least this side and this area."""
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Size of the whole image: the host does not know the window."""
+        """Return the input size: on the host, the op is the identity for every draw."""
         return size
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
@@ -228,7 +229,7 @@ class BoxCropOp(IndexOp):
         return IndexMap()
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Empty, because the window also depends on the boxes."""
+        """Return no drawn numbers for display, because they do not determine the window without the boxes."""
         return {}
 
     @abstractmethod
@@ -236,7 +237,7 @@ class BoxCropOp(IndexOp):
         """Choose the window of every image, and the boxes that stay valid in it.
 
         Shape:
-            - numbers: (B, columns) float32, as drawn
+            - numbers: (B, columns) float32, ``draws["numbers"]`` on the device, or 1 for samples that skip the op
             - sides: (B, 2) float32: width and height of the images
             - boxes: (n, 4) float32, XYXY in coordinates of pixel edges, also outside of the image; NaN for a missing box
             - owners: (n,) int64: sample index of each box
@@ -278,7 +279,7 @@ class ResampleOp(GatherOp):
     half_pixel_centers: bool = False
     """True if images are resampled at pixel centres (``align_corners=False``)."""
     mask_half_pixel_centers: bool = True
-    """True if segmentation masks, which are resampled by nearest neighbour, are resampled at pixel centres."""
+    """True if segmentation masks are resampled at pixel centres, by nearest neighbour."""
     clamps: bool = False
     """True to clamp the result of a cubic filter to [0, 1], as the user's library does for uint8 images."""
     filter: Filter = ""
@@ -291,7 +292,7 @@ class ResampleOp(GatherOp):
             self.half_pixel_centers = True
 
     @abstractmethod
-    def shrinks(self, size: Size) -> float:
+    def max_downscaling(self, size: Size) -> float:
         """Largest factor by which an axis may be downscaled, in input pixels per output pixel."""
 
     @abstractmethod
@@ -305,14 +306,15 @@ def moves_pixels(op: Any) -> bool:
 
 
 def only_moves_and_recolours(op: Op) -> bool:
-    """Return whether an op consists of ops that move pixels, and ops that change values independently of their coordinates."""
+    """Return whether all ops that run for ``op`` move pixels, or change values independently of the pixel coordinates."""
     return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.plan_ops)
 
 
 def unsupported_skip(op: Op, *, size: Size) -> str | None:
     """Reason if samples that skip the op would have another size than the other samples; else ``None``.
 
-    Always ``None`` for an op that draws a size per sample, and for an op with ``choice_end``: images may differ in size there.
+    Always ``None`` for an op that draws a size per sample, because images may differ in size after it, and for an op with
+    ``Op.choice_end``, because samples that skip the op have its output size already.
     """
     if op.is_random and not op.draws_size and op.choice_end is None and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
@@ -320,7 +322,7 @@ def unsupported_skip(op: Op, *, size: Size) -> str | None:
 
 
 def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> PerSample:
-    """Scale of a resize from ``source`` to ``target`` pixels, in input pixels per output pixel, as in ``interpolate``."""
+    """Scale of a resize from ``source`` to ``target`` pixels, in input pixels per output pixel, as in ``F.interpolate``."""
     if half_pixel_centers:
         return source / target
     if isinstance(target, np.ndarray):
@@ -328,7 +330,7 @@ def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> 
     return (source - 1) / (target - 1) if target > 1 else np.zeros_like(source, dtype=np.float64)
 
 
-def window_table(size: Size, *columns: PerSample) -> Array:
+def stack_windows(size: Size, *columns: PerSample) -> Array:
     """Create an array of windows, (B, 4) int64, from its columns top, left, height and width."""
     return np.stack([np.broadcast_to(column, size.batch) for column in columns], 1).astype(np.int64)
 

@@ -22,9 +22,9 @@ from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_t
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
-_PARTNER, LABEL_WEIGHT, PIXEL_WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
-"""Indices of the columns of a row. Column 0 is the apply mask, and ``_WIDTH`` is the number of columns."""
-RECTANGLE = slice(_LEFT, _WIDTH)
+_PARTNER, LABEL_WEIGHT, PIXEL_WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _COLUMN_COUNT = range(1, 9)
+"""Indices of the columns of a row. Column 0 is the apply mask, and ``_COLUMN_COUNT`` is the number of columns."""
+RECTANGLE = slice(_LEFT, _COLUMN_COUNT)
 """Columns of the rectangle: left, top, right and bottom."""
 
 
@@ -36,13 +36,13 @@ class MixOp(FrontOp):
     A sample with an apply mask of 0 is its own partner, and its weights and rectangle are 0. As in Kornia, images and labels
     are mixed, and all other inputs are an error.
 
-    Table: mix.
+    Pass type: mix.
     """
 
     takes_any_range = True
 
     kernel = "mix"
-    width = _WIDTH
+    column_count = _COLUMN_COUNT
     draws_one_batch_at_a_time = True
 
     supported_keys: ClassVar[tuple[str, ...]] = ("input", "class")
@@ -278,7 +278,7 @@ class SoftLabels:
 
         Shape:
             - labels: (B,) or (B, K)
-            - rows: (B, ``MixOp.width``), float32
+            - rows: (B, ``MixOp.column_count``), float32
             - returns: (B, K)
         """
         if labels.ndim == 2:

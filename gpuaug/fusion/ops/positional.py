@@ -35,10 +35,10 @@ NOISE_FIELDS = 2**24
 """Number of noise fields per seed. A row stores the index of the field in float32, which is exact up to 2**24."""
 
 FRAMES = 2**24 - 1
-"""Bits of the flags of Gaussian noise: number of frames per clip."""
+"""Mask of the flags of Gaussian noise: the lowest 24 bits are the number of frames per clip."""
 
 IN_BYTES = 2**24
-"""Bit of the flags of Gaussian noise: the noise is in units of bytes, and truncated to integers."""
+"""Bit of the flags of Gaussian noise: the noise is in units of 1/255, and truncated to integers."""
 
 CLAMPS = 2**25
 """Bit of the flags of Gaussian noise: the result is clamped to [0, 1]."""
@@ -53,7 +53,7 @@ class Erasing(PointOp):
     lowers = (K.RandomErasing,)
     takes_any_range = True
     code = 13
-    width = 6
+    column_count = 6
     positional = True
     stores_coordinates = True
     description = "erase"
@@ -77,7 +77,10 @@ class Erasing(PointOp):
         self.value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) each."""
+        """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) each.
+
+        The area is drawn as a share of the image, and the aspect ratio as height divided by width.
+        """
         area = sampler.within(*self._scale) * np.float32(size.height * size.width)
         ratio = sampler.within(*self._ratios[0])
         if self._two_ratio_ranges:
@@ -173,7 +176,11 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noisy(value: Tensor, noise: Tensor, in_bytes: int, clamps: int) -> Tensor:
-    """Add noise. Clamp to [0, 1] if ``clamps``. If ``in_bytes``, noise is truncated to integers, and sums overflow as bytes."""
+    """Add ``noise`` to ``value``, both in units in which the largest pixel value is 1.
+
+    ``in_bytes``: not 0 to compute as in uint8: noise is truncated to multiples of 1/255, and without clamping sums wrap around.
+    ``clamps``: not 0 to clamp the result to [0, 1].
+    """
     if in_bytes:
         noise = where(noise < 0, -floor(-noise), floor(noise)) / 255.0
     value = value + noise
@@ -189,7 +196,7 @@ class GaussianNoise(PointOp):
 
     lowers = (K.RandomGaussianNoise,)
     code = 12
-    width = 6
+    column_count = 6
     positional = True
     draws_one_batch_at_a_time = True
     description = "noise"
@@ -204,8 +211,10 @@ class GaussianNoise(PointOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the batch, and the index of its first noise field. Samples have consecutive noise fields.
 
-        The seed has 31 random bits and the index 24, because with 31 bits two batches of a long run could have equal noise.
+        The seed has 31 random bits and the index 24. The seed alone would be too short: two batches of a long run could have
+        equal noise.
         """
+        # The upper 55 of the 63 random bits of a key: 31 for the seed, 24 for the index.
         seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
         # Frame t of a clip uses the field with index first + t, so that noise differs between frames.
         fields = (
@@ -220,7 +229,7 @@ class GaussianNoise(PointOp):
         return self.flags | frames
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Return no numbers, because noise is one number per pixel."""
+        """Return no drawn numbers for display, because noise is one number per pixel."""
         return {}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -239,7 +248,12 @@ class GaussianNoise(PointOp):
         out[:, 5] = draws["field"]
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Replace the index of the noise field of a clip by the index for each frame."""
+        """Replace the index of the noise field of a clip by the index of each frame, in place.
+
+        Shape:
+            - rows: (B · T, row_width), the row of the clip repeated for its T frames
+            - frame: (B · T,), index of the frame in its clip
+        """
         rows[:, 5] = (rows[:, 5] + frame) % NOISE_FIELDS
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

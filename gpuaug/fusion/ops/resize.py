@@ -20,8 +20,8 @@ from gpuaug.fusion.ops.geometry import (
     Resampling,
     as_float64,
     scale_of,
+    stack_windows,
     unsupported_skip,
-    window_table,
 )
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
@@ -65,7 +65,7 @@ class ResizedCrop(ResampleOp):
         """Reason if the op is bicubic without antialiasing, or samples that skip it would have another size; else ``None``."""
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
-    def shrinks(self, size: Size) -> float:
+    def max_downscaling(self, size: Size) -> float:
         """Side of the largest crop divided by the output side, for the axis on which the quotient is larger."""
         area = self._largest_area * size.height * size.width
         min_ratio, max_ratio = self.ratios
@@ -177,7 +177,7 @@ class ResizedCrop(ResampleOp):
         window = self._windows(draws, size)
         left, width = _at_least_two_pixels(window["x"], window["width"], size.width)
         top, height = _at_least_two_pixels(window["y"], window["height"], size.height)
-        return window_table(size, top, left, height, width)
+        return stack_windows(size, top, left, height, width)
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
@@ -216,7 +216,7 @@ class Resize(ResampleOp):
             return "comes out without pixels"
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
-    def shrinks(self, size: Size) -> float:
+    def max_downscaling(self, size: Size) -> float:
         """Input side divided by output side, for the axis and the output size with the largest quotient."""
         out_sizes = self.out_bounds(size)
         return max(float(np.max(np.maximum(size.width / out.width, size.height / out.height))) for out in out_sizes)

@@ -44,10 +44,12 @@ class OneMix(MixOp, Picking):
         """Pick mixes, and draw their parameters.
 
         Returns:
-            ``"layers"`` with one layer; and ``"apply_mask"`` and ``"partner"``, as for a single mix.
+            ``"layers"`` with one layer, the draws of each picked mix by index of the mix (see ``OpDraws``); and
+            ``"apply_mask"`` and ``"partner"``, as for a single mix.
         """
         numbers = (sampler if self.pick == "sample" else sampler.shared_by_samples()).uniform()
         picks = np.searchsorted(self._ends, numbers, side="right")
+        # [0]: an empty batch has no picks, but its draws need the entries of one mix.
         layer = {choice: self.mixes[choice].draw(sampler, size) for choice in np.unique(picks).tolist() or [0]}
         # All mixes share one permutation, so that every image is the partner of exactly one image.
         partner = next(iter(layer.values()))["partner"]
@@ -57,14 +59,14 @@ class OneMix(MixOp, Picking):
         return {"layers": (layer,), "partner": partner, "apply_mask": apply_mask}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the columns of each sample by the mix that it picked."""
+        """Write the columns from ``LABEL_WEIGHT`` on by the mix that was picked for each sample; ``rows`` writes the others."""
         for choice, mix_draws in draws["layers"][0].items():
             rows = np.zeros_like(out)
             self.mixes[choice].write(mix_draws, size, rows)
             out[mix_draws["apply_mask"], LABEL_WEIGHT:] = rows[mix_draws["apply_mask"], LABEL_WEIGHT:]
 
     def params(self, draws: OpDraws, size: Size) -> Any:
-        """Draws in the format of the container's ``params=`` argument."""
+        """Draws in the format of the container's ``params=`` argument. Only for ``pick="batch"``, with one mix per batch."""
         ((choice, mix_draws),) = draws["layers"][0].items()
         return [ParamItem(self.mixes[choice].name, self.mixes[choice].params(mix_draws, size))]
 

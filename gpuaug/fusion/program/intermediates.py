@@ -2,7 +2,7 @@
 
 A pass is one reading and writing of all images. Its *front* is the gather, filter or mix that it begins with. 16 bits per value
 are enough between passes if the result has half precision, and all values are certain to lie in [0, 1]. Bytes are enough where
-the images of the ops' library are bytes.
+the user's library, such as torchvision, stores the images as uint8 between the same ops (``Op.to_bytes``).
 """
 
 import operator
@@ -40,28 +40,37 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
     dtypes: list[torch.dtype] = []
     for (pass_, next_pass), are_bytes in zip(pairwise(passes), bytes_between(passes, source_dtype), strict=True):
         in_unit_range = gives_unit_range(pass_.front, source_dtype) and all(op.keeps_unit_range for op in pass_.point_ops)
-        # Rounding moves some values to another byte level, and equalization may move neighbouring levels far apart.
+        # Fronts with the kernel "levels" count the pixels of each of 256 levels, such as equalization. Rounding moves some
+        # values to the next level, and equalization may move neighbouring levels far apart.
         counts_levels = isinstance(next_pass.front, FrontOp) and next_pass.front.kernel == "levels"
         fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
         source_dtype = torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32
         dtypes.append(source_dtype)
-    if passes[-1].route_column >= 0:  # passes then share two buffers, which have one type: the largest
+    # With a buffer route, all passes share two buffers: a sample that skips a pass stays in its buffer. Both have one type, the
+    # largest.
+    if passes[-1].route_column >= 0:
         dtypes = [max(dtypes, key=lambda written: written.itemsize)] * len(dtypes)
     return (*dtypes, dtype)
 
 
 def bytes_between(passes: Sequence[Pass], source_dtype: torch.dtype) -> list[bool]:
-    """Return whether the images after each pass but the last are bytes in the library of the ops."""
+    """Return, for each pass but the last, whether the user's library returns uint8 images from the last op of the pass.
+
+    True only if its ops so far all return uint8, for user's images of ``source_dtype``.
+    """
     in_bytes = (source_dtype == torch.uint8 and all(op.to_bytes is not None for op in pass_.ops) for pass_ in passes[:-1])
     return list(accumulate(in_bytes, operator.and_))
 
 
 def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool:
-    """Return whether the output of the front of a pass is certain to lie in [0, 1], for images of ``source_dtype``."""
+    """Return whether the output of the front of a pass is certain to lie in [0, 1], for images of ``source_dtype``.
+
+    Unsigned integers are read as values in [0, 1]. Floats, and signed integers, which may be negative, are not certain to be.
+    """
     if source_dtype.is_floating_point or source_dtype.is_signed:
         return False
     if not isinstance(front, Gather):
-        # The user sets the weights of mixes and of conversions to grey.
+        # A mix, or a conversion to grey, computes a weighted sum. Its weights are settings of the user, and may exceed 1.
         return front.keeps_unit_range if isinstance(front, ChannelOp) else front.kernel != "mix"
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
     fills_in_range = bool(min(fills) >= 0 and max(fills) <= 1)  # bool(), because Triton accepts no NumPy bool
@@ -74,6 +83,7 @@ def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> boo
 
     False for the first pass if it reads and writes 16-bit integers, because such a pass must round only once.
     """
+    # A first column of 0 means that the pass is the first.
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
 
@@ -89,6 +99,7 @@ def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> PointProgra
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """
+    # The program begins with the conversion of the front's result to bytes, if there is one (``PointProgram``).
     conversions = len(pass_.point_program) - len(pass_.point_ops)
     program = [*pass_.point_program[:conversions]]
     for op, (code, column, flags, scale, offset) in zip(pass_.point_ops, pass_.point_program[conversions:], strict=True):

@@ -1,8 +1,11 @@
 """Parameter tables that the host computes for several batches at once.
 
-A table has one row per sample, with the parameters of all ops. *Ragged* images differ in size. Before a ragged batch arrives,
-only uniform numbers are drawn for the ops of the first pass that move pixels, such as crops. The columns of these ops depend on
-the image sizes, and are computed when the batch arrives.
+A table has one row per sample, with the parameters of all ops. A *pass* is one kernel that reads and writes all images. Its
+*gather ops* move pixels, such as crops; its *front* is the gather, filter or mix that it begins with. *Ragged* images differ in
+size. Before a ragged batch arrives, only uniform numbers are drawn for the gather ops of the first pass. The columns of these
+ops depend on the image sizes, and are computed when the batch arrives.
+
+*Points* are boxes and keypoints. For them, a row ends with the matrices that map input to output pixel coordinates.
 
 The table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms
 with a RandAugment, instead of 0.26 to 0.35 ms and 0.91 ms without prefetching (two CPU cores, 2026-11-26).
@@ -21,10 +24,12 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Return the ops whose draws depend on the image sizes of a ragged batch; empty if such tables cannot be prefetched."""
+    """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
+    # Before the first batch of a plan there is no template, the row of the columns that are equal for all batches. The draws of
+    # the ops below depend on numbers per batch, or on a choice of their container, besides the uniform numbers per sample.
     if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
-        return ()  # no template yet, or draws depend on more than the uniform numbers per sample
+        return ()
     return tuple(op for op in ops if op in gather_ops)
 
 
@@ -39,10 +44,11 @@ class HostTables:
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
         plan = upcoming.plan
         uniforms_per_op = dict(zip(upcoming.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
+        # Number of uniform numbers per sample, by op. Only these numbers are drawn now, as ``draws["numbers"]``.
         deferred = {op: uniforms_per_op[op] for op in size_dependent}
         self._upcoming = upcoming
         self._uniforms: dict[Op, Array] = {}
-        """Uniform numbers of the size-dependent ops, for all batches."""
+        """Uniform numbers of the size-dependent ops, for all batches, (count, samples) in [0, 1)."""
         self._draws_by_op: dict[Op, OpDraws] = {}
         """Draws of all other ops, for all batches."""
         for op, draws, _, _ in draw_in_order(upcoming.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
@@ -54,6 +60,7 @@ class HostTables:
         """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
             rows = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
+            # The front of the first pass has the size-dependent columns, which ``table`` writes.
             fill_table(plan, upcoming.total_size, self._draws_by_op, rows, skipped_fronts=1)
             self._rows = upcoming.by_batch(rows)
         else:
@@ -61,12 +68,12 @@ class HostTables:
             self._complete = upcoming.by_batch(table).unbind()
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
-        """Return the complete table of a batch, (V · B, K).
+        """Return the complete table of a batch, (V · B, K) float32, for V views of B samples and K columns.
 
         Args:
             index: Index of the batch.
             size: Size of the images of the batch.
-            image_layouts: Not used.
+            image_layouts: Not used. ``DeviceCropTables.table`` uses it.
 
         Cost:
             With size-dependent ops, one asynchronous copy from pinned memory.
@@ -80,15 +87,15 @@ class HostTables:
         draws_by_op: dict[Op, OpDraws] = {}
         current_size = size_of_views
         for op, uniforms in self._uniforms.items():
-            (entry,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
-            draws_by_op[op] = entry.draws
-            current_size = entry.out
+            (drawn_op,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
+            draws_by_op[op] = drawn_op.draws
+            current_size = drawn_op.out
         for op, draws in self._draws_by_op.items():
             if has_points or op in plan.passes[0].gather_ops:
                 draws_by_op[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
-            """Copy the columns that do not depend on sizes, and compute the others."""
+            """Write the table: copy the columns that do not depend on image sizes, and compute the other columns."""
             table[:, : plan.width] = self._rows[index]
             plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table, all_columns=False)
             if has_points:

@@ -82,6 +82,7 @@ def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeyp
     (old_worker,) = set(multiprocessing.active_children()) - before
     left.close()
     collate.blocks.value = collate.made.value = 0
+    before = loader.stats().slot_batches
     batches = iter(loader)
     got = [next(batches) for _ in range(6)]
     # By now the new worker would have filled that slot again, with a batch that waits to be read.
@@ -91,6 +92,7 @@ def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeyp
     until(lambda: not old_worker.is_alive())
     got.extend(batches)
     assert [batch.unique().tolist() for batch in got] == [[index] for index in range(40)]
+    assert loader.stats().slot_batches > before, "the new worker has slots of its own"
 
 
 def test_new_iterator_takes_over_persistent_workers():

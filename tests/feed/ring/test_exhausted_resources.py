@@ -225,7 +225,7 @@ def test_feed_auto_goes_on_without_a_ring_and_warns_once(which):
         with pytest.warns(GpuAugWarning) as caught:
             sources = [feed.open(lambda: None, 2) for _ in range(2)]
         for source in sources:
-            assert take(source).slot is None
+            assert not take(source).slot
             source.close()
     (text,) = (str(warning.message) for warning in caught)
     assert text.startswith("Batches travel without page-locked slots, which is slower, because 2147.5 MB, 8 times feed_bytes, ")

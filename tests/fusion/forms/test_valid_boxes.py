@@ -27,7 +27,7 @@ def drawn_valid(seed=0):
     return torch.rand(5, 4, generator=torch.Generator().manual_seed(seed)) < 0.7
 
 
-@pytest.mark.parametrize(("name", "key"), sweep([*PIPELINES, "another pipeline's module between"], BOXES.layouts))
+@pytest.mark.parametrize(("name", "key"), sweep([*PIPELINES, "another pipeline's module between"], BOXES.data_keys))
 @pytest.mark.parametrize("p", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @left_to_kornia
 def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):

@@ -52,7 +52,7 @@ def streamed(recipe, bucket, **arguments):
         return images + 1e-3 * torch.rand_like(images)
 
     names = names_of(recipe, bucket, **arguments)
-    return gpuaug.StreamedLoader(names["files"], [*names["stages"], noise], seed=7, device="cpu")
+    return gpuaug.StreamedLoader(names["files"], [*names["stages"], noise], seed=7, device="cpu", feed="ring")
 
 
 def read(loader, states=None):
@@ -118,6 +118,10 @@ def main():
         from litdata.streaming import downloader
 
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the store of the tests has no certificate
+    if recipe == "parquet":
+        import datasets
+
+        datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0.1  # of 5 s, at the end of each reading
     result = {}
     try:
         if mode == "ranks":
@@ -128,6 +132,7 @@ def main():
         states = [] if mode == "resume" else None
         result["epochs"] = read_epochs(loader, states=states)
         result["replaced"] = loader.stats().replaced
+        result["slot_batches"] = loader.stats().slot_batches
         if mode == "broken":
             names = names_of(recipe, bucket, workers=workers)
             for loop in names["loops"]:
@@ -138,7 +143,12 @@ def main():
         result["error"] = f"{type(error).__name__}: {error}"
     finally:
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
-        os._exit(0)  # clients that wait for the store do not end
+        if recipe == "ray_data":
+            import ray
+
+            ray.shutdown()  # its processes would outlive this one
+        # Not sys.exit(): clients that wait for the store do not end. After an error torchrun ends ranks that wait for this.
+        os._exit("error" in result and int(os.environ["WORLD_SIZE"]) > 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The table of Kornia's modules in docs/fuse.md, made of the ops and of their cases.
 
-To write it into the page: ``PYTHONPATH=tests:. python -m support.ops.documented``. The second column is the paragraph "Table:"
-of the docstring of the op, or of its nearest base class that has one. Modules whose columns are equal share a row.
+To write it into the page: ``PYTHONPATH=tests:. python -m support.ops.documented``. The second column is the paragraph
+"Pass type:" of the docstring of the op, or of its nearest base class that has one. Modules whose columns are equal share a row.
 """
 
 import inspect
@@ -25,9 +25,9 @@ OF_OTHERS = """\
 
 
 def operation(op):
-    """The paragraph "Table:" in the docstring of a class, or of its nearest base class with such a paragraph."""
+    """The paragraph "Pass type:" in the docstring of a class, or of its nearest base class with such a paragraph."""
     docstrings = (inspect.cleandoc(kind.__doc__ or "") for kind in op.__mro__)
-    return next(found[1] for text in docstrings if (found := re.search(r"^Table: (.*)\.$", text, re.MULTILINE)))
+    return next(found[1] for text in docstrings if (found := re.search(r"^Pass type: (.*)\.$", text, re.MULTILINE)))
 
 
 def generated():

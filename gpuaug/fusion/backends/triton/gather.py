@@ -63,6 +63,7 @@ def load_fill(fill, plane, RGB: tl.constexpr):
 def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr):
     """Divide by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
     if MAX_VALUE == 65535:
+        # r / 65536 is exact. The function then multiplies by 65536 / 65535.
         return to_units_of_65535(r * (1 / 65536)), to_units_of_65535(g * (1 / 65536)), to_units_of_65535(b * (1 / 65536))
     if EXACT_DIVISION:
         # Pixels that are only copied must not change.
@@ -86,7 +87,10 @@ def interpolate(
 ):  # fmt: skip
     """Return the interpolated pixels of a tile, (r, g, b); without ``RGB``, one channel three times.
 
-    ``x``, ``y``: coordinates in the output of the interpolation. Constants: see ``gather_kernel``.
+    ``x``, ``y``: coordinates of the output pixels of the interpolation. Constants: see ``gather_kernel``; ``ROUNDS`` is
+    ``RESIZE[2]``. ``fill_r``, ``fill_g``, ``fill_b``: fill of the padding of ``MAP_BEFORE``.
+
+    The taps of a pixel are ``t00`` (left, top), ``t10`` (right, top), ``t01`` (left, bottom) and ``t11``.
     """
     map_before = row + MAP_BEFORE[1]
     if INTERPOLATION == 0:
@@ -95,7 +99,8 @@ def interpolate(
         if MAP_BEFORE[0] > 0:
             x, not_padding_x = map_index(x, map_before, 0, MAP_BEFORE[0])
             y, not_padding_y = map_index(y, map_before, 1, MAP_BEFORE[0])
-        # Padding counts as outside of the window here. It is filled below, after the conversion to floats.
+        # A tap axis is (index, in the window, not padding). Without interpolation there is no window: padding counts as outside
+        # of the window, so that its pixels are not read. It is filled below, after the conversion to floats.
         t00 = tap_at((x, not_padding_x, not_padding_x), (y, not_padding_y, not_padding_y), line_stride, SOURCE_W)
     else:
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
@@ -171,9 +176,9 @@ def finish_tile(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
-    With ``SUMS_GREY``, the program ends with the color jitter whose contrast needs the mean, and the jitter ends before its
-    contrast. Then no pixel is stored in ``out``. The grey of each pixel is returned, and with ``SAVE_PIXELS`` the pixels are
-    stored in ``saved_pixels``.
+    With ``SUMS_GREY``, the last op of ``PROGRAM`` is a color jitter. Only its adjustments before the contrast run, because the
+    contrast needs the mean of their result. The grey value of each pixel is returned, nothing is stored in ``out``,
+    and with ``SAVE_PIXELS`` the pixels are stored in ``saved_pixels``.
 
     With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: output pixels as three words per
     pair, saved pixels as two values of one channel per word.
@@ -187,21 +192,21 @@ def finish_tile(
         # The flags of the color jitter, the last op, select the weights of grey.
         grey = tl.where(in_bounds, grey_of(r, g, b, PROGRAM[OP_COUNT - 1][2]) if RGB else r, 0.0)
         if SAVE_PIXELS:
-            line = WIDTH if WIDTH > 0 else width
-            pixels = PIXELS if PIXELS > 0 else height * width
+            line_stride = WIDTH if WIDTH > 0 else width
+            plane_stride = PIXELS if PIXELS > 0 else height * width
             if WORDS:  # from here on, x, y and the mask are per pair of pixels
                 x, y = tile_pixels(left // 2, top, TILE_H, TILE_W // 2, False)
                 in_bounds = (x == x) if FULL_TILES else (2 * x < width) & (y < height)
-                line = line // 2
-                pixels = pixels // 2
+                line_stride = line_stride // 2
+                plane_stride = plane_stride // 2
                 saved_pixels = saved_pixels.to(tl.pointer_type(tl.int32))
                 r, g, b = words_of_16_bits(r), words_of_16_bits(g), words_of_16_bits(b)
             else:
                 r, g, b = as_16_bits(r), as_16_bits(g), as_16_bits(b)
-            address = saved_pixels + (y * line + x).to(tl.uint32)
+            address = saved_pixels + (y * line_stride + x).to(tl.uint32)
             tl.store(address, r, mask=in_bounds)
-            tl.store(address + pixels, g, mask=in_bounds)
-            tl.store(address + 2 * pixels, b, mask=in_bounds)
+            tl.store(address + plane_stride, g, mask=in_bounds)
+            tl.store(address + 2 * plane_stride, b, mask=in_bounds)
     elif WORDS:
         packed = pack_words(as_pairs(r), as_pairs(g), as_pairs(b), out.dtype.element_ty)
         # Three words per pair, and a fourth that is not stored, so that neighbouring threads store neighbouring words.
@@ -222,7 +227,7 @@ def finish_tile(
 @kernel
 def gather_kernel(
     source, image_layouts, out, rows, block_sums, saved_pixels,
-    images, out_height, out_width, tiles_x, row_stride, tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
+    image_count, out_height, out_width, tiles_x, row_stride, tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED_LAYOUT: tl.constexpr, VIEWS_AND_FRAMES: tl.constexpr,
     SOURCE_STRIDES: tl.constexpr, SOURCE_W: tl.constexpr, ADJACENT_TAPS: tl.constexpr, RESIZE: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, FULL_TILES: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
@@ -235,16 +240,16 @@ def gather_kernel(
 ):  # fmt: skip
     """Compute the tiles of a gather pass; with ``CONTRAST_COLUMN``, only the sums of grey for the mean of a contrast.
 
-    ``images``: number of source images. ``tiles_x``, ``tiles``: number of tiles across an image, and of all its tiles.
-    ``block_sums``: ``blocks`` sums of grey per sample, plane by plane.
+    ``image_count``: number of source images. ``tiles_x``, ``tiles``: number of tiles across an image, and of all its tiles.
+    ``block_sums``: (samples, ``blocks``) sums of grey values, one per tile of each plane.
 
     Constants, in addition to ``output_constants`` of ``launch.py``:
         RAGGED_LAYOUT: 0 if all images have one size. Otherwise ``image_layouts`` (``Ragged.places``) has the offset, height,
             width and, for 3, row pitch of each image. 1: channels are planes; 2: the channels of a pixel are adjacent; 3: they
             are adjacent, and only a window of each image is in memory.
-        VIEWS_AND_FRAMES: (Whether an image is the source of several samples, its views; frames per output clip, which share a
-            row of the table; first column of the indices of the selected frames, or -1; frames per source clip). The numbers of
-            frames are 1 for images.
+        VIEWS_AND_FRAMES: Four entries. 0: whether an image is the source of several samples, its views; 1: frames per output
+            clip, which share a row of the table; 2: first column of the indices of the selected frames, or -1; 3: frames per
+            source clip. The numbers of frames are 1 for images.
         SOURCE_STRIDES, WIDTH, PIXELS: Strides (of channels, of lines) of the source, and width and number of pixels of the
             output, if they are compiled in; else 0.
         TILE: (height, width) of a tile. FULL_TILES: whether tiles cover the output exactly.
@@ -256,13 +261,13 @@ def gather_kernel(
         ADJACENT_TAPS: Whether the four taps are adjacent in the source, and read through one address (``first_neighbour``).
         ZEROS: Whether pixels outside the image are 0 in a warp.
         WARP_COLUMN, WARP_FILL_COLUMN: First column of the interpolation, and of the fill of a warp, or -1.
-        MAP_BEFORE, MAP_AFTER: Index map before and after the interpolation: (padding mode of ``map_index`` or 0 without a map,
-            first column, first column of the fill).
-        RESIZE: (Antialiasing filter or 0; largest value of the source, to which its results are clamped, or 0; whether a
-            resize of bytes rounds to bytes after each axis). With a filter, a block is 32 threads and computes its lines one
-            after another. A triangle filter then sums each source line only once.
-        OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass, and lie
-            at the top left of (``out_height``, ``out_width``); or -1.
+        MAP_BEFORE, MAP_AFTER: Index map before and after the interpolation: (padding mode of ``map_index``, such as 2 for a
+            constant fill, or 0 without a map; first column; first column of the fill).
+        RESIZE: Three entries. 0: antialiasing filter, or 0; 1: largest value of the source, to which results of the filter are
+            clamped, or 0; 2: whether a resize of bytes rounds to bytes after each axis. With a filter, a block is 32 threads
+            and computes its lines one after another. A triangle filter then sums each source line only once.
+        OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass; or -1.
+            The images then lie at the top left of buffers of (``out_height``, ``out_width``).
         CONTRAST_COLUMN: Column of the apply mask of the contrast whose mean is computed; -1 to store output pixels.
         SAVE_PIXELS: Whether the pixels before the contrast are also stored, in ``saved_pixels``, in 16 bits per value.
         SUM_COUNT: Number of sums per sample to add for the mean, rounded up to a power of two; 0 without a mean.
@@ -284,7 +289,7 @@ def gather_kernel(
         selected_frame = tl.load(row + VIEWS_AND_FRAMES[2] + sample % VIEWS_AND_FRAMES[1]).to(tl.int32)
         image = sample // VIEWS_AND_FRAMES[1] * VIEWS_AND_FRAMES[3] + selected_frame
     if VIEWS_AND_FRAMES[0]:
-        image = image % images
+        image = image % image_count
     if RAGGED_LAYOUT > 0:
         layout = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
         pitch = tl.load(layout + (3 if RAGGED_LAYOUT == 3 else 2)).to(tl.int32)

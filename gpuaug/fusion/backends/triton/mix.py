@@ -1,4 +1,8 @@
-"""Triton kernels of mixes, which combine each sample with a partner sample: of images, and of labels as class probabilities."""
+"""Triton kernels that mix each sample with its *partner*, another sample of the batch: images, or class probabilities.
+
+``sample`` in ``mix_kernel`` counts images, every frame of a clip included. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
+denote strides, in elements, of the axes batch, channel, line and x; ``_k`` of the axis of classes.
+"""
 
 import functools
 from typing import Any
@@ -18,19 +22,20 @@ from gpuaug.fusion.program.plan import OpPass
 TILE = 1024
 """Consecutive pixels per thread block."""
 
-MOST_CLASSES = 1024
+MAX_BLOCK_CLASSES = 1024
 """Maximum number of classes per thread block."""
 
 
 @triton.jit
-def mix_with_partner(pixel, pointer, in_bounds, inside, weight, BYTES: tl.constexpr):
-    """Mix one channel of ``pixel`` with the partner's, at ``pointer``.
+def mix_with_partner(pixel, pointer, in_bounds, pasted, weight, BYTES: tl.constexpr):
+    """Mix one channel of ``pixel`` with the same channel of the partner, at address ``pointer``.
 
-    The result is the partner's value where ``inside`` is true, and elsewhere a mean in which the partner has ``weight``.
+    The result is the partner's value where ``pasted`` is true, and elsewhere a mean in which the partner has ``weight``.
+    ``in_bounds``: mask of the pixels of the block that are in the image. ``BYTES``: whether pixels are uint8.
     """
-    partner = load_exact(pointer, BYTES, tl.where(weight != 0, in_bounds, inside))
+    partner = load_exact(pointer, BYTES, tl.where(weight != 0, in_bounds, pasted))
     # With a weight of 0, pixels remain unchanged, bit for bit.
-    return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
+    return tl.where(pasted, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
 
 @kernel
@@ -42,10 +47,17 @@ def mix_kernel(
 ):  # fmt: skip
     """Mix each image with its partner, and each frame of a clip with the frame of the same index of the partner.
 
-    Columns of a row: apply mask, partner, weight of its label, weight of its pixels, and left, top, right, bottom of the pasted
-    rectangle. Constants: see ``output_constants`` in ``launch.py``.
+    Columns of a row: apply mask, index of the partner, weight of the partner's label, weight of the partner's pixels, and left,
+    top, right, bottom of the rectangle that is copied from the partner, in pixels.
 
-    Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
+    Constants, as in ``output_constants`` of ``launch.py``:
+        FRAMES: Number of frames per clip, which share a row; 1 for images.
+        BYTES: Whether pixels are uint8.
+        PROGRAM, OP_COUNT: Pointwise ops to run on the mixed pixels (``points.py``), and their number.
+        RGB: Whether a block computes three channels; otherwise ``r`` is channel ``plane``.
+        ROUTE_COLUMN: Not used, because a pass with a mix skips no samples.
+
+    Grid: (tiles per image, images, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
@@ -60,11 +72,12 @@ def mix_kernel(
     if tl.load(row) != 0:
         partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
-        inside = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
-        r = mix_with_partner(r, partner, in_bounds, inside, weight, BYTES)
+        pasted = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
+        r = mix_with_partner(r, partner, in_bounds, pasted, weight, BYTES)
         if RGB:
-            g = mix_with_partner(g, partner + source_c, in_bounds, inside, weight, BYTES)
-            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, inside, weight, BYTES)
+            g = mix_with_partner(g, partner + source_c, in_bounds, pasted, weight, BYTES)
+            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, pasted, weight, BYTES)
+    # 0.0: mean of the image, which no op of this pass uses.
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
     store_channels(target, out_c, r, g, b, in_bounds, RGB)
@@ -80,15 +93,18 @@ def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) 
 
 @triton.jit
 def class_probabilities(
-    label, column, in_bounds, label_k,
+    label, index, in_bounds, label_k,
     DENSE: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr, OFF_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Return the probabilities of a block of classes. ``label``: address of the class index, or of the first probability."""
+    """Return the probabilities of a block of classes, with class indices ``index``. Constants: see ``labels_kernel``.
+
+    ``label``: address of the label of a sample, which is a class index, or probabilities with stride ``label_k``.
+    """
     if DENSE:
-        return tl.load(label + column * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
+        return tl.load(label + index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
     value = tl.load(label)
     # As float32, because half precision cannot represent all class indices.
-    is_class = (value.to(tl.float32) == column.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == column)
+    is_class = (value.to(tl.float32) == index.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == index)
     return tl.where(is_class, ON_VALUE, OFF_VALUE)
 
 
@@ -101,7 +117,7 @@ def labels_kernel(
     """Convert labels to class probabilities, and mix the probabilities of each sample with its partner's.
 
     Constants:
-        DENSE: Whether labels are probabilities, with elements ``label_k`` apart, not class indices.
+        DENSE: Whether labels are probabilities, with stride ``label_k``, instead of class indices.
         ON_VALUE, OFF_VALUE: Smoothed probability of the labelled class, and of every other class.
         DENSE_FACTOR: Factor of a dense label, to which OFF_VALUE is added.
         MIXED: Whether ``rows`` has the parameters of a mix.
@@ -109,10 +125,10 @@ def labels_kernel(
     Grid: (blocks of classes, samples).
     """
     sample = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_bounds = column < CLASSES
+    classes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_bounds = classes < CLASSES
     probabilities = class_probabilities(
-        labels + sample * label_b, column, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+        labels + sample * label_b, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
     )
     if MIXED:
         row = rows + sample * row_stride
@@ -120,10 +136,10 @@ def labels_kernel(
         if weight != 0:
             partner = labels + tl.load(row + 1).to(tl.int64) * label_b
             partner_probabilities = class_probabilities(
-                partner, column, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+                partner, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
             )
             probabilities = probabilities * (1 - weight) + partner_probabilities * weight
-    tl.store(out + sample * CLASSES + column, probabilities.to(out.dtype.element_ty), mask=in_bounds)
+    tl.store(out + sample * CLASSES + classes, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
@@ -140,7 +156,7 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
         labels = labels.view(torch.uint8)
     launch = _labels_launch(soft, labels.dtype, batch, labels.stride(), None if rows is None else rows.stride(0))
     with on_device(labels.device):
-        launch((labels, labels if rows is None else rows, out))
+        launch((labels, labels if rows is None else rows, out))  # without a mix, the kernel does not read the rows
     return out
 
 
@@ -150,7 +166,7 @@ def _labels_launch(
 ) -> Launch:
     """Prepare the launch of ``soft_labels``. ``dtype``, ``strides``: of the labels; ``row_stride``: ``None`` without a mix."""
     dense = len(strides) == 2
-    block = min(triton.next_power_of_2(soft.classes), MOST_CLASSES)
+    block = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
     constants: dict[str, Any] = {
         "CLASSES": soft.classes,
         "DENSE": dense,

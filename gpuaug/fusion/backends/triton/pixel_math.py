@@ -180,8 +180,8 @@ def to_bytes(value, scale, offset):
 
 
 @triton.jit
-def rounded_up(value):
-    """Round values in [0, 255] to the nearest byte; of two as near, to the larger one."""
+def round_half_up(value):
+    """Round to the nearest integer, halves up, and clamp to [0, 255]."""
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0)
 
 

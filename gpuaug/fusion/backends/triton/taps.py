@@ -13,7 +13,7 @@ coordinates, such as a flip, a crop or padding.
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, rounded_up
+from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum, fixed_point, round_half_up
 
 
 @triton.jit
@@ -203,9 +203,9 @@ def bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE: tl.constexpr, RO
     upper = lerp(v00, v10, weight_x, MAX_VALUE)
     lower = lerp(v01, v11, weight_x, MAX_VALUE)
     if ROUNDS:
-        upper, lower = rounded_up(upper), rounded_up(lower)
+        upper, lower = round_half_up(upper), round_half_up(lower)
     value = lerp(upper, lower, weight_y, MAX_VALUE)
-    return rounded_up(value) if ROUNDS else value
+    return round_half_up(value) if ROUNDS else value
 
 
 @triton.jit
@@ -356,7 +356,7 @@ def line_sums(
             g, b = add_weighted(g, weight, value_g, MAX_VALUE), add_weighted(b, weight, value_b, MAX_VALUE)
         tap += 1
     if ROUNDS:
-        r, g, b = rounded_up(r), rounded_up(g), rounded_up(b)
+        r, g, b = round_half_up(r), round_half_up(g), round_half_up(b)
     return r, g, b
 
 
@@ -421,7 +421,7 @@ def antialiased_line(
             next_b = add_weighted(next_b, weight, line_b, MAX_VALUE)
         line += 1
     if ROUNDS:
-        r, g, b = rounded_up(r), rounded_up(g), rounded_up(b)
+        r, g, b = round_half_up(r), round_half_up(g), round_half_up(b)
     else:
         inverse = inverse_x * tl.div_rn(1.0, total)
         r, g, b = r * inverse, g * inverse, b * inverse

@@ -69,7 +69,7 @@ class PhotometricDistort(ColorJitter):
     """
 
     lowers = (v2.RandomPhotometricDistort,)
-    width = 12
+    column_count = 12
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)

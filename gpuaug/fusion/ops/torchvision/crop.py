@@ -78,9 +78,9 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
     def _read(self, transform: Any) -> None:
         self.count = transform.num_samples
 
-    def frames(self, count: int) -> Array:
-        """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
-        indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
+    def frames(self, input_count: int) -> Array:
+        """Indices of the selected frames, (``self.count``,) int64, in input clips of ``input_count`` frames."""
+        indices: Array = torch.linspace(0, input_count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
         return indices
 
 

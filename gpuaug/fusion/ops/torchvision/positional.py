@@ -101,7 +101,7 @@ class GaussianNoise(TorchvisionOp, positional.GaussianNoise):
 
     @property
     def mean_and_std(self) -> tuple[float, float]:
-        """Mean and standard deviation of the noise, in bytes for images of bytes."""
+        """Mean and standard deviation of the noise; for integer images in units of pixel values."""
         transform: Any = self.module
         unit = LARGEST.get(self.units, 1)
         return float(transform.mean) * unit, float(transform.sigma) * unit

@@ -49,7 +49,7 @@ def failures(*, every):
     for classes, smoothing, mixed, form in cases if every else pairwise(cases):
         soft, labels = SoftLabels(classes, smoothing), labels_of(*form, classes)
         rows = rows_of_a_mix() if mixed else None
-        with mock.patch.object(label_kernels, "MOST_CLASSES", 32 if classes == 70 else 1024):
+        with mock.patch.object(label_kernels, "MAX_BLOCK_CLASSES", 32 if classes == 70 else 1024):
             got = label_kernels.soft_labels(soft, labels, rows)
         expected = soft.convert(labels, rows)
         tolerance = 1e-3 if got.dtype == torch.float16 else 0 if rows is None and labels.ndim == 1 else 1e-6

@@ -1,0 +1,541 @@
+"""Loaders that override how a DataLoader is iterated use slots, and may keep, change, reorder and drop batches."""
+
+import gc
+import os
+import queue
+import random
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import internals
+from support.feed.feed_iterators import take
+from support.feed.ring_cleanup import grown, leave_by_break, leave_by_close, leave_by_del, leave_by_error, taken
+from support.feed.ring_equality import assert_ring_is_plain, assert_same
+from support.feed.ring_inputs import COUNT, PLACED, Made, Samples, any_bits, values, whole, with_workers
+from support.feed.unsendable import with_unsendable
+from support.process.waiting import until
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gpuaug import IteratorEndedError, StreamedLoader
+from gpuaug.feed.feed import Feed
+
+# What a finaliser raises nobody else hears of.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+class AsTheyAre(DataLoader):
+    """A generator, which starts workers at its first next, as the loaders of LitData and MosaicML Streaming do."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class AtOnce(DataLoader):
+    """Starts workers in ``iter``."""
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+class OtherIterator(DataLoader):
+    """Has a different iterator, which hides torch's."""
+
+    def _get_iterator(self):
+        return (batch for batch in super()._get_iterator())
+
+
+class Itself(DataLoader):
+    """Is its own iterator."""
+
+    def __iter__(self):
+        self.batches = super().__iter__()
+        return self
+
+    def __next__(self):
+        return next(self.batches)
+
+
+class OfTorchdata(StatefulDataLoader):
+    """A generator around torchdata's loader."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class InAThread(DataLoader):
+    """Another thread reads up to four batches ahead."""
+
+    def __iter__(self):
+        ready = queue.Queue(4)
+
+        def read():
+            for batch in iterator:
+                ready.put(batch)
+            ready.put(None)
+
+        iterator = super().__iter__()
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        yield from iter(ready.get, None)
+        thread.join()
+
+
+class Continued(DataLoader):
+    """One iterator for all epochs, whose workers run on. The first epoch starts them."""
+
+    batches = None
+
+    def __init__(self, dataset, batch_size=1, **options):
+        rounds = [range(start, min(start + batch_size, len(dataset))) for start in range(0, len(dataset), batch_size)] * 5
+        super().__init__(dataset, batch_sampler=list(map(list, rounds)), **options)
+        self.length = len(rounds) // 5
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.batches = self.batches or super().__iter__()
+        for _ in range(self.length):
+            yield next(self.batches)
+
+
+class Twice(DataLoader):
+    """Reads the data set twice per epoch, by new workers."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+
+class SideBySide(DataLoader):
+    """Two iterators at the same time, each with workers."""
+
+    def __iter__(self):
+        yield from zip(super().__iter__(), super().__iter__(), strict=True)
+
+
+class AtTheEnd(DataLoader):
+    """Keeps all batches of the epoch, more than there are slots, before it returns the first."""
+
+    def __iter__(self):
+        yield from reversed(list(super().__iter__()))
+
+
+class Moved:
+    """An object that moves itself."""
+
+    def __init__(self, batch):
+        self.image, self.label = batch["image"], batch["label"]
+
+    def to(self, device):
+        self.image, self.label = self.image.to(device), self.label.to(device)
+        return self
+
+    def __eq__(self, other):
+        return torch.equal(self.image, other.image) and torch.equal(self.label, other.label)
+
+    __hash__ = None
+
+
+class Wrapped(DataLoader):
+    """Objects that move themselves."""
+
+    def __iter__(self):
+        return map(Moved, super().__iter__())
+
+
+ACTIONS = {
+    "return": lambda batch, _: batch,
+    "drop": lambda *_: None,
+    "add a member": lambda batch, kept: (batch, torch.tensor([len(kept)]), "text"),
+    "join": lambda batch, kept: [batch, *({**each, "image": each["image"] + 1} for each in kept[:2])],
+    "concatenate": lambda batch, kept: torch.cat([each["image"] for each in (batch, *kept)]),
+    "part": lambda batch, _: {"image": batch["image"][:, 1:], "label": batch["label"]},
+    "change": lambda batch, _: {**batch, "image": batch["image"].mul_(2)},
+    "replace": lambda batch, _: {**batch, "image": batch["image"].clone()},
+    "array": lambda batch, _: batch["image"].numpy(),
+    "wrap": lambda batch, _: Moved(batch),
+    "scalars": lambda batch, _: batch["label"].tolist(),
+}
+"""What a loader may return for a batch, also with batches that it has kept; ``None``: nothing."""
+
+
+class AtRandom(DataLoader):
+    """Keeps batches, and returns what random actions make of them, in random order."""
+
+    def __init__(self, *arguments, seed, **options):
+        super().__init__(*arguments, **options)
+        self.seed = seed
+
+    def __iter__(self):
+        draws = random.Random(self.seed)
+        self.seed += 1
+        kept = []
+        for batch in super().__iter__():
+            kept.append(batch)
+            while kept and draws.random() < 0.6:
+                batch = kept.pop(draws.randrange(len(kept)))
+                result = ACTIONS[draws.choice(list(ACTIONS))](batch, kept)
+                if result is not None:
+                    yield result
+        yield from kept
+
+
+KINDS = [AsTheyAre, AtOnce, OtherIterator, Itself, OfTorchdata, Continued, Wrapped, Twice, SideBySide, AtTheEnd]
+
+
+def made(kind, **options):
+    return lambda: kind(Samples(), **{"num_workers": 2, "batch_size": 2, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_that_a_loader_keeps_and_changes_are_those_of_the_plain_feed(seed, workers):
+    assert_ring_is_plain(made(AtRandom, num_workers=workers, seed=100 * seed), epochs=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_way_to_override_iteration_uses_slots(kind):
+    assert_ring_is_plain(made(kind), epochs=3)
+
+
+def test_batches_that_another_thread_reads_are_copies():
+    assert_ring_is_plain(made(InAThread), epochs=3, slots=False)
+
+
+def is_in_ring(batch, loader):
+    memory = internals.ring(loader).memory.bytes
+    return 0 <= batch["image"].data_ptr() - memory.data_ptr() < len(memory)
+
+
+def test_workers_of_a_second_iterator_do_not_write_into_the_ring_of_the_first():
+    with StreamedLoader(made(SideBySide)(), device="cpu", feed="ring") as loader:
+        assert sum(1 for _ in loader) == COUNT + 1
+        assert {(is_in_ring(first, loader), is_in_ring(second, loader)) for first, second in loader} == {(True, False)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", [AsTheyAre, AtOnce, Continued])
+def test_persistent_workers_use_slots(kind, workers):
+    # After the next to last batch there are larger slots. Workers have written the first batches of the next epoch, if it is
+    # the same iterator's, into the older slots.
+    batches = Made(lambda i: any_bits(i, torch.uint8, 1000 + 200_000 * (i == COUNT - 2)))
+    options = {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 6}
+    with StreamedLoader(kind(batches, 1, collate_fn=whole, **options), device="cpu", feed="ring") as loader:
+        for _ in range(3):
+            for index, batch in enumerate(loader):
+                assert_same(batch, batches[index])
+                time.sleep(0.1 if index == COUNT - 6 else 0)  # in which workers write
+            del batch
+            internals.shared(loader).feed.free_read_slots()
+        assert loader.stats().slot_batches > COUNT
+
+
+class Reads(DataLoader):
+    """Its code reads lists of dicts."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            assert type(batch) is list
+            yield {"masks": [each["masks"] for each in batch], "count": len(batch)}
+
+
+def test_code_of_a_loader_reads_batches_as_its_collate_function_returns_them():
+    def make():  # every list is packed, some in a slot, some without one, and some for which the slot is too small
+        sizes = [100 if index < COUNT else 10 ** (3 + index % 2) for index in range(2 * COUNT)]
+        masks = Made(lambda i: [{"masks": any_bits(i, torch.uint8, 1, sizes[i])} for _ in range(8)], 2 * COUNT)
+        return Reads(masks, collate_fn=whole, num_workers=1)
+
+    assert_ring_is_plain(make, epochs=2)
+
+
+def test_new_iterator_takes_over_a_loader_that_is_its_own_iterator():
+    loader = StreamedLoader(made(Itself)(), device="cpu", feed="ring")
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    with pytest.raises(IteratorEndedError, match="reads the same source"):
+        next(first)
+    loader.close()
+
+
+def test_batch_of_any_container_or_dtype_arrives_bit_for_bit():
+    names = ["one large one", *PLACED] * 3
+
+    def make():
+        dataset = Made(lambda i: PLACED[names[i]](i // len(PLACED) + 1), len(names))
+        return AsTheyAre(dataset, collate_fn=whole, num_workers=1)
+
+    through_slots, count = set(), 0
+    plain_feed = StreamedLoader(make(), device="cpu", feed="plain")
+    with StreamedLoader(make(), device="cpu", feed="ring", depth=0) as loader:
+        for name, batch, plain in zip(names, loader, plain_feed, strict=True):
+            assert_same(batch, plain, name)
+            if loader.stats().slot_batches > count:
+                count += 1
+                through_slots.add(name)
+    assert through_slots >= set(PLACED), set(PLACED) - through_slots
+
+
+class KeepsOneOfThree(DataLoader):
+    def __iter__(self):
+        for index, batch in enumerate(super().__iter__()):
+            if index % 3 == 0:
+                yield batch
+
+
+@pytest.mark.parametrize("kind", [AsTheyAre, KeepsOneOfThree])
+def test_every_slot_is_free_again_after_an_epoch(kind):
+    with StreamedLoader(made(kind)(), device="cpu", feed="ring") as loader:
+        count = sum(1 for _ in loader)
+        for _ in range(4):
+            leave_by_break(loader)
+            before = loader.stats().slot_batches
+            assert sum(1 for _ in loader) == count
+            assert loader.stats().slot_batches - before == count
+        own = internals.ring(loader)
+        until(lambda: not own.slots_in_use)
+
+
+def test_slot_is_in_use_as_long_as_a_part_of_its_batch():
+    with StreamedLoader(made(AsTheyAre)(), device="cpu", feed="ring") as loader:
+        list(loader)
+        batches = iter(loader)
+        part = next(batches)["image"][1, :, 2]
+        want = part.clone()
+        own = internals.ring(loader)
+        assert sum(1 for _ in batches) == COUNT
+        until(lambda: len(own.slots_in_use) == 1)
+        assert torch.equal(part, want)
+        list(loader)
+        assert torch.equal(part, want)
+        del part, batches
+        until(lambda: not own.slots_in_use)
+
+
+def test_batches_outlive_their_loader():
+    loader = StreamedLoader(made(AsTheyAre)(), device="cpu", feed="ring")
+    list(loader)
+    got = list(loader)
+    loader.close()
+    del loader
+    gc.collect()
+    assert_same(got, list(with_workers(Samples(), num_workers=0)()))
+
+
+def test_larger_batches_get_larger_slots():
+    sizes = [int(1000 * 1.5 ** (i // 4)) for i in range(24)]
+
+    def make(workers=1):
+        return AsTheyAre(Made(lambda i: (torch.tensor(i), any_bits(i, torch.uint8, sizes[i])), 24), None, num_workers=workers)
+
+    assert_ring_is_plain(make, epochs=2)
+    with StreamedLoader(make(), device="cpu", feed="ring") as loader:
+        list(loader)
+        before = loader.stats().slot_batches
+        assert sum(1 for _ in loader) == 24
+        assert internals.ring(loader).memory.newest_generation()[2] >= sizes[-1]
+        assert loader.stats().slot_batches - before == 24
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_del, leave_by_close])
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["one epoch", "persistent"])
+def test_loop_that_ends_early_leaves_nothing(leave, options, held):
+    want = list(AsTheyAre(Samples(), batch_size=2))
+    loader = StreamedLoader(made(AsTheyAre, **options)(), device="cpu", feed="ring")
+    list(loader)
+    before = taken()
+    for _ in range(2):
+        leave(loader)
+        assert_same(list(loader), want)
+    loader.close()
+    until(lambda: not grown(before))
+    del loader
+    gc.collect()
+    assert not held()
+
+
+class Failing(Samples):
+    def __getitem__(self, index):
+        if index == 2 * COUNT - 6:
+            raise LookupError("of sample 18")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", [AsTheyAre, AtOnce])
+def test_error_of_a_data_set_arrives_and_the_next_epoch_uses_slots(kind):
+    wrapped = kind(Failing(), batch_size=2, num_workers=2)
+    with StreamedLoader(wrapped, device="cpu", feed="ring") as loader:
+        for _ in range(3):
+            got = []
+            with pytest.raises(LookupError, match="of sample 18"):
+                got.extend(loader)
+            assert len(got) == COUNT - 3
+        assert loader.stats().slot_batches > COUNT
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+@pytest.mark.parametrize("kind", [AsTheyAre, OfTorchdata])
+def test_batch_that_cannot_be_sent_is_an_error_in_its_place(kind, feed):
+    wrapped = kind(range(40), batch_size=2, collate_fn=with_unsendable, num_workers=1)
+    with StreamedLoader(wrapped, device="cpu", feed=feed) as loader:
+        for _ in range(8):
+            got = []
+            before = loader.stats().slot_batches
+            with pytest.raises(TypeError, match="number 10 cannot be sent"):
+                got.extend(loader)
+            assert [numbers.tolist() for numbers, _ in got] == [[number, number + 1] for number in range(0, 10, 2)]
+        # torchdata's loader refers to its last iterator until it has the next one, whose workers then have no slots.
+        assert loader.stats().slot_batches - before == 5 * (feed == "ring") or kind is OfTorchdata
+
+
+def test_old_workers_do_not_write_into_slots_of_new_ones():
+    iterators = []
+
+    class Kept(DataLoader):
+        """Its iterators are kept, and so their workers run on."""
+
+        def __iter__(self):
+            iterators.append(super().__iter__())
+            yield from iterators[-1]
+
+    with StreamedLoader(made(Kept)(), device="cpu", feed="ring") as loader:
+        want = list(loader)
+        for _ in range(3):
+            leave_by_break(loader)
+            assert_same(list(loader), want)
+        iterators.clear()
+
+
+def test_wrapped_loader_keeps_its_attributes_and_is_not_deleted():
+    class Deleted(AtRandom):
+        deleted = 0
+
+        def __del__(self):
+            self.deleted += 1
+
+    wrapped = made(Deleted, seed=1)()
+    before = dict(vars(wrapped))
+    with StreamedLoader(wrapped, device="cpu", feed="ring") as loader:
+        for epoch in range(1, 4):
+            list(loader)
+            assert vars(wrapped) == {**before, "seed": 1 + epoch}
+    del loader
+    gc.collect()
+    wrapped.seed = 1
+    assert_same(list(wrapped), list(made(AtRandom, num_workers=0, seed=1)()))
+    assert vars(wrapped) == {**before, "seed": 2}
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_batches_that_a_user_reads_from_workers_of_a_ring_are_copies(deleted):
+    wrapped = made(Continued, num_workers=1)()
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    assert sum(1 for _ in loader) == len(wrapped)
+    own = internals.ring(loader)
+    until(lambda: not own.slots_in_use)
+    if deleted:
+        loader.close()
+        del loader, own
+        gc.collect()
+    want = list(Continued(Samples(), batch_size=2))
+    for _ in range(2):
+        got = list(wrapped)
+        assert_same(got, want)
+        assert deleted or not own.slots_in_use
+    if deleted:  # the workers still write into the memory of the ring
+        assert_same(list(StreamedLoader(wrapped, device="cpu", feed="plain")), want)
+    del wrapped.batches
+
+
+class Stateful(DataLoader):
+    """Has a state, as loaders of streaming data sets."""
+
+    position = 0
+
+    def __iter__(self):
+        batches = super().__iter__()
+        for index, batch in enumerate(batches):
+            if index >= self.position:
+                self.position = index + 1
+                yield batch
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_state_after_each_batch_resumes_as_without_slots(workers):
+    def rest(feed, stop):
+        with StreamedLoader(made(Stateful, num_workers=workers)(), device="cpu", feed=feed) as loader:
+            list(loader)
+            for index, _ in enumerate(loader):
+                if index == stop:
+                    break
+            state = loader.state_dict()
+        with StreamedLoader(made(Stateful, num_workers=workers)(), device="cpu", feed=feed) as resumed:
+            resumed.load_state_dict(state)
+            return list(resumed)
+
+    for stop in (0, 5, COUNT):
+        got = rest("ring", stop)
+        assert len(got) == COUNT - stop
+        assert_same(got, rest("plain", stop))
+
+
+def test_slots_are_in_use_until_the_copy_has_ended(monkeypatch):
+    class Copied:
+        passed = False
+
+        def query(self):
+            return self.passed
+
+        synchronize = query
+
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    feed = Feed(
+        AtTheEnd(Made(lambda i: {"images": values(i, 100)}), None, num_workers=1), "auto", None, torch.device("cuda", 0)
+    )
+    copies = []
+    for _ in range(2):
+        source = feed.open(lambda: None, 2)
+        while not (pulled := take(source)).ended:
+            feed.prepare(pulled)
+            copies.append(Copied())
+            feed.read_until(pulled, copies[-1])
+            pulled.batch.clear()  # as a stage may do
+        source.close()
+    locked = internals.page_locked_slots(feed._ring)
+    assert feed._ring.slots_in_use == set(locked)
+    assert len(locked) > 1
+    copies[-1].passed = True
+    feed.free_read_slots()
+    assert feed._ring.slots_in_use == set(locked)
+    for copied in copies:
+        copied.passed = True
+    feed.free_read_slots()
+    until(lambda: not feed._ring.slots_in_use)
+    feed.close()
+
+
+def test_slots_stay_free_of_a_forked_process():
+    with StreamedLoader(made(AsTheyAre)(), device="cpu", feed="ring") as loader:
+        list(loader)
+        batches = iter(loader)
+        kept = next(batches)
+        want = kept["image"].clone()
+        if os.fork() == 0:
+            del kept
+            os._exit(0)
+        os.wait()
+        list(batches)
+        assert torch.equal(kept["image"], want)
