@@ -93,7 +93,9 @@ class CachedStages:
                 "Make the DataLoader of cache.wrap(dataset)."
             )
         self.recorder.close()
-        key, view, newest, folder, samples = "0" * 16, -1, -1, None, None
+        key = "0" * 16
+        view = newest = -1
+        folder = samples = None
         if is_used:
             key = self._key(position)
             view = position.epoch % cache.views

@@ -632,6 +632,14 @@ def test_loaders_without_a_decode_stage(paths, tmp_path):
         list(loader(cache.wrap(Files(paths, as_dict)), stages(cache)[2:]))
 
 
+def test_a_stage_before_the_encoder_that_returns_no_container(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    images = gpuaug.TransformStage(lambda batch: batch["image"], on=None)
+    made = [gpuaug.DecodeStage(), images, *stages(cache, on=..., into=...)[1:]]
+    with pytest.raises(gpuaug.ArgumentTypeError, match="Stages before the cache must return a batch with members, got"):
+        list(loader(cache.wrap(Files(paths, as_dict)), made))
+
+
 def test_the_row_of_the_earliest_epoch_is_read(paths, tmp_path):
     """Rank 0 begins epoch 1 before the rows of rank 1 are written."""
     dataset = Files(paths, as_dict)

@@ -73,3 +73,90 @@ def two_caches(told):
     with told:
         next(iter(loader(cache=cache)))
     assert next(iter(loader())).keys() == {"image", "first", "second"}
+
+
+CROPS = gpuaug.TransformStage(lambda images: torch.stack([image.float() for image in images]), on="image")
+
+
+def samples():
+    """Samples with an image, a tensor of text and a number."""
+    return [
+        {"image": gpuaug.read_encoded(path), "text": torch.ones(3), "id": index} for index, path in enumerate(photographs())
+    ]
+
+
+def encode(cache, module=ENCODER, **options):
+    return gpuaug.FeatureStage(module, cache=cache, **{"on": "image", "into": "features", **options})
+
+
+def first_of(wrapped, *stages):
+    """First batch of a loader with ``stages`` behind the decoder."""
+    files = DataLoader(wrapped, batch_size=2, collate_fn=gpuaug.collate_encoded)
+    return next(iter(gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(), CROPS, *stages], device="cpu")))
+
+
+@example("name each sample with cache.wrap(dataset, key=…), pass on= the members that the stage needs")
+def stages_that_read_other_members(told):
+    text = gpuaug.TransformStage(lambda texts: texts * 2, on="text", into="states")
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    with told:
+        first_of(cache.wrap(samples()), text, encode(cache))
+    assert "features" in first_of(cache.wrap(samples(), key="id"), text, encode(cache))
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    assert "states" in first_of(cache.wrap(samples()), encode(cache), text)
+
+
+@example("pass into= another member there")
+def stages_behind_that_read_images(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    with told:
+        first_of(cache.wrap(samples()), encode(cache), gpuaug.TransformStage(torch.mean, on="image", into="mean"))
+    means = gpuaug.TransformStage(lambda images: images.mean((1, 2, 3)), on="image", into="mean")
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    assert first_of(cache.wrap(samples()), means, encode(cache))["mean"].shape == (2,)
+
+
+class Pair(nn.Module):
+    """Encoder whose result has a text."""
+
+    def forward(self, images):
+        return images.mean((2, 3)), "text"
+
+
+@example("Put the stage that writes it behind the encoder, or choose a tensor of an encoder's result with output=")
+def results_that_cannot_be_stored(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    with told:
+        first_of(cache.wrap(samples()), encode(cache, Pair()))
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    assert first_of(cache.wrap(samples()), encode(cache, Pair(), output=0))["features"].shape == (2, 3)
+
+
+@example("Write them to another member, with into=")
+def names_of_members_that_cannot_be_stored(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    with told:
+        first_of(cache.wrap(samples()), encode(cache, into="a::b"))
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    assert first_of(cache.wrap(samples()), encode(cache, into="b"))["b"].shape == (2, 48)
+
+
+@example("Call cache.wrap(dataset) once for each loader")
+def iterators_that_share_a_data_set(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp(), views=2)
+
+    def loader(wrapped, epoch):
+        files = DataLoader(wrapped, batch_size=1, collate_fn=gpuaug.collate_encoded)
+        streamed = gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(), CROPS, encode(cache)], device="cpu", depth=0)
+        streamed.set_epoch(epoch)
+        return streamed
+
+    shared = cache.wrap(samples())
+    older = iter(loader(shared, 0))
+    next(older)
+    next(iter(loader(shared, 1)))
+    with told:
+        next(older)
+    older = iter(loader(cache.wrap(samples()), 0))
+    next(iter(loader(cache.wrap(samples()), 1)))
+    assert len(list(older)) == 2
