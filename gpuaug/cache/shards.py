@@ -134,12 +134,17 @@ class Shard:
         """Epoch in which the rows were encoded."""
         self.ids: NDArray[np.int64] = described["row.id"].numpy()
         """(N, 4) ``RowId`` of each row."""
-        self._checksums = described["row.checksum"].tolist()
+        self._unchecked = dict(enumerate(described["row.checksum"].tolist()))
+        """Row → checksum, of the rows that this process has not checked."""
         self._content = _Content(columns, described)
 
     def row(self, index: int) -> Row | None:
         """Return a row, whose parts are views of the file; ``None`` if its bytes are damaged."""
-        return self._content.row(index) if self._content.checksum(index) == self._checksums[index] else None
+        if index in self._unchecked:
+            if self._content.checksum(index) != self._unchecked[index]:
+                return None
+            del self._unchecked[index]
+        return self._content.row(index)
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

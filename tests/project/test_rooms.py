@@ -60,7 +60,7 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 78,
     "benchkit": 745,
-    "cache": 1_054,
+    "cache": 1_058,
     "cli": 273,
     "core": 1_582,
     "decode": 4_538,
