@@ -14,6 +14,7 @@ encoding         the encoder in a FeatureStage, from a CUDA graph
 recording        the same with ``cache=``: each row is copied to the host and written
 cached           a later epoch: workers read rows
 .npy             a DataLoader of one .npy file per row, with page-locked memory
+MDS              the same of shards of MosaicML Streaming, if the package is installed
 resident         ceiling: the step on features that stay on the device
 
 The files of rows are in the page cache.
@@ -24,6 +25,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +73,30 @@ class Arrays(Dataset[dict[str, Any]]):
         return {"features": torch.from_numpy(np.load(self.paths[index])).view(torch.bfloat16), "label": index % 1000}
 
 
+class Shards(Dataset[dict[str, Any]]):
+    """Samples of shards of MosaicML Streaming, with the bytes of a bfloat16 tensor.
+
+    Args:
+        folder: Folder to write the shards into.
+        rows: Rows to write, as arrays of int16.
+    """
+
+    def __init__(self, folder: Path, rows: Sequence[np.ndarray]) -> None:
+        import streaming
+
+        with streaming.MDSWriter(out=str(folder), columns={"features": "ndarray:int16", "label": "int"}) as writer:
+            for index, row in enumerate(rows):
+                writer.write({"features": row, "label": index % 1000})
+        self.dataset = streaming.LocalDataset(str(folder))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.dataset[int(index)]
+        return {"features": torch.from_numpy(sample["features"]).view(torch.bfloat16), "label": sample["label"]}
+
+
 class Case(NamedTuple):
     """Encoder and step of a case."""
 
@@ -109,7 +135,7 @@ def make_case(name: str, device: torch.device, options: Namespace) -> Case:
         vit = torchvision.models.vit_b_16() if options.quick else torchvision.models.vit_l_16()
         head = nn.Linear(vit.hidden_dim, 1000).to(device)
         trainer = Trainer(head, autocast=autocast_dtype(device))
-        return Case(frozen(ClassToken(vit), device), 224, trainer)
+        return Case(frozen(ClassToken(vit), device), 224, lambda features, labels: trainer(features.float(), labels))
     vae = frozen(Moments(models.VaeEncoder(options.width)), device, torch.channels_last)
     if name == "latents":
         return Case(vae, options.size, lambda moments, _: moments.float().mean())
@@ -177,11 +203,14 @@ def variants(options: Namespace, name: str, stack: ExitStack) -> list[Variant]:
             arrays.append(folder / f"{len(arrays)}.npy")
             np.save(arrays[-1], features.view(torch.int16).numpy())
     filling.close()
+    peers = {".npy": Arrays(arrays)}
+    if find_spec("streaming"):
+        peers["MDS"] = Shards(folder / "mds", [np.load(path) for path in arrays])
     reading = streamed(wrapped, cache)
     reading.set_epoch(1)
     recorded = gpuaug.FeatureCache(folder / "recorded")
     recording = streamed(recorded.wrap(Files(paths)), recorded)
-    npy = loaders.endless(Arrays(arrays), batch_size, options)
+    readers = {name: loaders.endless(dataset, batch_size, options) for name, dataset in peers.items()}
     depth = loaders.DEPTH + 2
     row_bytes = resident[0][0][0].nbytes
 
@@ -194,7 +223,10 @@ def variants(options: Namespace, name: str, stack: ExitStack) -> list[Variant]:
         Variant("encoding", loop(Repeated(streamed(Files(paths), None)), case.step), depth),
         Variant("recording", loop(Repeated(recording), case.step), depth, partial(notes, recording)),
         Variant("cached", loop(Repeated(reading), case.step), 4 * options.workers, partial(notes, reading)),
-        Variant(".npy", loop(Repeated(npy, device), case.step), loaders.queue_length(npy)),
+        *(
+            Variant(name, loop(Repeated(reader, device), case.step), loaders.queue_length(reader))
+            for name, reader in readers.items()
+        ),
         Variant("resident", loop(loaders.repeat_batches(resident[:4]), case.step)),
     ]
 
