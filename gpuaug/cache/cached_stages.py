@@ -190,9 +190,9 @@ class CachedEpoch:
         if self.view is None:
             return rest, None
         taken = Taken(self, found[0], names)
-        missing = int(np.count_nonzero(taken.rows.missing))
+        missing = int(np.count_nonzero(taken.rows.headers.missing))
         self.cached.encoded += missing
-        self.cached.read += len(taken.rows.missing) - missing
+        self.cached.read += len(taken.rows.headers.missing) - missing
         return (without(rest, names) if taken.is_whole else rest), taken
 
     def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
@@ -272,7 +272,7 @@ class Taken:
 
     def with_order(self, batch: Batch) -> BatchAndRows:
         """Return the batch and the order of its samples, which changes with them if images cannot be decoded."""
-        return BatchAndRows(batch, np.arange(len(self.rows.missing)))
+        return BatchAndRows(batch, np.arange(len(self.rows.headers.missing)))
 
     def with_columns(self, batch: BatchAndRows) -> BatchAndRows:
         """Return the batch to copy: the batch of ``with_order``, and the columns of the rows in its order."""
@@ -300,7 +300,7 @@ class Taken:
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
         if self.image_names is not None:
             self.epoch.check_reads(self.before, written.keys(), self.image_names)
-        stored = columns_of(written, len(self.rows.ids))
+        stored = columns_of(written, len(self.rows.headers.ids))
         result = after
         if self.columns:
             read.append((self.columns, after))
@@ -311,7 +311,7 @@ class Taken:
         return result
 
     def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
-        rows = self.rows
+        rows = self.rows.headers
         epoch = self.epoch
         is_own = self.own == np.arange(len(rows.ids))
         indices = np.flatnonzero(rows.missing & is_own).tolist()
@@ -329,7 +329,6 @@ class Taken:
                 *(cache.folder, needed / 1e9, free / 1e9),
             )
             epoch.samples = None
-        all_names = rows.names.split("\0")
-        names = [all_names[index] for index in indices]
+        names = [rows.names[index] for index in indices]
         assert epoch.view is not None
         epoch.cached.recorder.record(epoch.view, epoch.epoch, rows.ids[indices], names, columns, lane)

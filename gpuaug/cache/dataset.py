@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from gpuaug.core import batch as batches
 from gpuaug.core.encoded import RowId
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import CachedFile, are_encoded, name_and_bytes
+from gpuaug.decode.encoded_input import CachedFile, EncodedFile, are_encoded, name_and_bytes
 
 _FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
 """Methods of a data set that loaders call if they exist."""
 
 _NO_IMAGES = {int, float, str}
 """Types of members of a sample that are no images."""
+
+_HALVES = struct.Struct("<2q")
+"""Two 64-bit halves of a hash."""
 
 _CONTAINERS = {dict, list, tuple}
 """Containers whose items may be data sets."""
@@ -34,26 +38,23 @@ class ViewToRead:
     """
 
     def __init__(self) -> None:
-        # Key (two halves), view, newest shard, version.
-        self._shared = torch.full((5,), -1, dtype=torch.int64).share_memory_()
+        # Key (two halves), view, newest shard.
+        self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()
         self._opened: tuple[list[int], Index | None] = ([], None)
+        self.version = 0
+        """Number of changes to another key or view, in the main process."""
 
     def set(self, key: str, view: int, newest: int) -> None:
         """Set the view to read: the key of the cache, and the largest number of a shard. ``key``: 16 hexadecimal digits."""
         new = [int(key[:8], 16), int(key[8:], 16), view]
-        version = self.version + (new != self._shared[:3].tolist())
-        self._shared.copy_(torch.tensor([*new, newest, version]))
-
-    @property
-    def version(self) -> int:
-        """Number of changes to another key or view."""
-        return int(self._shared[4])
+        self.version += new != self._shared[:3].tolist()
+        self._shared.copy_(torch.tensor([*new, newest]))
 
     def index(self, folder: Path) -> Index | None:
         """Return the index of the view, or ``None`` before the first epoch."""
         values: list[int] = self._shared.tolist()
         if values != self._opened[0]:
-            first, second, view, newest, _ = values
+            first, second, view, newest = values
             index = None if view < 0 else Index(view_folder(folder, f"{first:08x}{second:08x}", view), newest)
             self._opened = values, index
         return self._opened[1]
@@ -64,6 +65,7 @@ class ViewToRead:
     def __setstate__(self, shared: torch.Tensor) -> None:
         self._shared = shared.share_memory_()  # no effect in a worker: its tensor is shared
         self._opened = ([], None)
+        self.version = 0
 
 
 def view_folder(folder: Path, key: str, view: int) -> Path:
@@ -96,8 +98,19 @@ class _Samples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def with_row(self, sample: Any) -> Any:
-        """Return a sample with its images replaced by ``CachedFile`` objects, which have the row if it is in the cache."""
+    def with_rows(self, samples: Sequence[Any]) -> list[Any]:
+        """Return samples with their images replaced by ``CachedFile`` objects, which have the row if it is in the cache."""
+        results = list(map(self._with_files, samples))
+        index = self.view.index(self.folder)
+        if index is not None:
+            rows = index.find([files[0].row_id for _, files in results])
+            for (_, files), row in zip(results, rows, strict=True):
+                for number, file in enumerate(files):
+                    file.row = {} if number and row is not None else row
+        return [result for result, _ in results]
+
+    def _with_files(self, sample: Any) -> tuple[Any, list[CachedFile]]:
+        """Return a sample with ``CachedFile`` objects, and these objects."""
         files: list[CachedFile] = []
 
         def collect(value: Any) -> CachedFile:
@@ -110,29 +123,30 @@ class _Samples:
                 f"A sample of a wrapped data set must have an encoded image, got {shown(sample)}. "
                 "Return gpuaug.read_encoded(path), or the bytes of a file, from the data set."
             )
-        name, row_id = self._identity(sample, [(file.path, file.content) for file in files])
-        index = self.view.index(self.folder)
-        row = None if index is None else index.find(row_id)
-        for number, file in enumerate(files):
+        name, row_id = self._identity(sample, files)
+        for file in files:
             file.name = name
             file.row_id = row_id
-            file.row = {} if number and row is not None else row
-        return result
+        return result, files
 
-    def _identity(self, sample: Any, images: list[tuple[str, memoryview | None]]) -> tuple[str, RowId]:
+    def _identity(self, sample: Any, files: Sequence[CachedFile]) -> tuple[str, RowId]:
         """Return the name of a sample, and the identity of its row."""
-        parts = [_version(*image) for image in images]
-        name = "\n".join(part[0] for part in parts) if self._key is None else str(batches.member(sample, self._key))
+        names = []
+        size = time = 0
+        for file in files:
+            file_name, file_size, file_time = _version(file.path, file.content)
+            names.append(file_name)
+            size += file_size
+            time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF
+        name = "\n".join(names) if self._key is None else str(batches.member(sample, self._key))
         digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
-        first, second = (int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:]))
-        time = 0
-        for part in parts:
-            time = (time * 31 + part[2]) & 0x7FFFFFFFFFFFFFFF
-        return name, (first, second, sum(part[1] for part in parts), time)
+        return name, (*_HALVES.unpack(digest), size, time)
 
 
 def _is_image(value: Any, member: str) -> bool:
     """Return whether a member of a sample, or with an empty ``member`` the sample, is an encoded image."""
+    if type(value) is EncodedFile:
+        return True
     return (not member or type(value) not in _NO_IMAGES) and type(value) is not Clip and are_encoded([value], member)
 
 
@@ -152,19 +166,19 @@ class CachedDataset(_Samples, Dataset[Any]):
     """Map-style data set with rows of a cache in its samples."""
 
     def __getitem__(self, index: Any) -> Any:
-        return self.with_row(self.dataset[index])
+        return self.with_rows([self.dataset[index]])[0]
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
         read = getattr(self.dataset, "__getitems__", None)
         samples = read(indices) if callable(read) else [self.dataset[index] for index in indices]
-        return [self.with_row(sample) for sample in samples]
+        return self.with_rows(samples)
 
 
 class CachedIterable(_Samples, IterableDataset[Any]):
     """Iterable data set with rows of a cache in its samples."""
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.with_row, iter(self.dataset))
+        return (self.with_rows([sample])[0] for sample in self.dataset)
 
 
 def wrapped_datasets(source: Any) -> list[_Samples]:

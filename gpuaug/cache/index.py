@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -63,14 +64,19 @@ class Index:
     def __len__(self) -> int:
         return len(np.unique(self._ids, axis=0))
 
-    def find(self, row_id: RowId) -> Row | None:
-        """Return the row of a sample, or ``None`` if there is none, its file has changed, or the row is damaged."""
-        place = int(np.searchsorted(self._first_halves, row_id[0]))
-        while place < len(self._ids) and self._first_halves[place] == row_id[0]:
+    def find(self, row_ids: Sequence[RowId]) -> list[Row | None]:
+        """Return the row of each sample; ``None`` if there is none, its file has changed, or the row is damaged."""
+        searched = np.array(row_ids, np.int64).reshape(-1, 4)
+        begins = np.searchsorted(self._first_halves, searched[:, 0]).tolist()
+        ends = np.searchsorted(self._first_halves, searched[:, 0], side="right").tolist()
+        return [self._find_between(row_id, begin, end) for row_id, begin, end in zip(row_ids, begins, ends, strict=True)]
+
+    def _find_between(self, row_id: RowId, begin: int, end: int) -> Row | None:
+        """Return the row of a sample among the rows at ``begin`` … ``end`` - 1."""
+        for place in range(begin, end):
             if tuple(self._ids[place].tolist()) == row_id:
                 shard, index = self._places[place].tolist()
                 row: Row | None = self._shards[shard].row(index)
                 if row is not None:
                     return row
-            place += 1
         return None

@@ -137,7 +137,7 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
         columns: Columns of ``rows``, on the device.
         rows: Rows on the host.
     """
-    is_missing = rows.missing.tolist()
+    is_missing = rows.headers.missing.tolist()
     members: dict[str, Any] = {}
     for column, tensor in columns.items():
         name, _, key = _parts(column)
@@ -149,13 +149,15 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
                 old = _member(live, name) if _has_member(live, name) else [{}] * len(is_missing)
                 sources = [old if source is None or not missing else source for missing in is_missing]
                 members[name] = [dict(samples[index]) for index, samples in enumerate(sources)]
-            for sample, part, missing in zip(members[name], split(tensor, rows.shapes[column]), is_missing, strict=True):
+            for sample, part, missing in zip(
+                members[name], split(tensor, rows.headers.shapes[column]), is_missing, strict=True
+            ):
                 if not missing:
                     sample[key] = part
             continue
         if source is not None:
             of_missing = source[key] if key else source
-            mask = torch.from_numpy(rows.missing).to(tensor.device)
+            mask = torch.from_numpy(rows.headers.missing).to(tensor.device)
             tensor = torch.where(mask.reshape(-1, *[1] * (tensor.dim() - 1)), of_missing, tensor)
         if key:
             members.setdefault(name, {})[key] = tensor

@@ -131,6 +131,9 @@ def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], boo
     """
     if is_selected(batch):
         return function(batch)
+    if type(batch) is dict:  # twice as fast as the general case
+        changed = {key: map_members(function, is_selected, value) for key, value in batch.items()}
+        return batch if _all_identical(changed.values(), batch.values()) else changed
     return _replace_changed(batch, functools.partial(map_members, function, is_selected)) if is_container(batch) else batch
 
 

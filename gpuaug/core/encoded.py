@@ -241,39 +241,53 @@ Row = Mapping[str, Tensor]
 """Name of a column → its part of the row."""
 
 
+class RowHeaders:
+    """Description of the rows of a batch, on the host.
+
+    Args:
+        missing: (B,) bool, whether the row of a sample was not in the cache.
+        ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
+        names: Name of each sample; empty if all rows were read.
+        shapes: Name of a column of varying shape → (B, axes) shape in each row.
+    """
+
+    __slots__ = ("ids", "missing", "names", "shapes")
+
+    def __init__(
+        self, missing: NDArray[np.bool_], ids: NDArray[np.int64], names: Sequence[str], shapes: dict[str, NDArray[np.int64]]
+    ) -> None:
+        self.missing = missing
+        self.ids = ids
+        self.names = names
+        self.shapes = shapes
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Images of a batch of which some or all were read from a feature cache.
 
     Args:
         encoded: (B) encoded images; ``None`` if all rows were read.
-        missing: (B,) bool, whether the row of a sample was not in the cache.
-        ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
-        names: Names of the samples, separated by zero characters, because a list would be walked with the batch; empty if all
-            rows were read.
         columns: Name of a column → (B, …) tensor, or a flat tensor of all rows if the shape varies. Missing rows of the former
             have any values, of the latter none.
-        shapes: Name of a column of varying shape → (B, axes) shape in each row.
+        headers: Description of the rows.
     """
 
     encoded: Encoded | None
-    missing: NDArray[np.bool_]
-    ids: NDArray[np.int64]
-    names: str
     columns: dict[str, Tensor]
-    shapes: dict[str, NDArray[np.int64]]
+    headers: RowHeaders
 
     def select(self, sources: NDArray[np.int64]) -> "Rows":
         """Return rows whose row ``i`` is row ``sources[i]`` of these rows."""
+        headers = self.headers
         index = torch.from_numpy(sources)
-        columns = {name: tensor[index] for name, tensor in self.columns.items() if name not in self.shapes}
-        for name, row_shapes in self.shapes.items():
+        columns = {name: tensor[index] for name, tensor in self.columns.items() if name not in headers.shapes}
+        for name, row_shapes in headers.shapes.items():
             parts = split(self.columns[name], row_shapes)
             columns[name] = torch.cat([parts[source].reshape(-1) for source in sources])
-        shapes = {name: row_shapes[sources] for name, row_shapes in self.shapes.items()}
-        names = self.names.split("\0")
-        texts = "\0".join(names[source] for source in sources)
-        return Rows(self.encoded, self.missing[sources], self.ids[sources], texts, columns, shapes)
+        shapes = {name: row_shapes[sources] for name, row_shapes in headers.shapes.items()}
+        names = [headers.names[source] for source in sources]
+        return Rows(self.encoded, columns, RowHeaders(headers.missing[sources], headers.ids[sources], names, shapes))
 
 
 def varies(column: str) -> bool:

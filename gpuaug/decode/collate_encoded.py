@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import HEADER, Encoded, Headers, Rows, varies
+from gpuaug.core.encoded import HEADER, Encoded, Headers, RowHeaders, Rows, varies
 from gpuaug.core.errors import ArgumentError
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
@@ -180,7 +180,7 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
     encoded = pack_files(files) if any(missing) else None
     described = [] if encoded is None else files
     ids = np.array([file.row_id for file in described], np.int64)
-    return Rows(encoded, np.array(missing), ids, "\0".join(file.name for file in described), columns, shapes)
+    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, [file.name for file in described], shapes))
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

@@ -115,6 +115,7 @@ class CachedFile(EncodedFile):
     def __init__(self, path: str, content: memoryview | None) -> None:
         super().__init__(path)
         self.content = content
+        self.row = None
 
 
 def _refuse_to_flatten(file: EncodedFile) -> NoReturn:

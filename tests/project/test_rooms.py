@@ -60,10 +60,10 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 78,
     "benchkit": 745,
-    "cache": 1_058,
+    "cache": 1_074,
     "cli": 273,
-    "core": 1_582,
-    "decode": 4_538,
+    "core": 1_591,
+    "decode": 4_539,
     "feed": 2_431,
     "fusion": 12_565,
     "integrations": 49,

@@ -44,7 +44,7 @@ from bench.harness.loops import Trainer, autocast_dtype, frozen, loop
 from bench.suites.training.latents import DenoiserTrainer
 from gpuaug.benchkit.windows import Variant
 
-BATCHES = {"probe": 256, "latents": 16, "latents, train": 8}
+BATCHES = {"probe": 256, "latents": 64, "latents, train": 8}
 
 
 class Files(Dataset[dict[str, Any]]):
@@ -94,7 +94,7 @@ class Shards(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.dataset[int(index)]
-        return {"features": torch.from_numpy(sample["features"]).view(torch.bfloat16), "label": sample["label"]}
+        return {"features": torch.from_numpy(sample["features"].copy()).view(torch.bfloat16), "label": sample["label"]}
 
 
 class Case(NamedTuple):
