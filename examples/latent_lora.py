@@ -1,11 +1,13 @@
-"""Fine-tune a denoiser by LoRA on latents that are made on the fly: the VAE and the text encoder are stages, side by side.
+"""Fine-tune a denoiser by LoRA on latents: the VAE and the text encoder are stages, side by side.
 
 python examples/latent_lora.py                      # the photographs of scikit-image; a CPU will do
+python examples/latent_lora.py --cache latents/     # epochs 0 to 3 store the latents' distributions, later epochs read them
 python examples/latent_lora.py --data photographs/ --side 256 --batch-size 8 --steps 10000 --checkpoint run.pt --resume
 python examples/latent_lora.py --diffusers          # AutoencoderKL and CLIPTextModel in place of the small classes here
 
 Photographs come in two buckets, wide and tall, and a batch is of one. A caption is the name of the photograph's folder, dropped
 now and then. Crops, flips, dropped captions and latents are drawn anew in each epoch, and a resumed run draws the same ones.
+With a cache, crops and flips repeat after four epochs; latents and dropped captions do not.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -33,8 +36,7 @@ class Vae(nn.Module):
         self.down = nn.Sequential(nn.Conv2d(3, 16, 4, stride=4), nn.SiLU(), nn.Conv2d(16, 8, 2, stride=2))
 
     def encode(self, images):
-        mean, logvar = self.down(images).chunk(2, dim=1)
-        return SimpleNamespace(latent_dist=torch.distributions.Normal(mean, (logvar / 2).exp(), validate_args=False))
+        return SimpleNamespace(latent_dist=SimpleNamespace(parameters=self.down(images)))
 
 
 class TextEncoder(nn.Module):
@@ -95,22 +97,18 @@ class Denoiser(nn.Module):
 
 
 class Photographs(torch.utils.data.Dataset):
-    """Photographs at the size of their bucket, wide or tall, with the bytes of their captions."""
+    """Photographs as they are in their files, with the bytes of their captions."""
 
-    def __init__(self, root, side):
-        self.files = ImageFolder(root)
-        self.sizes = {True: (side * 3 // 4, side), False: (side, side * 3 // 4)}
-        self.wide = [image.width >= image.height for image, _ in self.files]
+    def __init__(self, root):
+        self.files = ImageFolder(root, loader=gpuaug.read_encoded)
+        sizes = [Image.open(path).size for path, _ in self.files.samples]
+        self.wide = [width >= height for width, height in sizes]
 
     def __len__(self):
         return len(self.files)
 
     def __getitem__(self, index):
         image, label = self.files[index]
-        height, width = self.sizes[self.wide[index]]
-        scale = max(height / image.height, width / image.width) * 1.1  # room to crop
-        image = v2.functional.pil_to_tensor(image.resize((round(image.width * scale), round(image.height * scale))))
-        image = v2.functional.center_crop(image, [round(height * 1.1), round(width * 1.1)])
         text = list(self.files.classes[label].encode())[:LENGTH]
         ids = torch.tensor(text + [0] * (LENGTH - len(text)))
         return {"pixels": image, "ids": ids, "mask": (ids > 0).long()}
@@ -138,15 +136,19 @@ class Buckets(torch.utils.data.Sampler):
 
 
 class Crop(nn.Module):
-    """Crops a batch to the size of its bucket, and scales it to [-1, 1]."""
+    """Crops each image of a batch to the size of its bucket, and scales it to [-1, 1]."""
 
     def __init__(self, sizes):
         super().__init__()
         last = [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
-        self.by_bucket = {wide: gpuaug.fuse(v2.Compose([v2.RandomCrop(size), *last])) for wide, size in sizes.items()}
+        self.by_bucket = {}
+        for wide, (height, width) in sizes.items():
+            crop = v2.RandomResizedCrop((height, width), scale=(0.8, 1), ratio=(width / height, width / height))
+            self.by_bucket[wide] = gpuaug.fuse(v2.Compose([crop, *last]), ragged=True)
 
     def forward(self, images):
-        return self.by_bucket[images.shape[-1] > images.shape[-2]](images)
+        height, width = images[0].shape[-2:]
+        return self.by_bucket[width >= height](images)
 
 
 def drop_captions(ids):
@@ -154,8 +156,10 @@ def drop_captions(ids):
     return torch.where(torch.rand(len(ids), 1, device=ids.device) < 0.1, 0, ids)
 
 
-def sampled(encoded):
-    return encoded.latent_dist.sample() * 0.18215
+def sampled(moments):
+    """A sample of the latents' distribution (B, 8, H, W), from mean and log variance."""
+    mean, logvar = moments.float().chunk(2, dim=1)
+    return (mean + (logvar.clamp(-30, 20) / 2).exp() * torch.randn_like(mean)) * 0.18215
 
 
 def main():
@@ -166,6 +170,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="processes that read files (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="(default: %(default)s)")
     parser.add_argument("--diffusers", action="store_true", help="classes of diffusers and transformers")
+    parser.add_argument("--cache", help="folder of a feature cache")
     parser.add_argument("--checkpoint", type=Path, help="file that is written at the end")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     args = parser.parse_args()
@@ -173,11 +178,16 @@ def main():
     device = torch.device("cuda" if gpu else "cpu")
     torch.manual_seed(0)
 
-    photos = Photographs(args.data or photographs(), args.side)
+    photos = Photographs(args.data or photographs())
+    sizes = {True: (args.side * 3 // 4, args.side), False: (args.side, args.side * 3 // 4)}
+    cache = gpuaug.FeatureCache(args.cache, views=4) if args.cache else None
     buckets = Buckets(photos.wide, args.batch_size, seed=0)
     vae, text = (module.to(device).requires_grad_(False) for module in encoders(args))
     half = torch.bfloat16 if gpu else None
-    latents = gpuaug.FeatureStage(vae.encode, on="pixels", into="latents", output=sampled, autocast=half, name="vae")
+    moments = gpuaug.FeatureStage(
+        vae.encode, on="pixels", into="moments", output="latent_dist.parameters", autocast=half, cache=cache, name="vae"
+    )
+    latents = gpuaug.TransformStage(sampled, on="moments", into="latents", name="latents")
     states = gpuaug.FeatureStage(
         text,
         on={"ids": "input_ids", "mask": "attention_mask"},
@@ -186,11 +196,13 @@ def main():
         autocast=half,
         name="text",
     )
-    latents.capture([(args.batch_size, 3, *size) for size in photos.sizes.values()])
-    crop = gpuaug.TransformStage(Crop(photos.sizes), on="pixels", name="crop")
+    moments.capture([(args.batch_size, 3, *size) for size in sizes.values()])
+    decode = gpuaug.DecodeStage(on="pixels")
+    crop = gpuaug.TransformStage(Crop(sizes), on="pixels", name="crop")
     drop = gpuaug.TransformStage(drop_captions, on="ids", name="drop")
-    loader = DataLoader(photos, batch_sampler=buckets, num_workers=args.workers)
-    loader = gpuaug.StreamedLoader(loader, [crop, drop, latents, states], device=device)
+    dataset = cache.wrap(photos) if cache else photos
+    loader = DataLoader(dataset, batch_sampler=buckets, num_workers=args.workers, collate_fn=gpuaug.collate_encoded)
+    loader = gpuaug.StreamedLoader(loader, [decode, crop, moments, latents, drop, states], device=device)
 
     denoiser = Denoiser().to(device)
     learnt = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
@@ -207,7 +219,7 @@ def main():
     while step < args.steps:
         loader.set_epoch(epoch)
         for batch in loader:
-            clean = batch["latents"].float()  # (B, 4, H / 8, W / 8)
+            clean = batch["latents"]  # (B, 4, H / 8, W / 8)
             added = torch.randn(clean.shape, generator=noise, device=device)
             times = torch.rand(len(clean), generator=noise, device=device)
             kept = times[:, None, None, None]
@@ -222,6 +234,8 @@ def main():
             epoch += 1
     stats = loader.stats()
     print(f"step {step}: loss {loss:.3f}; {stats.replayed} batches from {stats.captured} graphs, {stats.eager} eager")
+    if cache:
+        print(f"{stats.rows_encoded} latents encoded, {stats.rows_read} read from the cache")
     if args.checkpoint:
         state = {"denoiser": denoiser.state_dict(), "optimizer": optimizer.state_dict(), "noise": noise.get_state()}
         torch.save({**state, "loader": loader.state_dict(), "step": step, "epoch": epoch}, args.checkpoint)

@@ -1,6 +1,7 @@
 """A linear probe: the frozen DINOv2 is a stage, captured in a CUDA graph, and the loop trains on its class token.
 
     python examples/linear_probe.py                               # the photographs of scikit-image; a CPU will do
+    python examples/linear_probe.py --cache features/ --epochs 20 # epochs 0 to 3 store the features, later epochs read them
     python examples/linear_probe.py --data /data/imagenet/train --dinov2 dinov2_vitb14 --size 224 --batch-size 256 --epochs 10
 
 Without ``--dinov2`` the transformer is a small one with random weights that has DINOv2's method and results. Its features tell
@@ -49,6 +50,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="processes that read files (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, help="stop after as many (default: at the end of the last epoch)")
+    parser.add_argument("--cache", help="folder of a feature cache for the training images")
     parser.add_argument("--checkpoint", type=Path, help="file that is written at the end")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     args = parser.parse_args()
@@ -62,19 +64,20 @@ def main():
     dino = torch.hub.load("facebookresearch/dinov2", args.dinov2) if args.dinov2 else Dino(args.size)
     dino = dino.to(device).requires_grad_(False)
     half = torch.bfloat16 if gpu else None
-    features = gpuaug.FeatureStage(dino.forward_features, output="x_norm_clstoken", autocast=half)
+    cache = gpuaug.FeatureCache(args.cache, views=4) if args.cache else None
     last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     crop = v2.Compose([v2.RandomResizedCrop(args.size, scale=(0.3, 1.0)), v2.RandomHorizontalFlip(), *last])
     middle = v2.Compose([v2.Resize(args.size * 8 // 7), v2.CenterCrop(args.size), *last])
 
-    def streamed(part, pipeline, sampler=None):
+    def streamed(part, pipeline, sampler=None, cache=None):
         reading = {"num_workers": args.workers, "collate_fn": gpuaug.collate_encoded}
-        loader = DataLoader(part, args.batch_size, sampler=sampler, **reading)
+        loader = DataLoader(cache.wrap(part) if cache else part, args.batch_size, sampler=sampler, **reading)
+        features = gpuaug.FeatureStage(dino.forward_features, output="x_norm_clstoken", autocast=half, cache=cache)
         stages = [gpuaug.DecodeStage(), gpuaug.fuse(pipeline, ragged=True), features]
         return gpuaug.StreamedLoader(loader, stages, device=device)
 
     shuffled = DistributedSampler(train, 1, 0, seed=0)  # its order depends on the epoch alone
-    loader, val_loader = streamed(train, crop, shuffled), streamed(val, middle)
+    loader, val_loader = streamed(train, crop, shuffled, cache), streamed(val, middle)
     head = nn.Sequential(nn.BatchNorm1d(dino.embed_dim, affine=False), nn.Linear(dino.embed_dim, len(files.classes))).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
     step, first = 0, 0

@@ -78,7 +78,15 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
         for _ in range(3):  # a CUDA graph is captured when a shape occurs for the second time
             result = work()
         synchronize(device)
-        part = _part(f"stage/{bound.name}", work, device, tracing, kind=_kind(stage), runs=_transform_name(stage))
+        part = _part(
+            f"stage/{bound.name}",
+            work,
+            device,
+            tracing,
+            kind=_kind(stage),
+            runs=_transform_name(stage),
+            has_cache=getattr(stage, "cache", None) is not None,
+        )
         # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
             if bound.encoder_runs().replayed:  # otherwise ``part`` was measured without a graph

@@ -62,6 +62,8 @@ class Part:
     """Name of the transform if the user has not named the stage; else an empty string."""
     eager: "Part | None" = None
     """Times of the encoder without its CUDA graph; ``None`` for a part without a graph."""
+    has_cache: bool = False
+    """Whether the results of the encoder are stored in a feature cache."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ def verdict(report: Report) -> Iterator[str]:
     yield from _overlap_sentences(report)
     yield from _priority_sentences(report)
     yield from _encoder_sentences(report)
+    yield from _cache_sentences(report)
     streamed_ms = report.streamed.median
     waited_ms = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
     unexplained_ms = streamed_ms - report.full_ms - report.epoch_ms - waited_ms
@@ -235,6 +236,20 @@ def _encoder_sentences(report: Report) -> Iterator[str]:
             f"The CUDA graph of {_description(part)} takes {figure_text(part.wall.median)} ms per batch, "
             f"{figure_text(part.host.median)} ms of them on the training thread; the encoder without the graph takes "
             f"{figure_text(part.eager.wall.median)} ms, {figure_text(part.eager.host.median)} ms on the training thread."
+        )
+
+
+def _cache_sentences(report: Report) -> Iterator[str]:
+    """Yield a sentence on the time that a feature cache of the last encoder would save."""
+    encoders = [part for part in report.parts if part.kind in ENCODER_KINDS]
+    if not encoders or encoders[-1].has_cache or _longest_name(report) in (LOAD, COPY, "epoch"):
+        return
+    streamed_ms = report.streamed.median
+    saved_ms = streamed_ms - report.cached.median
+    if saved_ms >= max(2 * TOLERANCE * streamed_ms, MIN_MS):
+        yield (
+            f"A feature cache would save up to {figure_text(saved_ms)} of the {figure_text(streamed_ms)} ms per batch in "
+            f"epochs that read it: pass cache=gpuaug.FeatureCache(folder) to the FeatureStage of {_description(encoders[-1])}."
         )
 
 

@@ -67,6 +67,17 @@ def test_run_that_is_resumed_equals_an_uninterrupted_one(name, data, tmp_path, c
     assert differences(*(torch.load(path) for _, path in (whole, stopped))) == []
 
 
+@pytest.mark.parametrize("name", ["latent_lora", "linear_probe"])
+def test_run_that_reads_features_of_an_earlier_run_equals_it(name, data, tmp_path, capsys):
+    small = [*data, "--workers", 0, "--size", 32, "--batch-size", 5, *RESUMED[name], "--steps", 6]
+    for checkpoint in ("recorded.pt", "read.pt"):
+        run_example(name, *small, "--cache", tmp_path / "features", "--checkpoint", tmp_path / checkpoint)
+        assert_has_learnt(capsys.readouterr().out)
+    run_example(name, *small, "--checkpoint", tmp_path / "plain.pt")
+    states = [torch.load(tmp_path / name) for name in ("recorded.pt", "read.pt", "plain.pt")]
+    assert differences(states[0], states[1]) == differences(states[0], states[2]) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_example_runs_on_photographs_as_it_is(name, capsys):

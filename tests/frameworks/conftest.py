@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from support.bench.fixtures import class_folder
+
+__all__ = ["class_folder"]
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """Encoders of transformers, diffusers and timm, with random weights: eager, and as from a graph, at every depth."""
 
+import re
 from functools import partial
 
 import pytest
 import torch
 from support.comparison.values import assert_values
 from support.gpu.host_graphs import install, on_lanes
+from support.process.examples import run_example
 from torch import nn
 
 from gpuaug import DeviceError, FeatureStage, GpuAugWarning, StreamedLoader
@@ -166,3 +168,12 @@ def test_an_encoder_with_hooks_of_accelerate_is_not_captured(monkeypatch):
     with pytest.warns(GpuAugWarning, match="it has forward hooks"):
         list(on_lanes([torch.rand(2, 3)] * 3, FeatureStage(model)))
     assert forms == []
+
+
+def test_example_of_latents_with_diffusers(class_folder, tmp_path, capsys):
+    """Moments of AutoencoderKL are recorded and read, beside states of CLIPTextModel."""
+    pytest.importorskip("diffusers")
+    small = ["--data", class_folder, "--workers", 0, "--side", 64, "--batch-size", 2, "--steps", 60]
+    run_example("latent_lora", *small, "--diffusers", "--cache", tmp_path / "latents")
+    encoded, read = map(int, re.search(r"(\d+) latents encoded, (\d+) read", capsys.readouterr().out).groups())
+    assert min(encoded, read) > 0

@@ -3,6 +3,7 @@
 To approve new or changed sentences, run ``PYTHONPATH=tests:. python tests/profiler/test_verdict.py`` and read the difference.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from support.profiler.profiler_reports import CPU, copy, load, part, report, spread, step
@@ -108,6 +109,8 @@ SITUATIONS = {
         streamed=9.9,
         in_line=10,
     ),
+    "an encoder with a cache": on_gpu(replace(encoder(), has_cache=True), step(), streamed=6.9, in_line=7),
+    "an encoder that costs little": on_gpu(encoder(wall=0.8, device=0.8), step(), streamed=4.9, in_line=4.9),
     "an encoder behind a slow loader": said(load(30), copy(), encoder(), step(), streamed=30, in_line=37),
     "CPU, nothing of graphs": said(load(), copy(device=None), encoder(), step(device=None), streamed=7, in_line=7, device=CPU),
 }

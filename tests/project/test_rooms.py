@@ -68,7 +68,7 @@ BUDGETS = {
     "fusion": 12_565,
     "integrations": 49,
     "loader": 1_265,
-    "profiler": 1_180,
+    "profiler": 1_201,
     "stages": 1_906,
     "viewer": 854,
 }
