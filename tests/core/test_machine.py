@@ -101,12 +101,13 @@ def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads,
     assert started == [wanted]
 
 
-@pytest.fixture(params=["", "1", "4"])
+@pytest.fixture(params=[("", 1), ("1", 1), ("4", 4), ("0", 1), ("several", 1)], ids=str)
 def most_bytes(request, monkeypatch, groups):
     """The memory of one rank in a container of 1 GiB, for several numbers of ranks."""
     groups(["0::/job"], {"job/memory.max": str(GIB)})
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", request.param)
-    return GIB // int(request.param or 1)
+    text, ranks = request.param
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    return GIB // ranks
 
 
 def test_slots_have_an_eighth_of_the_memory_of_one_rank(most_bytes):
