@@ -15,7 +15,7 @@ import torch
 from contract.sources import failure
 from PIL import Image
 from support.feed.ring_cleanup import leave_by_break
-from support.feed.ring_equality import assert_ring_is_plain, assert_same
+from support.feed.ring_equality import assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader, Dataset
@@ -39,18 +39,6 @@ def test_wrapped_loader_is_not_changed(options):
         want = list(wrapped)
         assert all(type(batch) is dict for batch in want)
         assert_same(list(loader), want)
-
-
-class Named(DataLoader):
-    """A subclass that is iterated as its base."""
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.name = "mine"
-
-
-def test_dataloader_subclass_uses_ring():
-    assert_ring_is_plain(lambda: Named(Samples(), batch_size=2, num_workers=2))
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 0), (0, 2), pytest.param(1, 10, marks=pytest.mark.slow)])
