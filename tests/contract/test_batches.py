@@ -44,6 +44,11 @@ def test_what_workers_load_arrives_in_order():
     assert values(streamed(wrapped)) == values(wrapped)
 
 
+class Indexed:
+    def __getitem__(self, index):
+        return torch.tensor([1, 2, 3][index])
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -51,8 +56,10 @@ def test_what_workers_load_arrives_in_order():
         lambda: map(torch.tensor, range(3)),
         lambda: torch.arange(3),
         lambda: DataLoader(NumberStream(), batch_size=None, sampler=None),
+        NumberStream,
+        Indexed,
     ],
-    ids=["generator", "map", "tensor", "stream"],
+    ids=["generator", "map", "tensor", "stream", "dataset", "indexable"],
 )
 def test_any_iterable_will_do(make):
     expected = [batch.item() for batch in make()]

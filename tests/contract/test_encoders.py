@@ -107,9 +107,6 @@ def test_batches_that_are_kept_do_not_change_and_share_no_memory(case):
     assert_same([tensors(batch) for batch in kept], copies)
 
 
-# 5 and 6. Bounded, and not held up
-
-
 # 7. Failures arrive where they belong
 
 
