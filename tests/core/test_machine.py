@@ -1,11 +1,11 @@
 """Cores and memory that a process may use, by affinity and control groups of both versions."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.files.encoded import encoded
-from support.process import processes
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, DecodeStage, StreamedLoader, collate_encoded
@@ -85,9 +85,12 @@ def test_memory_is_that_of_the_limit(groups, lines, files, most):
 
 
 def test_affinity_counts():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-    code += "from gpuaug.core.machine import allowed_cores; print(allowed_cores())"
-    assert processes.run_script(code).stdout == "1\n"
+    def on_one_core():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread
+        return machine.allowed_cores()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(on_one_core).result() == 1
 
 
 @pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 7), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])
