@@ -19,7 +19,9 @@ from support.feed.ring_equality import assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProcessingDataLoaderIter
 
 import gpuaug
 from gpuaug import StreamedLoader
@@ -218,13 +220,16 @@ class KilledWithLock(Dataset):
         return torch.tensor(index)
 
 
-LOCKS = ["done_event._cond", "index_queue._rlock", pytest.param("data_queue._wlock", marks=pytest.mark.slow)]  # the last: 5 s
+LOCKS = ["done_event._cond", "index_queue._rlock", "data_queue._wlock"]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("lock", LOCKS)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, Generator])
-def test_loop_ends_after_a_worker_was_killed_with_a_lock(kind, lock, persistent):
+def test_loop_ends_after_a_worker_was_killed_with_a_lock(monkeypatch, kind, lock, persistent):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what DataLoader gives its workers to end
+    for iterator in (_MultiProcessingDataLoaderIter, _StatefulMultiProcessingDataLoaderIter):
+        monkeypatch.setattr(iterator._try_get_data, "__defaults__", (0.1,))  # after which it asks whether they are alive
     wrapped = kind(KilledWithLock(lock), batch_size=2, num_workers=2, persistent_workers=persistent)
     loader = StreamedLoader(wrapped, device="cpu")
     with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
