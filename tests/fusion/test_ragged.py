@@ -127,6 +127,11 @@ PIPELINES = {
     **CLOSE,
     **AHEAD,
     "antialiased": lambda: [v2.RandomResizedCrop((12, 14))],
+    "gates": lambda: [
+        v2.RandomApply([v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)], p=0.5),
+        v2.RandomResizedCrop(16),
+        v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomInvert(1.0)], p=0.5),
+    ],
     "colours first": lambda: [v2.RandomInvert(), v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)],
     "turned first": lambda: [K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((12, 14))],
     "skipped crop": lambda: [K.Resize((20, 24)), half_the_samples(K.RandomResizedCrop((20, 24)))],
