@@ -1,7 +1,6 @@
 """Cores and memory that a process may use, by affinity and control groups of both versions."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,15 +81,6 @@ BYTES = {
 def test_memory_is_that_of_the_limit(groups, lines, files, most):
     groups(lines, files)
     assert machine.allowed_memory_bytes() == most
-
-
-def test_affinity_counts():
-    def on_one_core():
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread
-        return machine.allowed_cores()
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(on_one_core).result() == 1
 
 
 @pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 7), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])

@@ -2,7 +2,6 @@
 
 import pytest
 from support.gpu.stream_double import FakeCuda, HostBuffer
-from support.gpu.stream_history import REUSED
 
 
 @pytest.fixture
@@ -26,29 +25,15 @@ def test_allocator_hands_out_the_smallest_block_that_is_large_enough_and_not_muc
     assert (cuda.live_bytes, cuda.most_live_bytes, cuda.reserved_bytes) == (23, 23, 30)
 
 
-def read_elsewhere(cuda, record_on=None):
-    """The block of a buffer that another stream has read, and that stream. ``record_on`` is given to ``record_stream``."""
-    consumer = cuda.Stream()
-    buffer = cuda.new("x", batch=0)
-    ready = cuda.Event()
+def test_record_stream_on_consumer_keeps_memory_until_host_knows(cuda):
+    consumer, ready, buffer = cuda.Stream(), cuda.Event(), cuda.new("x", batch=0)
     ready.record()
     ready.wait(consumer)
-    if record_on is not None:
-        buffer.record_stream({"consumer": consumer, "producer": cuda.default}[record_on])
+    buffer.record_stream(consumer)
     with cuda.stream(consumer):
         cuda.read(buffer)
-    return block_of(buffer), consumer
-
-
-@pytest.mark.parametrize("record_on", [None, "producer"])
-def test_record_stream_on_producer_does_nothing(cuda, record_on):
-    block, _ = read_elsewhere(cuda, record_on)
-    assert block_of(cuda.new("y", batch=1)) == block
-    assert cuda.history.rules() == [REUSED]
-
-
-def test_record_stream_on_consumer_keeps_memory_until_host_knows(cuda):
-    block, consumer = read_elsewhere(cuda, "consumer")
+    block = block_of(buffer)
+    del buffer
     second = cuda.new("second", batch=1)
     assert block_of(second) != block
     done = cuda.Event()
