@@ -8,7 +8,7 @@ import weakref
 import kornia.augmentation as K
 import pytest
 import torch
-from contract.sources import DEPTHS, Numbers, NumberStream, noise, streamed, values
+from contract.sources import DEPTHS, Numbers, NumberStream, Opened, noise, streamed, values
 from support.comparison.values import assert_values
 from support.process.waiting import WAIT_S
 from torch import nn
@@ -201,14 +201,6 @@ def test_on_a_cpu_a_batch_is_worked_on_when_it_is_wanted(depth):
 
 
 # 14. Nothing starts before it is wanted
-
-
-class Opened(list):
-    opened = 0
-
-    def __iter__(self):
-        self.opened += 1
-        return super().__iter__()
 
 
 def test_nothing_starts_before_the_first_batch_is_asked_for(feeds):
