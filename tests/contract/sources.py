@@ -25,6 +25,16 @@ class Numbers(Dataset):
         return torch.tensor(index)
 
 
+class Opened(list):
+    """Counts the loops over it."""
+
+    opened = 0
+
+    def __iter__(self):
+        self.opened += 1
+        return super().__iter__()
+
+
 class NumberStream(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(5))

@@ -8,7 +8,7 @@ import weakref
 import kornia.augmentation as K
 import pytest
 import torch
-from contract.sources import DEPTHS, Numbers, NumberStream, noise, streamed, values
+from contract.sources import DEPTHS, Numbers, NumberStream, Opened, noise, streamed, values
 from support.comparison.values import assert_values
 from support.process.waiting import WAIT_S
 from torch import nn
@@ -44,6 +44,11 @@ def test_what_workers_load_arrives_in_order():
     assert values(streamed(wrapped)) == values(wrapped)
 
 
+class Indexed:
+    def __getitem__(self, index):
+        return torch.tensor([1, 2, 3][index])
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -51,8 +56,10 @@ def test_what_workers_load_arrives_in_order():
         lambda: map(torch.tensor, range(3)),
         lambda: torch.arange(3),
         lambda: DataLoader(NumberStream(), batch_size=None, sampler=None),
+        NumberStream,
+        Indexed,
     ],
-    ids=["generator", "map", "tensor", "stream"],
+    ids=["generator", "map", "tensor", "stream", "dataset", "indexable"],
 )
 def test_any_iterable_will_do(make):
     expected = [batch.item() for batch in make()]
@@ -194,14 +201,6 @@ def test_on_a_cpu_a_batch_is_worked_on_when_it_is_wanted(depth):
 
 
 # 14. Nothing starts before it is wanted
-
-
-class Opened(list):
-    opened = 0
-
-    def __iter__(self):
-        self.opened += 1
-        return super().__iter__()
 
 
 def test_nothing_starts_before_the_first_batch_is_asked_for(feeds):

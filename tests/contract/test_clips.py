@@ -14,8 +14,6 @@ import gpuaug
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, TransformStage, collate_encoded, read_clip
 
 COUNT, FRAMES = 7, 3
-BATCHES = 4
-"""Of two samples, and one at the end."""
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SOURCES = ["tensors", "files"]
@@ -106,15 +104,6 @@ def test_files_give_what_their_frames_give_as_tensors():
     assert_same(values(loader("files", "cpu")), values(loader("tensors", "cpu")))
 
 
-def test_cameras_of_one_stage_share_a_draw_and_all_frames_have_it():
-    stage = TransformStage(gpuaug.fuse(v2.RandomCrop(32)), on=dict.fromkeys(CAMERAS, "input"))
-    ramps = torch.arange(48 * 64.0).view(48, 64).expand(2, FRAMES, 3, 48, 64)
-    first = next(iter(StreamedLoader([{"top": ramps, "wrist": ramps.clone()}], [stage], device="cpu")))
-    assert_values(first["top"], first["wrist"])
-    assert_values(first["top"], first["top"][:, :1, :1].expand_as(first["top"]))
-    assert not torch.equal(first["top"][0], first["top"][1])
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_bad_clip_is_an_error_at_its_batch_or_its_whole_sample_is_replaced_and_counted(device, depth):
@@ -143,19 +132,3 @@ def test_resume_is_exact(source, device):
         resumed = loader(source, device, seed=None)
         resumed.load_state_dict(state)
         assert_same(values(resumed), whole[stop:])
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_the_users_generator_is_as_if_no_stage_had_run(source):
-    made = loader(source, "cpu")
-    torch.manual_seed(3)
-    want = torch.rand(BATCHES)
-    torch.manual_seed(3)
-    assert_values(torch.stack([torch.rand(()) for _ in made]), want)
-
-
-def test_profile_names_the_stages_of_clips():
-    stages = [DecodeStage(), TransformStage(gpuaug.fuse(v2.RandomCrop(32)), name="crop")]
-    one = StreamedLoader([collate_encoded([(next(clips())["top"],)])] * 2, stages, device="cpu")
-    report = gpuaug.profile(one, lambda batch: batch[0].float().mean(), batches=8, rounds=1, show=False)
-    assert [part.name for part in report.parts] == ["load", "stage/decode", "copy", "stage/crop", "step"]

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from contract.sources import DEPTHS, OwnError, streamed
+from contract.sources import DEPTHS, Opened, OwnError, streamed
 from contract.test_leaving import WAYS_TO_LEAVE
 from support.comparison.values import assert_values
 from support.files.encoded import encoded
@@ -105,9 +105,6 @@ def test_batches_that_are_kept_do_not_change_and_share_no_memory(case):
                 tensor.zero_()
     list(loader)
     assert_same([tensors(batch) for batch in kept], copies)
-
-
-# 5 and 6. Bounded, and not held up
 
 
 # 7. Failures arrive where they belong
@@ -300,14 +297,6 @@ def test_draws_on_a_cpu_are_those_of_lanes():
 
 
 # 14. Not a DataLoader in disguise
-
-
-class Opened(list):
-    opened = 0
-
-    def __iter__(self):
-        self.opened += 1
-        return super().__iter__()
 
 
 def test_nothing_starts_before_the_first_batch_is_asked_for_although_graphs_are_captured(feeds, forms):

@@ -14,11 +14,10 @@ from support import internals
 from support.gpu.lanes import OnLanes
 from support.process import processes
 from support.process.waiting import until
-from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import FeatureStage, IteratorEndedError, TransformStage
+from gpuaug import IteratorEndedError, TransformStage
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -31,19 +30,6 @@ def test_a_transforms_error_is_raised_at_its_batch_with_its_own_type(at, depth):
     assert error is own
     assert error.__notes__ == [f"gpuaug: raised in stage 'mix', at batch {at} of epoch 0."]
     assert traceback.extract_tb(error.__traceback__)[-1].name == "transform"
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_an_encoders_error_is_raised_at_its_batch(depth):
-    class Failing(nn.Module):
-        def forward(self, x):
-            return failing_at(2, OwnError(7, text="its own"))(x)
-
-    loader = streamed(torch.arange(5.0), FeatureStage(Failing()), depth=depth)
-    arrived, error = failure(loader)
-    assert arrived == [0, 1]
-    assert type(error) is OwnError
-    assert error.__notes__ == ["gpuaug: raised in stage 'feature', at batch 2 of epoch 0."]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -122,12 +108,6 @@ def test_a_batch_that_does_not_fit_a_stage_names_both():
     assert error.__notes__ == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
 
 
-def test_the_note_names_the_epoch():
-    loader = streamed(torch.arange(3), failing_at(1, OwnError(7, text="")))
-    loader.set_epoch(6)
-    assert failure(loader)[1].__notes__ == ["gpuaug: raised in stage 'transform', at batch 1 of epoch 6."]
-
-
 def noisy(x):
     return x + torch.rand(x.shape)
 
@@ -182,22 +162,6 @@ def test_an_error_of_opening_the_loader_is_its_own():
 
     arrived, error = failure(streamed(Closed()))
     assert (arrived, type(error)) == ([], OwnError)
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_the_loader_can_be_iterated_again_after_a_failure(depth):
-    broken = True
-
-    def transform(x):
-        if broken and x == 1:
-            raise OwnError(7, text="")
-        return x
-
-    loader = streamed(DataLoader(Numbers(4), batch_size=None), transform, depth=depth)
-    for _ in range(2):
-        assert failure(loader)[0] == [0]
-    broken = False
-    assert values(loader) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuaug import ArgumentError
-from gpuaug.core.errors import one_of, shown, whole_number
+from gpuaug.core.errors import shown
 
 
 @pytest.mark.parametrize(
@@ -28,21 +27,3 @@ def test_shown_value(value, text):
 def test_shown_value_is_short_and_one_line(value):
     assert len(shown(value)) < 500
     assert "\n" not in shown(value)
-
-
-def test_whole_number_has_bounds():
-    assert [whole_number("n", n, "", least=1, most=3) for n in (1, np.int64(2), torch.tensor(3))] == [1, 2, 3]
-    assert whole_number("n", -5, "", least=None) == -5
-    with pytest.raises(ArgumentError) as caught:
-        whole_number("n", 4, "Count to three.", least=1, most=3)
-    assert str(caught.value) == "n must be 3 or less, got 4. Count to three."
-
-
-def test_one_of_few():
-    assert one_of("channels", np.int64(3), (1, 3), "") == 3
-    for value in (True, 1.0, 2, "1", [1], torch.tensor(1)):
-        with pytest.raises(ArgumentError) as caught:
-            one_of("channels", value, (1, 3), "Leave it out.")
-        assert str(caught.value) == f"channels must be 1 or 3, got {value!r}. Leave it out."
-    with pytest.raises(ArgumentError, match="must be 'a', 'b' or 'c', got ndarray of shape"):
-        one_of("letter", np.array(["a", "b"]), ("a", "b", "c"), "")

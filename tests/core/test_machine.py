@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support.files.encoded import encoded
-from support.process import processes
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, DecodeStage, StreamedLoader, collate_encoded
@@ -84,12 +83,6 @@ def test_memory_is_that_of_the_limit(groups, lines, files, most):
     assert machine.allowed_memory_bytes() == most
 
 
-def test_affinity_counts():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-    code += "from gpuaug.core.machine import allowed_cores; print(allowed_cores())"
-    assert processes.run_script(code).stdout == "1\n"
-
-
 @pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 7), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])
 def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads, wanted):
     groups(["0::/"], {"cpu.max": "800000 100000"})
@@ -101,12 +94,13 @@ def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads,
     assert started == [wanted]
 
 
-@pytest.fixture(params=["", "1", "4"])
+@pytest.fixture(params=[("", 1), ("1", 1), ("4", 4), ("0", 1), ("several", 1)], ids=str)
 def most_bytes(request, monkeypatch, groups):
     """The memory of one rank in a container of 1 GiB, for several numbers of ranks."""
     groups(["0::/job"], {"job/memory.max": str(GIB)})
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", request.param)
-    return GIB // int(request.param or 1)
+    text, ranks = request.param
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    return GIB // ranks
 
 
 def test_slots_have_an_eighth_of_the_memory_of_one_rank(most_bytes):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections import namedtuple
 from contextlib import ExitStack, nullcontext
 
@@ -23,7 +22,7 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.core.streams import Lanes
-from gpuaug.decode import decoder, layout, work
+from gpuaug.decode import decoder, work
 
 FILES = mixed_files()
 
@@ -169,22 +168,6 @@ def test_bad_samples_are_replaced_in_every_member(device, caplog):
 
 
 @on_each_device
-def test_fields_of_tuples_are_replaced_in_a_batch_of_as_many_samples(device):
-    samples = [(encoded(40, 30), (3, 4), ("cat", "red")), (b"", (5, 6), ("dog", "blue"))]
-    (got,) = StreamedLoader([collate_encoded(samples)], [DecodeStage(on=0, on_error="replace")], device=device)
-    assert [field.tolist() for field in got[1]] == [[3, 3], [4, 4]]
-    assert [list(field) for field in got[2]] == [["cat", "cat"], ["red", "red"]]
-
-
-@on_each_device
-def test_replaced_samples_are_counted(device):
-    files = [encoded(40, 30, seed=number) for number in range(4)]
-    streamed = loader([b"", *files, b"GIF89a"], None, DecodeStage(on_error="replace"), repeat=2, batch_size=6, device=device)
-    assert [numbers.tolist() for _, numbers in streamed] == [[4, 1, 2, 3, 4, 4], [10, 7, 8, 9, 10, 10]]
-    assert streamed.stats().replaced == 4
-
-
-@on_each_device
 def test_a_bad_file_is_raised_at_its_batch_with_its_name(device, tmp_path):
     path = tmp_path / "broken.jpg"
     path.write_bytes(FILES[0][:100])
@@ -223,46 +206,11 @@ def test_a_header_that_lies_is_found(device):
         DecodeStage()(batch, device)
 
 
-def test_engines_are_given_what_they_take():
-    options = DecodeStage().options
-    files = [*FILES, encoded(16384, 2), encoded(16385, 2)]
-    takes = layout.Layout(collate_encoded(files).headers, options, nvjpeg_double.ON_CARD).decoders == 0
-    by_cpu = [index for index in range(len(files)) if not takes[index]]
-    assert by_cpu == [11, 12, *range(15, 21), 22], "CMYK, progressive, other formats, and one that is too wide"
-
-
 @on_each_device
 def test_images_of_too_many_pixels_are_not_decoded(device):
     files = [encoded(40, 24), encoded(50, 30, "PNG")]
     with pytest.raises(DecodeError, match="because of sample 1: its 50x30 pixels are more than max_pixels=1000"):
         DecodeStage(max_pixels=1000)(collate_encoded(files), device)
-
-
-@on_each_device
-def test_threads_end_with_the_iterator(device):
-    def threads():
-        return [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]
-
-    streamed = loader(repeat=20, device=device)
-    iterator = iter(streamed)
-    next(iterator)
-    assert threads()
-    iterator.close()
-    assert not threads()
-    for _ in streamed:
-        break
-    streamed.close()
-    assert not threads()
-
-
-@on_each_device
-def test_views_and_mappings_are_decoded(device):
-    batch = collate_encoded([{"views": [FILES[0], FILES[1]], "id": 3}, {"views": [FILES[2], FILES[0]], "id": 4}])
-    (got,) = StreamedLoader([batch], [DecodeStage()], device=device)
-    assert [[tuple(image.shape) for image in view] for view in got["views"]] == [
-        [(3, 30, 40), (3, 32, 56)],
-        [(3, 31, 48), (3, 30, 40)],
-    ]
 
 
 # Engines.

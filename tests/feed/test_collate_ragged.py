@@ -91,21 +91,11 @@ def drawn(kinds):
     return st.lists(one.map(lambda what: KINDS[what[0]](*what[1:])), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize("kind", COLOURED)
-def test_rgb_images_are_packed_bit_for_bit(kind):
-    images = [KINDS[kind](seed, 3 + seed, 7 - seed) for seed in range(3)]
-    assert_holds(collate_ragged(images), images, "RGB")
-
-
-@pytest.mark.parametrize("kind", GREY)
-def test_grey_images_are_packed_bit_for_bit_with_one_channel(kind):
-    images = [KINDS[kind](seed, 3 + seed, 7 - seed) for seed in range(3)]
-    assert_holds(collate_ragged(images, channels=1), images, "L")
-
-
-@given(drawn(COLOURED))
-def test_any_mix_of_rgb_images_is_packed(images):
-    assert_holds(collate_ragged(images), images, "RGB")
+@pytest.mark.parametrize(("kinds", "mode", "channels"), [(COLOURED, "RGB", 3), (GREY, "L", 1)], ids=["RGB", "grey"])
+@given(st.data())
+def test_any_mix_of_images_is_packed_bit_for_bit(kinds, mode, channels, data):
+    images = data.draw(drawn(kinds))
+    assert_holds(collate_ragged(images, channels=channels), images, mode)
 
 
 @given(drawn(list(KINDS)), st.sampled_from(["RGB", "L"]))

@@ -99,14 +99,6 @@ def test_repr_names_the_feed_and_why():
     assert said([], "plain") == "feed=plain (as asked)"
 
 
-@pytest.mark.parametrize("make", [with_workers(Samples()), lambda: Source(torch.tensor)], ids=["workers", "other"])
-def test_feed_auto_uses_no_ring_on_cpu(make, held):
-    loader = StreamedLoader(make(), device="cpu")
-    list(loader)
-    assert loader.stats().slot_batches == 0
-    assert not held()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_repr_says_how_many_slots_there_are_and_how_large(workers):
     batches = made(lambda i: torch.full((300_000,), i, dtype=torch.uint8), num_workers=workers)()

@@ -49,27 +49,6 @@ class Gate:
             yield index
 
 
-def test_feed_gives_batches_in_order_then_end():
-    found = drained(feeding(range(5)))
-    assert [item.batch for item in found[:-1]] == [0, 1, 2, 3, 4]
-    assert found[-1].error is None
-
-
-def test_empty_loader_gives_only_the_end():
-    assert len(drained(feeding([]))) == 1
-
-
-def test_loader_error_comes_after_earlier_batches():
-    def failing():
-        yield 0
-        yield 1
-        raise LookupError("third")
-
-    found = drained(feeding(failing()))
-    assert [item.batch for item in found[:-1]] == [0, 1]
-    assert isinstance(found[-1].error, LookupError)
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_keyboard_interrupt_and_system_exit_reach_the_consumer(kind):
     class Failing:
@@ -80,32 +59,6 @@ def test_keyboard_interrupt_and_system_exit_reach_the_consumer(kind):
             raise kind
 
     assert type(drained(feeding(Failing()))[-1].error) is kind
-
-
-def test_get_without_block_returns_none_while_loader_works():
-    gate = Gate()
-    source = feeding(gate)
-    assert source.get(block=False) is None
-    gate.let(1)
-    assert take(source).batch == 0
-    assert source.get(block=False) is None
-    gate.let(1)
-    until(lambda: gate.pulled == 2)
-    assert take(source).batch == 1
-    gate.let(100)
-    source.close()
-
-
-def test_thread_pulls_at_most_queued_batches_ahead():
-    gate = Gate()
-    gate.let(100)
-    source = feeding(gate)
-    for taken in range(4):
-        until(lambda taken=taken: gate.pulled >= taken + QUEUED)
-        time.sleep(0.01)  # long enough to run away in
-        assert gate.pulled <= taken + QUEUED + 1
-        take(source)
-    source.close()
 
 
 def test_thread_pulls_again_only_after_refill():
@@ -140,16 +93,6 @@ def test_iter_on_consumer_thread_and_next_on_feed_thread():
     assert where["next"].daemon, "a loader that hangs must not keep the process alive"
 
 
-def test_error_of_iter_is_raised_at_once():
-    class Loader:
-        def __iter__(self):
-            raise LookupError("no workers")
-
-    with pytest.raises(LookupError, match="no workers"):
-        feeding(Loader())
-    assert not threads()
-
-
 def test_close_ends_thread_and_drops_iterator():
     class Numbers:
         def __iter__(self):
@@ -168,42 +111,6 @@ def test_close_ends_thread_and_drops_iterator():
     for block in (True, False, True):
         with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
             source.get(block=block)
-
-
-@pytest.mark.parametrize("read", [0, 1, 5])
-def test_dropped_feed_iterator_ends_its_thread(read):
-    source = feeding(iter(lambda: 0, 1))
-    for _ in range(read):
-        take(source)
-    del source
-    until(lambda: not threads())
-
-
-def test_thread_holds_no_reference_to_given_batches():
-    class Batch:
-        pass
-
-    watched = []
-
-    def loader():
-        for _ in range(6):
-            batch = Batch()
-            watched.append(weakref.ref(batch))
-            yield batch
-            del batch
-
-    gc.disable()
-    try:
-        source = feeding(loader())
-        for index in range(6):
-            item = take(source)
-            assert item.batch is watched[index]()
-            del item
-            until(lambda index=index: watched[index]() is None)
-        assert take(source).ended
-        source.close()
-    finally:
-        gc.enable()
 
 
 def test_thread_drops_batch_before_waiting_for_next():
@@ -294,23 +201,6 @@ def test_close_does_not_wait_for_thread_that_page_locks():
 
     feeding(OnCuda()).close()
     assert not threads()
-
-
-def test_close_without_pending_next_logs_nothing(caplog):
-    source = feeding(iter(lambda: 0, 1))
-    take(source)
-    source.close()
-    assert not caplog.records
-
-
-def test_taken_over_feed_raises_iterator_ended_error():
-    source = feeding(range(10))
-    take(source)
-    source.take_over()
-    for block in (True, False, True):
-        with pytest.raises(IteratorEndedError, match="a newer one reads the same source"):
-            source.get(block=block)
-    source.close()
 
 
 def counted():

@@ -1,5 +1,8 @@
 """Settings of the consumer's thread, with which the background thread reads the loader."""
 
+import decimal
+from contextlib import contextmanager
+
 import pytest
 import torch
 from support.feed.feed_iterators import drained, feeding
@@ -15,8 +18,28 @@ def settings():
         "autocast dtype": torch.get_autocast_dtype("cpu"),
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
+        "context variable": decimal.getcontext().prec,
         "made": (torch.empty(1).device, torch.ones(1).is_inference()),
     }
+
+
+@contextmanager
+def more_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def global_default_device():
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
 
 
 SETTINGS = {
@@ -26,64 +49,26 @@ SETTINGS = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "autocast to half": lambda: torch.autocast("cpu", torch.float16),
     "default device": lambda: torch.device("meta"),
+    "global default device": global_default_device,
+    "threads": more_threads,
+    "context variable": lambda: decimal.localcontext(prec=7),
 }
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_loader_sees_consumers_grad_autocast_and_device_settings(setting):
+def test_loader_and_stage_see_consumers_settings(setting):
     def loader():
         yield settings()
 
+    def as_usual():
+        return [item.batch for item in drained(feeding(loader()))[:-1]]
+
+    outside = as_usual()
     with setting():
         expected = settings()
-        (item, _) = drained(feeding(loader()))
-    assert item.batch == expected
-
-
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_stage_sees_consumers_grad_autocast_and_device_settings(setting):
-    with setting():
-        expected = settings()
-        (seen,) = StreamedLoader([0], [lambda _: settings()], device="cpu")
-    assert seen == expected
-
-
-def test_loader_sees_global_default_device():
-    def loader():
-        yield torch.empty(1).device.type
-
-    torch.set_default_device("meta")
-    try:
-        (item, _) = drained(feeding(loader()))
-    finally:
-        torch.set_default_device(None)
-    assert item.batch == "meta"
-    (item, _) = drained(feeding(loader()))
-    assert item.batch == "cpu"
-
-
-def test_loader_sees_consumers_num_threads():
-    def loader():
-        yield torch.get_num_threads()
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        (item, _) = drained(feeding(loader()))
-    finally:
-        torch.set_num_threads(before)
-    assert item.batch == before + 1
-
-
-def test_loader_sees_consumers_context_variables():
-    import decimal
-
-    def loader():
-        yield decimal.getcontext().prec
-
-    with decimal.localcontext(prec=7):
-        (item, _) = drained(feeding(loader()))
-    assert item.batch == 7
+        assert as_usual() == [expected]
+        assert list(StreamedLoader([0], [lambda _: settings()], device="cpu")) == [expected]
+    assert as_usual() == outside
 
 
 def test_settings_changed_in_loader_do_not_reach_consumer():

@@ -63,27 +63,6 @@ def test_every_kind_of_pipeline_replays_in_kornia(made):
     torch.testing.assert_close(augment(images, draws=draws), expected, atol=5e-5 * scale / 0.22, rtol=0)
 
 
-def test_seed_decides_the_draws():
-    augment, images = gpuaug.fuse(pipeline()), photographs()
-    one, same, other = (augment(images, draws=augment.draw(images.shape, seed=seed)) for seed in (1, 1, 2))
-    assert_values(one, same)
-    assert not torch.equal(one, other)
-
-
-def test_call_takes_one_number_from_the_global_generator():
-    augment, images = gpuaug.fuse(pipeline()), photographs()
-    torch.manual_seed(5)
-    first, second = augment(images), augment(images)
-    after = torch.rand(1)
-    torch.manual_seed(5)
-    torch.randint(0, 2**63 - 1, ())
-    torch.randint(0, 2**63 - 1, ())
-    assert_values(torch.rand(1), after)
-    assert not torch.equal(first, second)
-    torch.manual_seed(5)
-    assert_values(augment(images), first)
-
-
 def test_fused_module_has_no_state():
     augment = gpuaug.fuse(pipeline())
     assert augment.state_dict() == {}
@@ -241,16 +220,6 @@ def test_keepdim_returns_a_single_image():
     image = photographs(1)[0]
     assert gpuaug.fuse(K.RandomHorizontalFlip(keepdim=True))(image).shape == image.shape
     assert gpuaug.fuse(K.RandomHorizontalFlip())(image).shape == (1, *image.shape)
-
-
-def test_fused_stage_in_a_loader_is_the_same_at_every_depth():
-    batches = [(photographs(2, seed=index), torch.tensor([0, 1])) for index in range(4)]
-    seen = []
-    for depth in (0, 2):
-        loader = gpuaug.StreamedLoader(batches, [gpuaug.fuse(pipeline())], device="cpu", depth=depth, seed=7)
-        seen.append([images for images, _ in loader])
-    for one, other in zip(*seen, strict=True):
-        assert_values(one, other)
 
 
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])

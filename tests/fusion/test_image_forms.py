@@ -21,6 +21,11 @@ PIPELINES = {
     **{name: make for name, make in clips.FIRST.items() if not name.startswith("chosen")},
     "a policy": lambda: [K.RandomHorizontalFlip(), K.auto.RandAugment(n=2, m=8)],
     "what Kornia runs": lambda: [K.RandomCrop((14, 14)), K.RandomMedianBlur(), K.RandomHorizontalFlip()],
+    "gates": lambda: [
+        v2.RandomApply([v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)], p=0.5),
+        v2.RandomResizedCrop(16),
+        v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomInvert(1.0)], p=0.5),
+    ],
     "choices": lambda: [
         v2.RandomChoice([v2.RandomResizedCrop((12, 14)), v2.Compose([v2.RandomResize(5, 20), v2.Resize((12, 14))])]),
         v2.RandomChoice([v2.RandomResizedCrop(8), v2.CenterCrop(8)]),

@@ -24,13 +24,7 @@ MODULES = {
         K.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
         K.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2)),
     ],
-    "colours alone": lambda: [K.RandomSolarize(p=0.5), K.RandomInvert()],
-    "a blur first": lambda: [K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomResizedCrop((12, 12))],
-    "CLAHE first": lambda: [K.RandomClahe((1.0, 9.0), grid_size=(2, 2)), K.RandomCrop((12, 12))],
-    "noise": lambda: [K.RandomGaussianNoise(), K.RandomErasing()],
     "a policy": lambda: [K.RandomHorizontalFlip(), K.auto.RandAugment(n=2, m=8)],
-    "what Kornia runs": lambda: [K.RandomCrop((14, 14)), K.RandomMedianBlur(), K.RandomHorizontalFlip()],
-    "a mix": lambda: [K.RandomHorizontalFlip(), K.RandomMixUpV2()],
 }
 
 

@@ -14,7 +14,6 @@ from support.loader.checkpoints import (
     Prepared,
     bits,
     noisy,
-    one_worker,
     same,
     saved,
     shuffled,
@@ -145,24 +144,6 @@ def test_close_from_another_thread_does_not_end_the_epoch():
         list(loader)
     closing.join()
     assert (loader.state_dict()["batch"], loader.state_dict()["ended"]) == (2, False)
-
-
-def test_resume_repeats_failed_batch():
-    make, failing = one_worker, [5]
-
-    def fails_once(images):
-        failing[0] -= 1
-        if failing[0] == 0:
-            raise ZeroDivisionError("once")
-        return images + torch.rand(())
-
-    expected = [bits(batch) for batch in StreamedLoader(make(), [lambda images: images + torch.rand(())], device="cpu", seed=1)]
-    loader = StreamedLoader(make(), [fails_once], device="cpu", seed=1)
-    with pytest.raises(ZeroDivisionError):
-        list(loader)
-    resumed = StreamedLoader(make(), [fails_once], device="cpu", seed=1)
-    resumed.load_state_dict(loader.state_dict())
-    assert same([bits(batch) for batch in resumed], expected[4:])
 
 
 IN_PROCESS, TWO_WORKERS, PERSISTENT = WORKERS

@@ -11,7 +11,7 @@ from support.loader.resumed_loaders import Reversed
 from support.process.waiting import WAIT_S
 from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from gpuaug import ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader, TransformStage
 from gpuaug.loader import iterator
@@ -27,14 +27,6 @@ class Epochs:
 
     def set_epoch(self, epoch):
         self.told.append(epoch)
-
-
-class EpochDataset(Epochs, Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return torch.tensor(index)
 
 
 class EpochSampler(Epochs, BatchSampler):
@@ -132,17 +124,6 @@ def test_set_epoch_of_distributed_sampler_is_called_once():
     assert orders[0] == orders[2]
 
 
-def test_set_epoch_of_batch_samplers_sampler_is_called():
-    data = EpochDataset()
-    sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
-    batch_sampler = EpochSampler(sampler, 2)
-    loader = streamed(DataLoader(data, batch_sampler=batch_sampler))
-    loader.set_epoch(5)
-    assert sampler.epoch == 5
-    assert batch_sampler.told == [5]
-    assert data.told == [5]
-
-
 NESTED_SAMPLERS = {
     "sampler": lambda sampler: {"sampler": sampler},
     "batch_sampler.sampler": lambda sampler: {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)},
@@ -188,25 +169,6 @@ def test_set_epoch_calls_shared_sampler_and_dataset_once():
     wrapped.batch_sampler = None
     streamed(wrapped).set_epoch(2)
     assert wrapped.sampler.told == [2]
-
-
-def test_set_epoch_without_sampler():
-    loader = streamed([0], noise)
-    loader.set_epoch(4)
-    (fourth,) = loader
-    (fifth,) = loader
-    loader.set_epoch(4)
-    (again,) = loader
-    assert torch.equal(fourth, again)
-    assert not torch.equal(fourth, fifth)
-
-
-def test_epochs_count_on_after_set_epoch():
-    loader = streamed([0], noise)
-    epochs = [next(iter(loader)) for _ in range(3)]
-    loader.set_epoch(1)
-    assert torch.equal(next(iter(loader)), epochs[1])
-    assert torch.equal(next(iter(loader)), epochs[2])
 
 
 # Stages between epochs
@@ -286,25 +248,6 @@ def test_stats_starved_counts_and_times_waits_for_a_slow_loader(monkeypatch):
 
 
 # Arguments
-
-
-# Arguments
-
-
-def test_loader_may_be_a_dataset_that_is_iterated():
-    class Batches(IterableDataset):
-        def __iter__(self):
-            return iter([torch.ones(2)])
-
-    assert len(list(streamed(Batches()))) == 1
-
-
-def test_loader_may_be_indexable():
-    class Indexed:
-        def __getitem__(self, index):
-            return torch.tensor([[1, 2, 3][index]])
-
-    assert [batch.item() for batch in streamed(Indexed())] == [1, 2, 3]
 
 
 def test_depth_seed_and_rank_may_be_numpy_or_torch_integers():

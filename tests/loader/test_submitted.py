@@ -158,24 +158,6 @@ def test_all_work_on_a_batch_is_over_before_its_memory_is_free(kind):
     assert next(batches, "the end") == "the end"
 
 
-def test_an_interrupt_while_waiting_ends_the_loop_and_what_is_submitted():
-    stage, pressed = Submitting(), [True]
-
-    def interrupt(number):
-        if number == 2 and pressed:
-            raise KeyboardInterrupt
-
-    stage.when_collected = interrupt
-    loader, arrived = working_ahead(numbers(), stage), []
-    with pytest.raises(KeyboardInterrupt):
-        arrived.extend(batch.item() for batch in loader)
-    assert arrived == [0, 1]
-    assert set(actions(stage.log, "abandon")) == set(several("abandon", [work.number for work in stage.works[2:]]))
-    assert stage.log[-1] == "close"
-    pressed.clear()
-    assert [batch.item() for batch in loader] == list(range(12))
-
-
 def leave_by_break(loader, batches):
     batches.close()
 
@@ -256,18 +238,22 @@ def test_closing_the_loader_from_another_thread_waits_for_the_batch_that_is_laun
     assert stage.log.index("launch 1") < stage.log.index("abandon 2")
 
 
-def test_a_forked_child_waits_for_no_thread_of_its_parents():
-    stage = Submitting()
+def test_a_forked_child_waits_for_no_thread_and_destroys_nothing_of_its_parents():
+    """To destroy a CUDA event aborts a process that cannot reach the device."""
+    stage = Submitting(finished=lambda number: number < 3)
     loader = working_ahead(numbers(), stage)
     batches = iter(loader)
     next(batches)
-    before = list(stage.log)
+    (pipelined,) = internals.iterators(loader)
+    before, launched = list(stage.log), len(pipelined.launched_batches)
+    assert launched
 
     def child():
         loader.close()
         with pytest.raises(IteratorEndedError, match="was forked from the one that began it"):
             next(batches)
         assert stage.log == before
+        assert len(pipelined.launched_batches) == launched
 
     run_in_fork(child)
     assert len(list(batches)) == 11
@@ -322,20 +308,3 @@ def test_slots_of_batches_that_are_abandoned_are_free():
     batches.close()
     internals.shared(loader).feed.free_read_slots()
     assert not ring.slots_in_use
-
-
-def test_a_forked_child_destroys_nothing_that_an_iterator_of_its_parent_holds():
-    # To destroy a CUDA event aborts a process that cannot reach the device.
-    loader = working_ahead(numbers(), Submitting(finished=lambda number: True))
-    batches = iter(loader)
-    next(batches)
-    (pipelined,) = internals.iterators(loader)
-    count = len(pipelined.launched_batches)
-    assert count
-
-    def child():
-        with pytest.raises(IteratorEndedError):
-            next(batches)
-        assert len(pipelined.launched_batches) == count
-
-    run_in_fork(child)

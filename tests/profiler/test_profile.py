@@ -266,18 +266,6 @@ def test_dataset_error_has_its_note(sample, note, workers):
     assert error.__notes__ == [note]
 
 
-def test_stage_error_has_its_note():
-    def fails(batch):
-        calls.append(1)
-        if len(calls) == 5:
-            raise KeyError("planted")
-        return batch
-
-    calls = []
-    error = failure(KeyError, streamed(ONE * 20, TransformStage(fails, name="crop")))
-    assert error.__notes__ == ["gpuaug: raised in stage 'crop', at batch 4 of epoch 0."]
-
-
 @pytest.mark.parametrize("call", [1, 30, 65, 75])
 def test_step_error_is_raised_as_it_is_and_the_loader_goes_on(call):
     def step(batch):
@@ -293,15 +281,6 @@ def test_step_error_is_raised_as_it_is_and_the_loader_goes_on(call):
         assert loader.stats() is stats
         assert torch.equal(torch.get_rng_state(), state)
         assert len(list(loader)) == 20
-
-
-def test_step_with_two_arguments_has_a_note():
-    with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
-        gpuaug.profile(streamed(DataLoader(Labelled(), batch_size=4)), lambda images, labels: None, **SHORT)
-    assert caught.value.__notes__ == [
-        "gpuaug: raised by the step, which is called with one argument: a batch as the loader yields it. "
-        "For a step of two arguments, pass lambda batch: step(*batch)."
-    ]
 
 
 def test_failed_profile_ends_its_iterator_though_its_error_is_kept():

@@ -151,56 +151,6 @@ def test_ctrl_c_anywhere_leaves_the_users_stream_current_and_memory_in_order(mon
     assert at > 100
 
 
-def exhaust(streamed):
-    list(streamed)
-
-
-def leave(streamed):
-    for _ in streamed:
-        break
-
-
-def drop(streamed):
-    iterator = iter(streamed)
-    next(iterator)
-    del iterator
-
-
-def interrupt(streamed):
-    with suppress(KeyboardInterrupt):
-        for _ in streamed:
-            raise KeyboardInterrupt
-
-
-def fail(streamed):
-    def fail_here(images):
-        raise ZeroDivisionError
-
-    streamed.stages = [fail_here]
-    with pytest.raises(ZeroDivisionError):
-        next(iter(streamed))
-
-
-@pytest.mark.parametrize("end", [exhaust, leave, drop, interrupt, fail])
-def test_the_thread_ends_with_the_iterator(cuda, end):
-    before = set(threading.enumerate())
-    streamed = StreamedLoader(Source(cuda, 8), device="cuda")
-    end(streamed)
-    assert set(threading.enumerate()) <= before
-    streamed.stages = []
-    assert len(list(streamed)) == 8  # and can be iterated again
-
-
-def test_the_thread_ends_with_close(cuda):
-    before = set(threading.enumerate())
-    streamed = StreamedLoader(Source(cuda, 8), device="cuda")
-    iterator = iter(streamed)
-    next(iterator)
-    assert [thread.name for thread in set(threading.enumerate()) - before] == ["gpuaug-feed"]
-    streamed.close()
-    assert set(threading.enumerate()) <= before
-
-
 @pytest.mark.parametrize("kinds", [("augment",), STRUCTURED])
 def test_the_thread_that_pulls_makes_no_cuda_calls(cuda, monkeypatch, kinds):
     real, callers = cuda.operation, set()

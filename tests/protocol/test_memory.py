@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections import UserDict, deque
+from collections import deque
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -19,6 +19,7 @@ from protocol.scenarios import (
     read_with,
     script_arrivals,
 )
+from support.batches.containers import Encoding
 from support.gpu.stream_double import FakeGraph, FakeStream, HostBuffer
 from support.gpu.stream_history import OVERWRITTEN, REUSED, UNREADY
 from torch import nn
@@ -157,14 +158,6 @@ def test_an_interrupt_within_a_stage_leaves_its_reads_ordered(cuda, monkeypatch)
             next(iter(streamed))
         gc.collect()
     assert not cuda.history.violations, cuda.history.report()
-
-
-class Encoding(UserDict):
-    """A mapping that is moved by its own ``to``, in place."""
-
-    def to(self, device, non_blocking=False):
-        self.data = {key: value.to(device) for key, value in self.items()}
-        return self
 
 
 def test_a_mapping_that_moves_itself_may_be_changed_in_place(cuda, monkeypatch):

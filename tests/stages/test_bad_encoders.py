@@ -327,9 +327,6 @@ def test_hooks_of_any_module_are_called_for_every_batch_and_warned_of(called, ki
     assert forms == []
 
 
-# Devices
-
-
 # Writing to the input
 
 

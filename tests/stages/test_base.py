@@ -22,22 +22,6 @@ def names(*stages):
     return [bound.name for bound in bind_all(as_stages(stages), Lanes(torch.device("cpu")))]
 
 
-def test_callable_becomes_transform_stage():
-    class Add(nn.Module):
-        def forward(self, x):
-            return x + 1
-
-    def add(x, amount):
-        return x + amount
-
-    for transform in (Add(), functools.partial(add, amount=1), lambda x: x + 1, torch.nn.Sequential(Add())):
-        assert streamed(torch.zeros(1), transform).item() == 1
-
-
-def test_stages_run_in_order():
-    assert streamed(torch.ones(1), lambda x: x + 1, TransformStage(lambda x: x * 10), lambda x: x - 1).item() == 19
-
-
 def test_transform_module_is_not_moved_compiled_or_switched():
     class Spy(nn.Module):
         def __init__(self):

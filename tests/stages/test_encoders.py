@@ -231,10 +231,6 @@ def test_encoder_may_be_a_method_or_have_fixed_arguments(encoder, want, name, fo
 
 
 def test_weights_and_mode_of_a_methods_module_are_the_stages(forms):
-    module = nn.Module()
-    module.part = nn.Sequential(nn.Dropout(), nn.Linear(6, 6))
-    module.encode = None
-
     class Method(Encoder):
         def __init__(self):
             super().__init__()

@@ -36,16 +36,6 @@ class Spy(nn.Module):
         return x
 
 
-def test_feature_replaces_input():
-    batch = (torch.ones(2, 1), torch.tensor([0, 1]))
-    ((encoded, labels),) = features(FeatureStage(linear(3)), batch)
-    assert encoded.tolist() == [[3], [3]]
-    assert labels is batch[1]
-    ((images, encoded),) = features(FeatureStage(linear(3), into=1), batch)
-    assert images is batch[0]
-    assert encoded.tolist() == [[3], [3]]
-
-
 def test_stage_sets_and_keeps_eval_mode():
     encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
     model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(1, 1)})
@@ -58,12 +48,6 @@ def test_stage_sets_and_keeps_eval_mode():
         assert not encoder[0].training
         assert model["head"].training, "the mode of the rest is the user's"
         model.train()
-
-
-def test_batch_norm_statistics_stay_frozen():
-    encoder = frozen(nn.BatchNorm1d(1))
-    features(FeatureStage(encoder), torch.full((4, 1), 9.0))
-    assert encoder.running_mean.item() == 0
 
 
 def test_module_dict_of_encoders():

@@ -313,6 +313,3 @@ def test_masks_and_boxes_are_not_taken_for_images_without_channels():
     batch = {"boxes": torch.zeros(6, 2, 4), "mask": torch.zeros(6, 8, 8), "image": torch.zeros(6, 3, 8, 8)}
     on = {"boxes": "bbox_xyxy", "mask": "mask", "image": "input"}
     assert told(batch, TransformStage(fuse(FLIP), on=on)) == []
-
-
-BYTES = [123.0, 117.0, 104.0]

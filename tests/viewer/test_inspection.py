@@ -40,11 +40,16 @@ def test_later_batches_are_unchanged():
     assert "in batch 0 of epoch 0," in texts(figure)[0]
 
 
-def test_loader_is_unchanged_after_a_failure():
-    loader = StreamedLoader(shuffled(), [lambda images: images[:1]], device="cpu")
+def fail(images):
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize(("stage", "error"), [(lambda images: images[:1], ArgumentError), (fail, KeyError)])
+def test_loader_is_unchanged_after_a_failure(stage, error):
+    loader = StreamedLoader(shuffled(), [stage], device="cpu")
     state = torch.get_rng_state()
     loader.set_epoch(4)
-    with pytest.raises(ArgumentError):
+    with pytest.raises(error):
         gpuaug.show(loader)
     assert torch.equal(torch.get_rng_state(), state)
     loader.stages = []

@@ -143,11 +143,6 @@ def test_antialias_leaves_nearest_resampling_alone():
     assert_replays(K.Resize((30, 30), resample="nearest"), images, antialias=True)
 
 
-def test_without_antialias_kornia_is_replayed():
-    images = photographs(*SHAPE)
-    assert_replays(K.RandomResizedCrop((24, 20)), images, atol=5e-5)
-
-
 @left_to_kornia
 def test_bicubic_without_antialias_is_left_to_kornia():
     (line,) = gpuaug.fuse(K.RandomResizedCrop((8, 8), resample="bicubic")).explain().lines

@@ -13,7 +13,6 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
 
 import gpuaug
 from gpuaug.core.torchvision_types import all_parts
@@ -378,43 +377,6 @@ def test_weights_that_torchvision_does_not_accept_are_errors(weights):
     for transforms in ([v2.RandomInvert(), v2.Identity()], [v2.MixUp(), v2.CutMix()]):
         with pytest.raises(gpuaug.ArgumentError, match="must hold a finite weight of at least 0 per transform"):
             gpuaug.fuse(Weighted(transforms, weights))
-
-
-def test_gates_are_shared_in_ragged_batches_and_views():
-    sizes = [(20, 30), (31, 17), (24, 24), (40, 19)] * 8
-    images = [photographs(1, height=height, width=width, seed=index)[0] for index, (height, width) in enumerate(sizes)]
-    batch, _ = gpuaug.collate_ragged([(image, 0) for image in images])
-    made = v2.Compose(
-        [
-            v2.RandomApply([v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)], p=0.5),
-            v2.RandomResizedCrop(16),
-            v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomInvert(1.0)], p=0.5),
-            TO_FLOAT,
-        ]
-    )
-    augment = gpuaug.fuse(made, ragged=True)
-    for call in range(4):  # the later ones are made ahead
-        torch.manual_seed(call)
-        drawn = augment.draw(batch)
-        torch.manual_seed(call)
-        torch.testing.assert_close(augment(batch), augment(batch, draws=drawn), atol=0, rtol=0)
-    flips = [sum("flip" in name for name, _ in calls) for calls in drawn.as_torchvision()]
-    assert set(flips) == {0, 2}
-    expected = torch.stack([replayed_alone(drawn, index, image) for index, image in enumerate(images)])
-    assert_values(augment(batch, draws=drawn), expected, atol=5 / 255)
-    views = gpuaug.fuse(made, views=2)
-    stacked = photographs(8)
-    torch.manual_seed(0)
-    both_views = views.draw(stacked.shape)
-    torch.manual_seed(0)
-    torch.testing.assert_close(views(stacked), views(stacked, draws=both_views), atol=0, rtol=0)
-    assert len(both_views.views[1].as_torchvision()) == 8
-
-
-def replayed_alone(draws, index, image):
-    for name, arguments in draws.as_torchvision()[index]:
-        image = getattr(functional, name)(image, **arguments)
-    return image
 
 
 def test_draws_of_a_sample_are_named():

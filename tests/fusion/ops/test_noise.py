@@ -86,7 +86,7 @@ def test_torchvision_returns_the_same_pixels_for_the_same_noise(settings, frames
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torchvisions_noise_has_its_distribution(dtype, clip):
-    images = torch.full((30, 3, 24, 40), 128, dtype=torch.uint8)
+    images = torch.full((20, 3, 24, 40), 128, dtype=torch.uint8)
     images = images if dtype == torch.uint8 else images / 255
     torch.manual_seed(0)
     transform = v2.GaussianNoise(0.1, 0.3, clip)

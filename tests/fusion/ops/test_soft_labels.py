@@ -10,7 +10,6 @@ from support.comparison.values import assert_values
 from torch.nn.functional import cross_entropy, one_hot
 
 import gpuaug
-from gpuaug.fusion.ops.mix import SoftLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
 
@@ -38,14 +37,9 @@ def smoothed(labels, smoothing):
     return one_hot(labels, CLASSES) * (1 - smoothing) + smoothing / CLASSES
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    st.sampled_from(sorted(PIPELINES)),
-    st.sampled_from(["batch", "sample"]),
-    st.sampled_from([0.0, 0.1]),
-    st.integers(1, 6),
-    st.integers(0, 10**6),
-)
+@pytest.mark.parametrize("name", PIPELINES)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(st.sampled_from(["batch", "sample"]), st.sampled_from([0.0, 0.1]), st.integers(1, 6), st.integers(0, 10**6))
 @left_to_kornia
 def test_soft_labels_weigh_classes_as_their_images_are_mixed(name, pick, smoothing, batch, seed):
     augment = gpuaug.fuse(PIPELINES[name](), pick=pick, num_classes=CLASSES, label_smoothing=smoothing)
@@ -56,17 +50,6 @@ def test_soft_labels_weigh_classes_as_their_images_are_mixed(name, pick, smoothi
     assert got.dtype is torch.float32
     expected = mixed.mean((2, 3)) @ smoothed(labels, smoothing)
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
-
-
-def test_cutmix_soft_labels_count_the_partners_pixels():
-    images, labels = torch.arange(6.0)[:, None, None, None].repeat(1, 1, 10, 10), torch.tensor([0, 1, 2, 3, 4, 4])
-    torch.manual_seed(0)  # one draw in some hundred cuts nothing
-    for correct in (False, True):
-        augment = gpuaug.fuse(K.RandomCutMixV2(use_correct_lambda=correct), num_classes=5)
-        mixed, got = augment(images, labels, data_keys=KEYS)
-        counts = torch.stack([(mixed == index).sum((1, 2, 3)) for index in range(6)], 1)
-        assert (counts > 0).sum() > 6
-        torch.testing.assert_close(got * 100, counts.float() @ one_hot(labels).float())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -99,17 +82,6 @@ def test_unmixed_soft_labels_give_torch_label_smoothing_loss(name):
     labels, logits = torch.tensor([0, 3, 6, 3]), torch.randn(4, CLASSES)
     _, soft = augment(photographs(4), labels, data_keys=KEYS)
     torch.testing.assert_close(cross_entropy(logits, soft), cross_entropy(logits, labels, label_smoothing=0.2))
-
-
-def test_loss_of_soft_labels_equals_loss_of_kornia_mixed_labels():
-    images, labels, logits = photographs(6), torch.arange(6), torch.randn(6, CLASSES)
-    pipeline = K.RandomMixUpV2()
-    soft, plain = gpuaug.fuse(pipeline, num_classes=CLASSES), gpuaug.fuse(pipeline)
-    draws = soft.draw(images.shape, seed=0)
-    own, partner, share = plain(images, labels, data_keys=KEYS, draws=draws)[1].unbind(-1)
-    losses = [cross_entropy(logits, each.long(), reduction="none") for each in (own, partner)]
-    expected = ((1 - share) * losses[0] + share * losses[1]).mean()
-    torch.testing.assert_close(cross_entropy(logits, soft(images, labels, data_keys=KEYS, draws=draws)[1]), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float16], ids=str)
@@ -181,8 +153,3 @@ def test_labels_keep_their_form_without_num_classes():
     assert gpuaug.fuse(PIPELINES["none"]())(images, labels, data_keys=KEYS)[1] is labels
     # Without labels, num_classes asks for nothing.
     assert gpuaug.fuse(PIPELINES["mixup"](), num_classes=3)(images).shape == images.shape
-
-
-def test_soft_labels_on_and_off_values_are_timm_and_torchvision():
-    soft = SoftLabels(10, 0.1)
-    assert (soft.label_probability, soft.other_probability) == (1 - 0.1 + 0.1 / 10, 0.1 / 10)

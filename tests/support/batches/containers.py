@@ -1,8 +1,9 @@
 """Containers as users and libraries make them, for the tests of everything that walks over a batch."""
 
 import dataclasses
-from collections import UserDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Mapping, MutableMapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -92,3 +93,26 @@ class Derived:
 
     def __post_init__(self):
         self.count = len(self.labels)
+
+
+def keyed(kind):
+    return lambda images, labels: kind({"images": images, "labels": labels})
+
+
+MAPPINGS = {
+    "dict": keyed(dict),
+    "OrderedDict": keyed(OrderedDict),
+    "defaultdict": keyed(lambda items: defaultdict(list, items)),
+    "UserDict": keyed(UserDict),
+    "mapping proxy": keyed(MappingProxyType),
+    "immutable mapping": keyed(Fixed),
+    "mutable mapping": keyed(Store),
+}
+RECORDS = {
+    "named tuple": Pair,
+    "typed named tuple": Sample,
+    "dataclass": Record,
+    "frozen dataclass": Frozen,
+    "dataclass with slots": Slots,
+    "frozen dataclass with slots": FrozenSlots,
+}

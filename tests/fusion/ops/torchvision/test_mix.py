@@ -88,12 +88,6 @@ def test_draws_have_torchvision_distribution(name, size):
     assert len(mine) < 2 or together_apart(mine, its) < 1
 
 
-def test_batch_shares_one_draw_and_batches_do_not():
-    augment = gpuaug.fuse(v2.MixUp(num_classes=CLASSES))
-    lams = {params_of(augment.draw((6, 3, 8, 8), seed=seed))["lam"] for seed in range(20)}
-    assert len(lams) == 20
-
-
 def test_mix_behind_a_pipeline_mixes_what_the_pipeline_gives():
     before = [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
     images, labels = photographs(6), labels_of(6)
