@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton.filters import blur
-from gpuaug.fusion.backends.triton.launch import TwoLaunches
+from gpuaug.fusion.backends.triton.launch import FilterLaunch
 from gpuaug.fusion.lower.tree import lowered as lowered_by
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
@@ -121,8 +121,8 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
     step = OpPass(op, (), size, size, (), first_column=2, route_column=op.row_width(3) if way else -1)
     launch = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
     launch((images, got, step.rows_of(rows)))
-    if isinstance(launch, TwoLaunches) != ((launches or op.launches) == 2):
-        return f"{type(launch).__name__}"
+    if (isinstance(launch, FilterLaunch) and launch.first is not None) != ((launches or op.launches) == 2):
+        return f"{launch}"
     skipped = slice(int(not drawn["apply_mask"][0] and dtype != torch.float16))
     text = difference(got[skipped], expected[skipped], equal_nan=True)
     return text or difference(got, expected, atol=1e-3 if dtype == torch.float16 else 2e-6, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Device functions that filter kernels share (tile indices, reads beyond the border, stores), and launch arguments.
+"""Device functions that filter kernels share: tile indices, reads beyond the border, stores.
 
 A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
 thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line to all outputs that
@@ -13,17 +13,11 @@ A *line* is a row or column of pixels; a *row* is a row of the parameter table. 
 denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, output_constants
 from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, div_by_255, pack_words, store_channels, to_level
 from gpuaug.fusion.backends.triton.points import apply_point_ops
-from gpuaug.fusion.ops.base import FrontOp
-from gpuaug.fusion.program.plan import OpPass
 
 ALONG = 16
 """Outputs of a tile along the axis that the filter works along."""
@@ -257,44 +251,3 @@ def store_tile(
         elif not X_LAST:
             pixel, in_bounds, r, g, b = flatten(pixel), flatten(in_bounds), flatten(r), flatten(g), flatten(b)
         store_channels(pixel, out_c, r, g, b, in_bounds, RGB)
-
-
-def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
-    """Return the number of tiles along the first axis, the number of blocks, and the kernel's constants for tiles.
-
-    ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
-    """
-    tiles_across = triton.cdiv(across, ACROSS)
-    tiles = tiles_across * triton.cdiv(along, ALONG)
-    # Only a pass with a column of buffer routes skips samples.
-    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
-    return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
-
-
-def storing_launch(
-    kernel: Any,
-    pass_: OpPass[FrontOp],
-    source: Tensor,
-    rows: Tensor,
-    out: Tensor,
-    constants: dict[str, Any],
-    *,
-    along_x: bool = False,
-) -> Launch:
-    """Return the launch of a filter's kernel that stores output pixels.
-
-    Args:
-        kernel: Kernel whose integer arguments are the height, the width, the number of tiles along the first axis, and the
-            strides of rows, source and output.
-        pass_: Pass that the kernel runs.
-        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
-        rows: (B, K) parameter table.
-        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
-        constants: Constants of this kernel only.
-        along_x: Whether the filter works along x, not along y.
-    """
-    batch, _, height, width = source.shape
-    tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
-    common, planes = output_constants(pass_, source, out)
-    integers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(kernel, (blocks, batch, planes), integers, {**common, **tile, **constants}, warps=tile["TILES"])
