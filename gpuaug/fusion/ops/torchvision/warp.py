@@ -61,7 +61,11 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
 
 class Rotation(_Warp):
-    """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image."""
+    """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image.
+
+    Support: fused, with any `center`, and any [`fill`](#conventions); `expand=True` draws [a size](#random-sizes) per
+    image; `expand=True` with a `center` is not fused.
+    """
 
     lowers = (v2.RandomRotation,)
     description = "rotate"
@@ -122,7 +126,10 @@ class Rotation(_Warp):
 
 
 class Affine(_Warp):
-    """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels."""
+    """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels.
+
+    Support: fused, with any `center`, and any [`fill`](#conventions).
+    """
 
     lowers = (v2.RandomAffine,)
     description = "affine"
@@ -162,7 +169,10 @@ class Affine(_Warp):
 
 
 class Perspective(_Warp):
-    """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
+    """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels.
+
+    Support: fused, with any [`fill`](#conventions); `distortion_scale=1` is not fused.
+    """
 
     lowers = (v2.RandomPerspective,)
     matrix_type = "perspective"
