@@ -136,10 +136,6 @@ class Crop(ShiftOp):
             "forward_input_shape": host_tensor([size.batch, size.channels, canvas.height, canvas.width], np.int64),
         }
 
-    def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws in the format of Kornia's ``params=``."""
-        return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
-
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """Start of the crop in the padded image minus the padding."""
         left, _, top, _ = self._padding(size)

@@ -170,11 +170,7 @@ class Shear(MatrixWarp):
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Shear angles, and the centre of the images."""
-        return {
-            "center": _centre(size),
-            "shear_x": torch.from_numpy(draws["shear_x"]),
-            "shear_y": torch.from_numpy(draws["shear_y"]),
-        }
+        return {**super().kornia_parameters(draws, size), "center": _centre(size)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(draws)
