@@ -91,4 +91,3 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
     byte_rule = TRUNCATED
     channel_counts = (1, 3)
     epsilon = 0.0
-    clips = True  # type: ignore[assignment]

@@ -146,10 +146,10 @@ def map_by_table(
 
 
 @triton.jit
-def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, SPLITS: tl.constexpr):
+def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, SPLITS: tl.constexpr):
     """Map the pixels of a channel from [minimum, maximum] to [0, 1].
 
-    ``EPSILON`` is added to the divisor. The pixels of a constant channel become 0, or do not change if ``EPSILON`` is 0.
+    ``EPSILON`` is added to the divisor. The pixels of a constant channel become 0, or are clamped if ``EPSILON`` is 0.
     """
     table = table.to(tl.pointer_type(tl.float32))
     minimum = tl.load(table)
@@ -162,11 +162,7 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl
         minimum = tl.where(is_constant, 0.0, minimum)
         maximum = tl.where(is_constant, 1.0, maximum)
     result = tl.div_rn(value - minimum, (maximum - minimum + EPSILON) + 0.0 * value)
-    if EPSILON > 0:
-        result = tl.where(is_constant, 0.0, result)
-    if CLIP:
-        result = clamp01(result)
-    return result
+    return tl.where(is_constant, 0.0, result) if EPSILON > 0 else clamp01(result)
 
 
 @triton.jit
@@ -193,7 +189,7 @@ def map_levels(
     """Map pixels through the table, or minimum and maximum, that ``table_kernel`` wrote.
 
     ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``, ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``, ``GRID_W``) of
-    ``table_kernel``, (``EPSILON``, ``CLIP``) of ``stretch``.
+    ``table_kernel``, (``EPSILON``,) of ``stretch``.
     """
     PICKS_OP: tl.constexpr = SETTINGS[0]
     ENTRIES: tl.constexpr = SETTINGS[1]
@@ -211,7 +207,7 @@ def map_levels(
     elif (tl.load(row) == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
         value = map_by_table(value, between, height * width, FACTOR, OFFSET, SETTINGS[4], SPLITS)
     else:
-        value = stretch(value, between, ENTRIES, SETTINGS[8], SETTINGS[9], SPLITS)
+        value = stretch(value, between, ENTRIES, SETTINGS[8], SPLITS)
     return value
 
 
@@ -242,7 +238,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     tables = Launch(
         table_kernel, (splits, batch, channels), integers, constants, warps=4 if grid_h else 8, fp_fusion=not grid_h
     )
-    epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
+    epsilon = contrast_op.epsilon if isinstance(contrast_op, AutoContrast) else 0.0
     counts_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
     first = FirstLaunch(tables, (batch, channels, splits * op.entries), torch.uint8 if grid_h else counts_dtype)
-    return filter_launch(map_levels, (*settings.values(), epsilon, clip), pass_, source, rows, out, first)
+    return filter_launch(map_levels, (*settings.values(), epsilon), pass_, source, rows, out, first)
