@@ -63,7 +63,7 @@ BUDGETS = {
     "core": 1_556,
     "decode": 4_493,
     "feed": 2_431,
-    "fusion": 12_443,
+    "fusion": 12_335,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_179,

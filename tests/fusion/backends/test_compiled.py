@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
-from gpuaug.fusion.backends.triton.filters import blur, frame, levels, small_blur
+from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -40,7 +40,6 @@ KERNELS = {
     "contrast_kernel": backend,
     "channels_kernel": channels,
     "mix_kernel": mix,
-    "blur_kernel": small_blur,
     "blur_columns_kernel": blur,
     "blur_strips_kernel": blur,
     "filter_kernel": frame,
@@ -120,8 +119,7 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(backend, "MEAN_TILE", (4, 32))
     monkeypatch.setattr(backend, "ANTIALIASED_TILE", (2, 64))
     monkeypatch.setattr(backend, "CONTRAST_BLOCK", 128)
-    for module in (frame, small_blur):
-        monkeypatch.setattr(module, "ALONG", 4)
+    monkeypatch.setattr(frame, "ALONG", 4)
     monkeypatch.setattr(levels, "BLOCK", 256)
     monkeypatch.setattr(levels, "TILE_BLOCK", 128)
 
@@ -165,22 +163,6 @@ def test_every_pointwise_op_compiles_for_a_gpu(made, blocks):
     programs = [dict(constants)[place] for name, _, constants, _ in made if name == "gather_kernel"]
     codes = {kind.code for kind in LOWERED.values() if issubclass(kind, PointOp)}
     assert {code for program in programs for code, *_ in program} == codes | {OneOf.code}
-
-
-def test_small_blurs_behind_a_pass_read_and_store_four_pixels_at_once(made):
-    through_both(
-        [K.RandomRotation(30.0), K.RandomGaussianBlur((7, 7), (0.1, 2.0))],
-        photographs(2),
-        torch.float32,
-        torch.contiguous_format,
-    )
-    (compiled,) = [compiled for (name, *_), compiled in made.items() if name == "blur_kernel"]
-    assert "ld.global.v4" in compiled.asm["ptx"]
-    assert "st.global.v4" in compiled.asm["ptx"]
-    # A line is taken out of a load within a thread.
-    assert "shfl" not in compiled.asm["ptx"]
-    # The compiler's time for a load grows with the square of the kernel, and of 22 lines 7 x 7 taps are 154 pixels.
-    assert compiled.asm["ttir"].count("tt.load") < 30
 
 
 @pytest.mark.slow

@@ -59,13 +59,6 @@ STRIPS = {
 }
 """Blurs by products of matrices, which are made for bfloat16: here for float16, since the interpreter only cuts that off."""
 
-GROUPED = {
-    "reflected": K.RandomGaussianBlur((3, 7), (0.5, 2.0), p=0.5),
-    "black border": K.RandomGaussianBlur((1, 9), (4.0, 5.0), border_type="constant", p=1.0),
-    "circular": K.RandomGaussianBlur((5, 9), (0.5, 2.0), border_type="circular", p=1.0),
-}
-"""Small blurs, for images so wide that all tiles of some blocks have their neighbours inside."""
-
 
 def batches():
     """Images outside [0, 1] with nan in the middle and in a corner; bytes; 16 bits a value; one channel with nan."""
@@ -150,11 +143,6 @@ def failures(*, every):
         for channels, memory_format in forms if every else forms[number % 2 :][:1]:
             if text := fault_in_strips(name, channels, memory_format):
                 yield f"blur in strips, {name}, {channels} channels: {text}"
-    for name, module in GROUPED.items():
-        images = torch.rand(2, 1, 9, 256, generator=torch.Generator().manual_seed(2))
-        images[:, 0, 4, 100] = images[1, 0, 8, 255] = torch.nan
-        if text := fault(module, images, torch.float32, torch.contiguous_format, way="circular" in name):
-            yield f"small blur in groups, {name}: {text}"
     for name, module in FILTERS.items():
         for number, (batch, (images, dtype, memory_format)) in enumerate(batches().items()):
             if every or batch in few.get(name, ("grey",)):

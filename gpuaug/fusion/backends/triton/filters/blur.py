@@ -222,7 +222,7 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tens
     if blurs_in_strips(pass_.front, source.dtype, out.dtype):
         return _strips_launch(pass_, source, rows, out, constants)
     if pass_.front.launches == 1:
-        return small_blur(pass_, source, rows, out, constants)
+        return filter_launch(small_blur, (down, across, border), pass_, source, rows, out)
     batch, channels, height, width = source.shape
     tiles_across, blocks, tile = tiles_of(pass_, height, width)
     columns_launch = Launch(

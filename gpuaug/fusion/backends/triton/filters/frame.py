@@ -1,6 +1,6 @@
 """The kernel of filters, around a function that computes the output pixels of one plane, and its launch.
 
-Blurs along both axes at once have kernels of their own. ``tiles.py`` describes the tiles of thread blocks.
+Blurs in strips have a kernel of their own. ``tiles.py`` describes the tiles of thread blocks.
 """
 
 import math

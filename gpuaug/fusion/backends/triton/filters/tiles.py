@@ -6,8 +6,7 @@ depend on the line. All threads have equal weights, so a tap takes one multiplic
 unrolled, so that the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along
 the first axis, tiles are flattened to one axis before they are loaded or stored (``flatten``).
 
-In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. A warp of a small
-blur may have four tiles (``small_blur.py``).
+In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis.
 
 A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
 denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
@@ -221,14 +220,13 @@ def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
 def store_tile(
     r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    first_x=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
+    first_x=0, WORDS: tl.constexpr = False, X_LAST: tl.constexpr = False,
 ):  # fmt: skip
     """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
     ``plane``: index of the channel; 0 with ``RGB``. ``row``, ``out``: addresses of the sample's table row and output image.
     ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and
-    ``X_LAST``, with x from ``first_x`` on. ``GROUP``: number of neighbours along x that begin at an aligned address, and lie
-    all inside or all outside the image.
+    ``X_LAST``, with x from ``first_x`` on.
     """
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     if WORDS:
@@ -244,10 +242,6 @@ def store_tile(
     else:
         in_bounds = (x < width) & (y < height)
         pixel = out + plane * out_c + y * out_h + x * OUT_W
-        if GROUP > 1:
-            pixel_bytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
-            pixel = tl.max_contiguous(tl.multiple_of(pixel, (GROUP * pixel_bytes, pixel_bytes)), (GROUP, 1))
-            in_bounds = tl.max_constancy(in_bounds, (GROUP, 1))
-        elif not X_LAST:
+        if not X_LAST:
             pixel, in_bounds, r, g, b = flatten(pixel), flatten(in_bounds), flatten(r), flatten(g), flatten(b)
         store_channels(pixel, out_c, r, g, b, in_bounds, RGB)
