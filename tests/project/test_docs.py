@@ -102,8 +102,9 @@ def test_every_counter_of_stats_is_explained_once():
     assert sorted(named) == sorted(field.name for field in fields(Stats))
 
 
-def test_table_of_kornias_modules_is_generated():
-    assert documented.TABLE.findall(documented.PAGE.read_text()) == [documented.generated()]
+@pytest.mark.parametrize("page", documented.TABLES, ids=lambda page: page.name)
+def test_tables_of_modules_and_transforms_are_generated(page):
+    assert documented.written(page).findall(page.read_text()) == [documented.TABLES[page]()]
 
 
 def test_table_of_torchvisions_transforms_states_the_support_of_each():

@@ -329,13 +329,13 @@ class Op(ABC):
     def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of the ``params=`` argument of Kornia's module."""
         return {
-            **self.kornia_parameters(draws, size),
             "batch_prob": torch.from_numpy(draws["apply_mask"].astype(np.float32)),
             "forward_input_shape": host_tensor([size.batch, size.channels, size.height, size.width], np.int64),
+            **self.kornia_parameters(draws, size),
         }
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Entries of ``params=`` except apply mask and shape. Overridden if names or shapes of draws differ from Kornia's."""
+        """Entries of ``params=``, without the apply mask. Overridden if names or shapes of draws differ from Kornia's."""
         return {name: torch.from_numpy(values) for name, values in draws.items() if name != "apply_mask"}
 
     def describe(self) -> str:

@@ -1,8 +1,7 @@
 """Kornia's flips, crops and padding, which move whole pixels.
 
-Each module is *lowered* to an op, or run by Kornia. An op describes its movement twice: for images as an ``IndexMap``, from
-output to input pixels, and for boxes and keypoints as matrices, from input to output pixels. Samples outside the *apply mask*
-skip the op. The *canvas* is the padded image.
+Each module is *lowered* to an op, or run by Kornia. An op describes its movement as an ``IndexMap``, from output to input
+pixels. Samples outside the *apply mask* skip the op. The *canvas* is the padded image.
 """
 
 from abc import abstractmethod
@@ -14,7 +13,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
+from gpuaug.fusion.ops.base import OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.geometry import AxisMap, Edge, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -31,14 +30,6 @@ class _Flip(IndexOp):
         length = size.width if self.axis == "x" else size.height
         reversal = AxisMap(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
         return IndexMap(x=reversal) if self.axis == "x" else IndexMap(y=reversal)
-
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Matrices that map x to W - 1 - x, or y to H - 1 - y, for the samples in the apply mask."""
-        k, length = (0, size.width) if self.axis == "x" else (1, size.height)
-        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[draws["apply_mask"], k, k] = -1.0
-        matrix[:, k, 2] = np.where(draws["apply_mask"], length - 1.0, 0.0)
-        return matrix
 
 
 class HorizontalFlip(_Flip):
@@ -64,23 +55,12 @@ class ShiftOp(IndexOp):
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(column, row) of the input image at which the output of the op begins; negative if the image is padded there."""
 
-    def _applied_start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
-        """``start`` for samples that the op is applied to, (0, 0) for samples that skip the op."""
-        x, y = self.start(draws, size)
-        applies = draws["apply_mask"]
-        return (np.where(applies, x, 0), np.where(applies, y, 0)) if self.is_random else (x, y)
-
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the start. Samples that skip the op already have the output size."""
-        x, y = self._applied_start(draws, size)
+        x, y = self.start(draws, size)
+        if self.is_random:
+            x, y = (np.where(draws["apply_mask"], start, 0) for start in (x, y))
         return IndexMap(AxisMap(offset=as_float64(x)), AxisMap(offset=as_float64(y)))
-
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Translation matrices: (1, 3, 3) if all samples are shifted equally, else (B, 3, 3)."""
-        x, y = self._applied_start(draws, size)
-        matrix = np.tile(np.eye(3), (size.batch if np.ndim(x) or np.ndim(y) else 1, 1, 1))
-        matrix[:, 0, 2], matrix[:, 1, 2] = -x, -y
-        return matrix
 
 
 class Crop(ShiftOp):
@@ -155,10 +135,6 @@ class Crop(ShiftOp):
             "padding_size": host_tensor(self._padding(size), np.int64).expand(size.batch, -1),
             "forward_input_shape": host_tensor([size.batch, size.channels, canvas.height, canvas.width], np.int64),
         }
-
-    def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws in the format of Kornia's ``params=``."""
-        return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """Start of the crop in the padded image minus the padding."""
@@ -267,11 +243,6 @@ def unsupported_padding(padding: Sequence[Any], edge: Edge, size: Size) -> str |
     if edge == "reflect" and (np.any(columns >= size.width) or np.any(rows >= size.height)):
         return "pads by reflection by a whole side or more"
     return None
-
-
-def identities(size: Size) -> Array:
-    """Identity matrices: (1, 3, 3) for images of one size, (B, 3, 3) if they differ in size."""
-    return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:

@@ -349,20 +349,18 @@ class AutoContrast(LevelsOp):
     epsilon: float = 1e-6
     """Number that is added to max - min before the division. With 0, a constant channel is unchanged, else it becomes 0."""
 
-    @property
-    def clips(self) -> bool:
-        """True if results are clamped to [0, 1], which changes infinities and NaN only."""
-        return bool(self.module.clip_output)
-
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN."""
+        """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN.
+
+        Quotients lie in [0, 1] or are NaN, so that Kornia's setting ``clip_output`` has no effect. A constant channel that does
+        not become 0 is clamped, as in torchvision.
+        """
         minimum, maximum = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
         is_constant = (maximum == minimum) | (maximum - minimum <= CONSTANT_RANGE)
         if not self.epsilon:
             minimum, maximum = minimum.masked_fill(is_constant, 0), maximum.masked_fill(is_constant, 1)
         stretched = (images - minimum) / (maximum - minimum + self.epsilon)
-        stretched = stretched.masked_fill(is_constant, 0) if self.epsilon else stretched
-        return stretched.clamp(0, 1) if self.clips else stretched
+        return stretched.masked_fill(is_constant, 0) if self.epsilon else stretched.clamp(0, 1)
 
 
 class EqualizeOrContrast(LevelsOp):

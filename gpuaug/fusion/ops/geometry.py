@@ -109,12 +109,12 @@ class GatherOp(Op):
 
     stores_coordinates = True
 
+    @abstractmethod
     def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixel coordinates, (3, 3) or (B, 3, 3) float64; for boxes and keypoints.
+        """Matrices that map input to output pixel coordinates, (1, 3, 3) or (B, 3, 3) float64; for boxes and keypoints.
 
         They are Kornia's ``transform_matrix``. For samples that skip the op they are the identity.
         """
-        return np.eye(3)
 
     def window(self, draws: OpDraws, size: Size) -> Array | None:
         """Window of each input image that a pass reads if it begins with this op. The decoder may decode this window only.
@@ -150,6 +150,11 @@ class IndexOp(GatherOp):
     @abstractmethod
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Map from output to input pixels. The caller adds the bounds of the image if ``edge`` is a padding mode."""
+
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
+        """Inverses of the map."""
+        map_ = self.map(draws, size)
+        return _axis_matrices(*((axis.sign, -axis.sign * axis.offset) for axis in (map_.x, map_.y)))
 
     def window(self, draws: OpDraws, size: Size) -> Array | None:
         """Window of the pixels that the map reads. If all output pixels are padding, the window is the nearest pixel."""
@@ -299,6 +304,16 @@ class ResampleOp(GatherOp):
     def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Map from output pixels to input positions."""
 
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
+        """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
+        half_pixel_centers = self.half_pixel_centers or self.nearest
+        _, start_x, count_x, _, start_y, count_y = self.resampling(draws, size, half_pixel_centers)
+        out = self.out_drawn(draws, size)
+        return _axis_matrices(
+            _resize_of(start_x, count_x, out.width, half_pixel_centers),
+            _resize_of(start_y, count_y, out.height, half_pixel_centers),
+        )
+
 
 def moves_pixels(op: Any) -> bool:
     """Return whether an op or fallback module is an op that may move pixels within an image."""
@@ -328,6 +343,26 @@ def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> 
     if isinstance(target, np.ndarray):
         return np.where(target > 1, (source - 1) / np.maximum(target - 1, 1), 0.0)
     return (source - 1) / (target - 1) if target > 1 else np.zeros_like(source, dtype=np.float64)
+
+
+def _resize_of(start: PerSample, count: PerSample, target: PerSample, half_pixel_centers: bool) -> tuple[PerSample, PerSample]:
+    """(scale, shift) that map ``count`` input pixels from ``start`` on to ``target`` output pixels, along one axis."""
+    start, count = as_float64(start), as_float64(count)
+    if half_pixel_centers:
+        scale = target / count
+        return scale, (0.5 - start) * scale - 0.5
+    # With aligned corners a single pixel has an extent of 0, so it is only shifted.
+    scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
+    return scale, -start * scale
+
+
+def _axis_matrices(x: tuple[PerSample, PerSample], y: tuple[PerSample, PerSample]) -> Array:
+    """Matrices, (1, 3, 3) or (B, 3, 3), with (scale, shift) of x and of y."""
+    scale_x, shift_x, scale_y, shift_y = np.broadcast_arrays(*np.atleast_1d(*x, *y))
+    matrix = np.tile(np.eye(3), (len(scale_x), 1, 1))
+    matrix[:, 0, 0], matrix[:, 0, 2] = scale_x, shift_x
+    matrix[:, 1, 1], matrix[:, 1, 2] = scale_y, shift_y
+    return matrix
 
 
 def stack_windows(size: Size, *columns: PerSample) -> Array:

@@ -97,8 +97,8 @@ class Erasing(PointOp):
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Rectangles, and the fill value, (B,) each."""
-        rectangles = {name: torch.from_numpy(draws[name]) for name in ("widths", "heights", "xs", "ys")}
-        return {**rectangles, "values": host_tensor(np.full(size.batch, self.value), np.float32)}
+        values = host_tensor(np.full(size.batch, self.value), np.float32)
+        return {**super().kornia_parameters(draws, size), "values": values}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle as (left, right, top, bottom), with right and bottom exclusive, and the fill value."""

@@ -1,8 +1,7 @@
 """Kornia's modules that resize whole images or random crops.
 
-Each module is *lowered* to an op, or run by Kornia. An op describes its movement twice: for images as a ``Resampling``, from
-output to input pixels, and for boxes and keypoints as matrices, from input to output pixels. A *window* is the crop, in pixels
-of the input image. Samples outside the *apply mask* skip the op.
+Each module is *lowered* to an op, or run by Kornia. An op describes its movement as a ``Resampling``, from output to input
+pixels. A *window* is the crop, in pixels of the input image. Samples outside the *apply mask* skip the op.
 """
 
 import math
@@ -14,7 +13,7 @@ from kornia.constants import Resample
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.crop import corners, identities
+from gpuaug.fusion.ops.crop import corners
 from gpuaug.fusion.ops.geometry import (
     ResampleOp,
     Resampling,
@@ -179,18 +178,6 @@ class ResizedCrop(ResampleOp):
         top, height = _at_least_two_pixels(window["y"], window["height"], size.height)
         return stack_windows(size, top, left, height, width)
 
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
-        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        half_pixel_centers = self.half_pixel_centers or self.nearest
-        window = self._windows(draws, size)
-        out = self.out_drawn(draws, size)
-        for k, start, count, target in ((0, "x", "width", out.width), (1, "y", "height", out.height)):
-            set_resize(
-                matrix, k, window[start].astype(np.float64), window[count].astype(np.float64), target, half_pixel_centers
-            )
-        return matrix
-
 
 class Resize(ResampleOp):
     """``Resize`` without antialiasing."""
@@ -255,15 +242,6 @@ class Resize(ResampleOp):
             height,
         )
 
-    def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Matrices that map the edges of the image to the output; with ``align_corners``, the centres of its corner pixels."""
-        out = self.out_drawn(draws, size)
-        half_pixel_centers = self.half_pixel_centers or self.nearest
-        matrix = identities(size if size.ragged else out)
-        set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
-        set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
-        return matrix
-
 
 def _scaled(draws: OpDraws, size: Size) -> OpDraws:
     """Convert windows from pixels of the full images (``size.full``) to pixels of the downsampled images (``size``)."""
@@ -288,16 +266,3 @@ def _at_least_two_pixels(start: Array, count: Array, length: Any) -> tuple[Array
 def _unsupported_cubic(op: ResampleOp) -> str | None:
     """Reason if ``op`` is bicubic without antialiasing, which is not lowered; else ``None``."""
     return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None
-
-
-def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, half_pixel_centers: bool) -> None:
-    """Write scale and shift of axis ``k``, which map ``count`` input pixels from ``start`` on to ``target`` output pixels."""
-    if half_pixel_centers:
-        scale = target / count
-        matrix[:, k, k] = scale
-        matrix[:, k, 2] = (0.5 - start) * scale - 0.5
-    else:
-        # With aligned corners a single pixel has an extent of 0, so it is only shifted.
-        scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
-        matrix[:, k, k] = scale
-        matrix[:, k, 2] = -start * scale

@@ -100,10 +100,6 @@ class Sampler:
         """Random permutation of ``count`` indices per batch, (batches, count)."""
         return np.stack([generator.permutation(count) for generator in self._generators])
 
-    def integer(self, low: int, high: int) -> int:
-        """One integer in [low, high) for the batch. Only for a sampler of one batch."""
-        return int(self._only_generator.integers(low, high))
-
     def key(self) -> int:
         """Seed in [0, 2⁶³), for another generator of the batch. Only for a sampler of one batch."""
         return int(self._only_generator.integers(0, 2**63))

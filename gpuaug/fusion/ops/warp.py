@@ -154,10 +154,7 @@ class Affine(MatrixWarp):
             sx, sy = _tangents(draws)
             a, b = a - b * sy, b * (1 + sx * sy) - a * sx
             c, d = c - d * sy, d * (1 + sx * sy) - c * sx
-        matrix = about_centre(a, b, c, d, size)
-        matrix[:, 0, 2] += draws["shift_x"]
-        matrix[:, 1, 2] += draws["shift_y"]
-        return matrix
+        return about_centre(a, b, c, d, size, shift=(draws["shift_x"], draws["shift_y"]))
 
 
 class Shear(MatrixWarp):
@@ -173,11 +170,7 @@ class Shear(MatrixWarp):
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Shear angles, and the centre of the images."""
-        return {
-            "center": _centre(size),
-            "shear_x": torch.from_numpy(draws["shear_x"]),
-            "shear_y": torch.from_numpy(draws["shear_y"]),
-        }
+        return {**super().kornia_parameters(draws, size), "center": _centre(size)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(draws)
@@ -244,7 +237,7 @@ class Perspective(MatrixWarp):
         return {"start_points": start, "end_points": torch.from_numpy(draws["end_points"])}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
-        matrix = from_unit_square(draws["end_points"].astype(np.float64))
+        matrix = _from_unit_square(draws["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
         return matrix
 
@@ -254,8 +247,16 @@ def sides_of(size: Size) -> Array:
     return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
 
 
-def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tuple[float, float] | None = None) -> Array:
-    """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] and a fixed point.
+def about_centre(
+    a: Array,
+    b: Array,
+    c: Array,
+    d: Array,
+    size: Size,
+    centre: tuple[float, float] | None = None,
+    shift: tuple[Any, Any] = (0.0, 0.0),
+) -> Array:
+    """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] about a centre, then a shift.
 
     Args:
         a: Element of the linear part. ``a`` to ``d`` are arrays (B,), or one number for all samples.
@@ -263,16 +264,17 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
         c: See ``a``.
         d: See ``a``.
         size: Size of the images.
-        centre: Fixed point (x, y) in pixels; ``None`` for the centre of the image.
+        centre: Fixed point (x, y) of the linear part in pixels; ``None`` for the centre of the image.
+        shift: Shift (x, y) in pixels, numbers or arrays (B,).
     """
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
     matrix = _identities(size.batch)
     matrix[:, 0, 0] = a
     matrix[:, 0, 1] = b
-    matrix[:, 0, 2] = x - a * x - b * y
+    matrix[:, 0, 2] = x - a * x - b * y + shift[0]
     matrix[:, 1, 0] = c
     matrix[:, 1, 1] = d
-    matrix[:, 1, 2] = y - c * x - d * y
+    matrix[:, 1, 2] = y - c * x - d * y + shift[1]
     return matrix
 
 
@@ -295,7 +297,7 @@ def _among_identities(samples: Array | None, matrices: Array, count: int) -> Arr
     return all_matrices
 
 
-def from_unit_square(quad: Array) -> Array:
+def _from_unit_square(quad: Array) -> Array:
     """Matrices, (B, 3, 3), that map (0, 0), (1, 0), (1, 1), (0, 1) to the corners of quadrilaterals, (B, 4, 2)."""
     x, y = quad[..., 0], quad[..., 1]
     right = quad[:, 1] - quad[:, 2]

@@ -34,6 +34,10 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         name: Name of the transform in its container.
         transform: Transform of the user.
         units: dtype whose value range the transform's settings refer to.
+
+    Support: fused for bytes of one or three channels, an error for bytes of other numbers of channels; for other types run
+    by torchvision, except that floats are fused if no operation is Posterize, as in the policy of SVHN; operations are
+    picked per sample, with torchvision's magnitudes, and only the passes of the picked operations process the sample.
     """
 
     lowers = (v2.RandAugment, v2.TrivialAugmentWide, v2.AutoAugment)

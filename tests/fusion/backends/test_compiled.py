@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
-from gpuaug.fusion.backends.triton.filters import blur, levels, motion_blur, sharpness, small_blur, tiles
+from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -40,14 +40,10 @@ KERNELS = {
     "contrast_kernel": backend,
     "channels_kernel": channels,
     "mix_kernel": mix,
-    "blur_kernel": small_blur,
     "blur_columns_kernel": blur,
-    "blur_rows_kernel": blur,
     "blur_strips_kernel": blur,
-    "motion_blur_kernel": motion_blur,
-    "sharpness_kernel": sharpness,
+    "filter_kernel": frame,
     "table_kernel": levels,
-    "levels_kernel": levels,
 }
 CHOSEN = [
     *("photometric", "apply masks", "equalize, torchvision's", "autocontrast, torchvision's", "either mix"),
@@ -123,8 +119,7 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(backend, "MEAN_TILE", (4, 32))
     monkeypatch.setattr(backend, "ANTIALIASED_TILE", (2, 64))
     monkeypatch.setattr(backend, "CONTRAST_BLOCK", 128)
-    for module in (tiles, small_blur):
-        monkeypatch.setattr(module, "ALONG", 4)
+    monkeypatch.setattr(frame, "ALONG", 4)
     monkeypatch.setattr(levels, "BLOCK", 256)
     monkeypatch.setattr(levels, "TILE_BLOCK", 128)
 
@@ -170,22 +165,6 @@ def test_every_pointwise_op_compiles_for_a_gpu(made, blocks):
     assert {code for program in programs for code, *_ in program} == codes | {OneOf.code}
 
 
-def test_small_blurs_behind_a_pass_read_and_store_four_pixels_at_once(made):
-    through_both(
-        [K.RandomRotation(30.0), K.RandomGaussianBlur((7, 7), (0.1, 2.0))],
-        photographs(2),
-        torch.float32,
-        torch.contiguous_format,
-    )
-    (compiled,) = [compiled for (name, *_), compiled in made.items() if name == "blur_kernel"]
-    assert "ld.global.v4" in compiled.asm["ptx"]
-    assert "st.global.v4" in compiled.asm["ptx"]
-    # A line is taken out of a load within a thread.
-    assert "shfl" not in compiled.asm["ptx"]
-    # The compiler's time for a load grows with the square of the kernel, and of 22 lines 7 x 7 taps are 154 pixels.
-    assert compiled.asm["ttir"].count("tt.load") < 30
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [7, 23])
 def test_blurs_read_several_lines_with_one_load(side, made):
@@ -201,7 +180,7 @@ def test_blurs_read_several_lines_with_one_load(side, made):
 def test_wide_blurs_of_floats_compile_for_a_gpu(made, blocks):
     blurs = [K.RandomGaussianBlur((3, 11), (0.3, 2.0))]
     through_both(blurs, photographs(2, dtype=torch.float32), torch.float32, torch.contiguous_format)
-    assert {"blur_columns_kernel", "blur_rows_kernel"} <= {name for name, *_ in made}
+    assert {"blur_columns_kernel", "blur_rows"} <= {compiled.metadata.name for compiled in made.values()}
 
 
 def test_blurs_in_strips_read_several_pixels_at_once_and_keep_columns(made):
@@ -249,18 +228,18 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
 @pytest.mark.parametrize(
     ("name", "kernel", "dtype"),
     [
-        pytest.param("motion blur", "motion_blur_kernel", torch.bfloat16),
-        pytest.param("sharpness", "sharpness_kernel", torch.bfloat16),
-        pytest.param("levels", "levels_kernel", torch.bfloat16),
-        pytest.param("sharpness", "sharpness_kernel", torch.float32, marks=pytest.mark.slow),
-        pytest.param("levels", "levels_kernel", torch.float32, marks=pytest.mark.slow),
+        pytest.param("motion blur", "motion_blur", torch.bfloat16),
+        pytest.param("sharpness", "sharpen", torch.bfloat16),
+        pytest.param("levels", "map_levels", torch.bfloat16),
+        pytest.param("sharpness", "sharpen", torch.float32, marks=pytest.mark.slow),
+        pytest.param("levels", "map_levels", torch.float32, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_filters_read_untouched_pixels_as_they_store_them(name, kernel, dtype, made):
     """Where the compiler does not see that they follow one another, a warp reads sixteen lines of memory at once."""
     through_both(ROWS[name], photographs(2), dtype, torch.contiguous_format)
-    texts = [compiled.asm["ptx"] for (compiled_kernel, *_), compiled in made.items() if compiled_kernel == kernel]
+    texts = [compiled.asm["ptx"] for compiled in made.values() if compiled.metadata.name == kernel]
     assert texts
     for ptx in texts:
         assert "shared" not in ptx

@@ -18,10 +18,10 @@ from support.comparison.replay import photographs
 import gpuaug
 from gpuaug.fusion.backends import triton as kernels
 from gpuaug.fusion.backends.triton import backend, launch
-from gpuaug.fusion.backends.triton.filters import blur
+from gpuaug.fusion.backends.triton.filters import blur, frame
 from gpuaug.fusion.ops.base import Size
 
-KERNELS = {"gather_kernel": backend, "blur_columns_kernel": blur, "blur_rows_kernel": blur}
+KERNELS = {"gather_kernel": backend, "blur_columns_kernel": blur, "filter_kernel": frame}
 
 
 class WaitingKernel:
@@ -66,7 +66,7 @@ def center_crop_run(blur, side=48):
 
 
 def test_kernels_of_a_plan_are_compiled_side_by_side_before_the_first_one_runs(monkeypatch):
-    names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
+    names, ran = ["gather_kernel", "blur_columns_kernel", "filter_kernel"], []
     barrier = Barrier(len(names))
     for name in names:
         WaitingKernel(name, barrier, ran, monkeypatch)
@@ -78,7 +78,7 @@ def test_kernels_of_a_plan_are_compiled_side_by_side_before_the_first_one_runs(m
 
 
 def test_kernels_of_the_first_run_are_compiled_beside_the_probe(no_driver, monkeypatch):
-    names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
+    names, ran = ["gather_kernel", "blur_columns_kernel", "filter_kernel"], []
     barrier = Barrier(1 + len(names))
     for name in names:
         WaitingKernel(name, barrier, ran, monkeypatch)
@@ -105,7 +105,7 @@ def test_no_kernel_has_more_arguments_than_its_launcher_parses_fast():
     for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         members = vars(import_module(module.name))
         found |= {name: len(kernel.arg_names) for name, kernel in members.items() if name.endswith("_kernel")}
-    assert {"gather_kernel", "levels_kernel"} <= set(found)
+    assert {"gather_kernel", "filter_kernel"} <= set(found)
     assert {name for name, count in found.items() if count > launch.MOST_ARGUMENTS} == set()
 
 

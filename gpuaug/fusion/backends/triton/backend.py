@@ -25,8 +25,8 @@ from gpuaug.fusion.backends.triton.filters.motion_blur import motion_blur_launch
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import (
+    FilterLaunch,
     Launch,
-    TwoLaunches,
     cached_launch,
     compile_and_run,
     compile_in_parallel,
@@ -67,7 +67,7 @@ ANTIALIASED_TILE = (8, 64)
 MOST_SAMPLES = 65535
 """Maximum number of samples, or masks, per launch: CUDA limits the second axis of a grid."""
 
-OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | TwoLaunches]] = {
+OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | FilterLaunch]] = {
     "blur": blur_launches,
     "channels": channels_launch,
     "levels": levels_launches,

@@ -34,12 +34,12 @@ from gpuaug.fusion.backends.triton.taps import (
     blend_fill,
     first_neighbour,
     fixed_point_weights,
-    half_to_even,
     interpolate_neighbours,
     interpolate_taps,
     load_resize,
     load_tap,
     map_index,
+    nearest_index,
     resize_coordinates,
     select_buffers,
     source_coordinates,
@@ -107,12 +107,8 @@ def interpolate(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, NEAREST
         )
         if NEAREST:
-            if INTERPOLATION == 1:
-                left = tl.floor(source_x).to(tl.int32)
-                top = tl.floor(source_y).to(tl.int32)
-            else:
-                left = half_to_even(source_x)
-                top = half_to_even(source_y)
+            left = nearest_index(source_x, INTERPOLATION)
+            top = nearest_index(source_y, INTERPOLATION)
         elif ADJACENT_TAPS:
             left, weight_x = first_neighbour(source_x, start_x, count_x, HALF_PIXEL)
             top, weight_y = first_neighbour(source_y, start_y, count_y, HALF_PIXEL)

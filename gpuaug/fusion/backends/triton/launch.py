@@ -48,13 +48,14 @@ _compiled_forms: set[Any] = set()
 """Forms that are compiled already, as (kernel, device, constants, dtypes)."""
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Any], name: Callable[[Any], str] | None = None) -> Any:
     """Compile a kernel, one form per set of constants and dtypes: not per value of an integer, nor per alignment of an address.
 
-    Arguments that are constants have the annotation ``tl.constexpr``.
+    Arguments that are constants have the annotation ``tl.constexpr``. ``name``: function that returns the name of a form in
+    profilers, from an object with the attribute ``constants``. Default: the name of ``function``.
     """
     names = [name for name, value in signature(function).parameters.items() if value.annotation is not tl.constexpr]
-    return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
+    return triton.jit(function, repr=name, do_not_specialize=names, do_not_specialize_on_alignment=names)
 
 
 class _CompiledKernel(NamedTuple):
@@ -168,24 +169,31 @@ class Launch:
             _compiled_forms.add(form)
 
 
-class TwoLaunches(NamedTuple):
-    """Launches of a pass that runs in two launches."""
+class FirstLaunch(NamedTuple):
+    """Launch of a filter that writes a tensor, which the second launch of the filter reads."""
 
-    first: Launch
-    """Launch from the source to the tensor between both launches."""
-    second: Launch
-    """Launch from both tensors to the output."""
+    launch: Launch
     shape: tuple[int, ...]
-    """Shape of the tensor between both launches."""
+    """Shape of the tensor: batch, channels, and others."""
     dtype: torch.dtype
-    """Dtype of this tensor."""
+    """Dtype of the tensor."""
+
+
+class FilterLaunch(NamedTuple):
+    """Launch of a filter, and the launch before it, if there is one."""
+
+    first: FirstLaunch | None
+    pixels: Launch
+    """Launch from the source, and the tensor of the first launch, to the output."""
 
     def __call__(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
         """Launch on the current stream. ``tensors``: source, output and table."""
         source, out, rows = tensors
-        between = torch.empty(self.shape, dtype=self.dtype, device=source.device)
-        self.first((source, between, rows))
-        self.second((source, between, out, rows))
+        between = rows  # not read without a first launch
+        if self.first is not None:
+            between = torch.empty(self.first.shape, dtype=self.first.dtype, device=source.device)
+            self.first.launch((source, between, rows))
+        self.pixels((source, between, out, rows))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import triton.language as tl
 
 from gpuaug.fusion.backends.triton.launch import kernel
 from gpuaug.fusion.backends.triton.pixel_math import tile_pixels
-from gpuaug.fusion.backends.triton.taps import half_to_even, map_index, source_coordinates, tap_axis
+from gpuaug.fusion.backends.triton.taps import map_index, nearest_index, source_coordinates, tap_axis
 
 
 @kernel
@@ -56,12 +56,8 @@ def mask_kernel(
         source_x, source_y, start_x, count_x, start_y, count_y = source_coordinates(
             x, y, row + WARP_COLUMN, INTERPOLATION, HALF_PIXEL, True
         )
-        if INTERPOLATION == 1:
-            left = tl.floor(source_x).to(tl.int32)
-            top = tl.floor(source_y).to(tl.int32)
-        else:
-            left = half_to_even(source_x)
-            top = half_to_even(source_y)
+        left = nearest_index(source_x, INTERPOLATION)
+        top = nearest_index(source_y, INTERPOLATION)
         x, in_window_x, not_padding_x = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
         y, in_window_y, not_padding_y = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
         in_window = in_window_x & in_window_y

@@ -12,16 +12,12 @@ import triton.language as tl
 
 from gpuaug.fusion import pixels
 from gpuaug.fusion.ops import channel as channels
-from gpuaug.fusion.ops import color, color_jitter, filters, positional
+from gpuaug.fusion.ops import color, color_jitter, filters
 
 NO_NAN = tl.constexpr(color_jitter.NO_NAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """False in Triton's interpreter, which supports no inline assembly and does not fuse products with sums."""
 
-MULTIPLIER_0 = tl.constexpr(positional.MULTIPLIERS[0])
-MULTIPLIER_1 = tl.constexpr(positional.MULTIPLIERS[1])
-INCREMENT_0 = tl.constexpr(positional.INCREMENTS[0])
-INCREMENT_1 = tl.constexpr(positional.INCREMENTS[1])
 RED = tl.constexpr(channels.GREY[0])
 TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
 TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)
@@ -386,27 +382,9 @@ def normalize(value, mean, std):
 @triton.jit
 def normal(x, y, channel, field, width, seed):
     """Return standard normal numbers of one channel, from Philox with the counter (pixel index, channel, field, 0)."""
-    counter0 = (y * width + x).to(tl.uint32)
-    counter1 = (counter0 * 0 + channel.to(tl.uint32)).to(tl.uint32)
-    counter2 = (counter0 * 0 + field.to(tl.uint32)).to(tl.uint32)
-    counter3 = counter0 * 0
-    key0 = seed.to(tl.uint32)
-    key1 = key0 * 0
-    multiplier0 = tl.full((), MULTIPLIER_0, tl.uint32)
-    multiplier1 = tl.full((), MULTIPLIER_1, tl.uint32)
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(multiplier0, counter0)
-        high1 = tl.umulhi(multiplier1, counter2)
-        low0 = multiplier0 * counter0
-        low1 = multiplier1 * counter2
-        counter0 = high1 ^ counter1 ^ key0
-        counter1 = low1
-        counter2 = high0 ^ counter3 ^ key1
-        counter3 = low0
-        key0 = key0 + tl.full((), INCREMENT_0, tl.uint32)
-        key1 = key1 + tl.full((), INCREMENT_1, tl.uint32)
+    first, second, _, _ = tl.philox(seed, y * width + x, channel, field, 0)
     # 24 random bits each. The numbers below are 2**-24, and 2 pi * 2**-24.
-    first = (counter0 >> 8).to(tl.int32).to(tl.float32)
-    second = (counter1 >> 8).to(tl.int32).to(tl.float32)
+    first = (first >> 8).to(tl.int32).to(tl.float32)
+    second = (second >> 8).to(tl.int32).to(tl.float32)
     radius = tl.sqrt(-2.0 * tl.log((first + 1.0) * 5.9604644775390625e-08))
     return radius * tl.cos(3.7450704e-07 * second)

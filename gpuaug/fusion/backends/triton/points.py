@@ -55,6 +55,7 @@ brightness, contrast, gamma, invert = map(compiled, (color.brightness, color.con
 solarize, posterize = map(compiled, (color.solarize, color.posterize))
 saturation, hue, snow = map(compiled, (color.saturation, color.hue, color.snow))
 noisy = compiled(positional.noisy)
+denormalize = compiled(channel.denormalize)
 PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
 BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)
@@ -115,6 +116,12 @@ def permute_channels(r, g, b, channels):
 
 
 @triton.jit
+def per_channel(FORMULA: tl.constexpr, r, g, b, first, second):
+    """Apply a formula of a pixel and two parameters to three channels."""
+    return FORMULA(r, first, second), FORMULA(g, first, second), FORMULA(b, first, second)
+
+
+@triton.jit
 def apply_op(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
@@ -123,19 +130,15 @@ def apply_op(
     green_index: tl.constexpr = 1 if RGB else 0
     blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
-        factor = tl.load(row + 1)
-        r, g, b = brightness(r, factor, FLAGS), brightness(g, factor, FLAGS), brightness(b, factor, FLAGS)
+        r, g, b = per_channel(brightness, r, g, b, tl.load(row + 1), FLAGS)
     elif CODE == CONTRAST:
-        factor = tl.load(row + 1)
-        r, g, b = contrast(r, factor, FLAGS), contrast(g, factor, FLAGS), contrast(b, factor, FLAGS)
+        r, g, b = per_channel(contrast, r, g, b, tl.load(row + 1), FLAGS)
     elif CODE == SATURATION:
         r, g, b = saturation(r, g, b, tl.load(row + 1))
     elif CODE == HUE:
         r, g, b = hue(r, g, b, tl.load(row + 1))
     elif CODE == GAMMA:
-        exponent = tl.load(row + 1)
-        gain = tl.load(row + 2)
-        r, g, b = gamma(r, exponent, gain), gamma(g, exponent, gain), gamma(b, exponent, gain)
+        r, g, b = per_channel(gamma, r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == GRAYSCALE:
         grey = r * tl.load(row + 1) + g * tl.load(row + 2) + b * tl.load(row + 3)
         r, g, b = grey, grey, grey
@@ -143,13 +146,9 @@ def apply_op(
         largest = tl.load(row + 1)
         r, g, b = invert(r, largest), invert(g, largest), invert(b, largest)
     elif CODE == SOLARIZE:
-        threshold = tl.load(row + 1)
-        addend = tl.load(row + 2)
-        r, g, b = solarize(r, threshold, addend), solarize(g, threshold, addend), solarize(b, threshold, addend)
+        r, g, b = per_channel(solarize, r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == POSTERIZE:
-        step = tl.load(row + 1)
-        offset = tl.load(row + 2)
-        r, g, b = posterize(r, step, offset), posterize(g, step, offset), posterize(b, step, offset)
+        r, g, b = per_channel(posterize, r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == SNOW:
         r, g, b = snow(r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == SHUFFLE:
@@ -178,14 +177,10 @@ def apply_op(
     elif CODE == NORMALIZE or CODE == DENORMALIZE:
         means = row + 1 + plane
         stds = means + CHANNELS
-        if CODE == NORMALIZE:
-            r = normalize(r, tl.load(means), tl.load(stds))
-            g = normalize(g, tl.load(means + green_index), tl.load(stds + green_index))
-            b = normalize(b, tl.load(means + blue_index), tl.load(stds + blue_index))
-        else:
-            r = r * tl.load(stds) + tl.load(means)
-            g = g * tl.load(stds + green_index) + tl.load(means + green_index)
-            b = b * tl.load(stds + blue_index) + tl.load(means + blue_index)
+        FORMULA: tl.constexpr = normalize if CODE == NORMALIZE else denormalize
+        r = FORMULA(r, tl.load(means), tl.load(stds))
+        g = FORMULA(g, tl.load(means + green_index), tl.load(stds + green_index))
+        b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
     elif CODE == JITTER or CODE == JIGGLE:
         if not NO_NAN & FLAGS:
             r, g, b = clamp01(r), clamp01(g), clamp01(b)

@@ -198,6 +198,15 @@ def half_to_even(coordinate):
 
 
 @triton.jit
+def nearest_index(coordinate, INTERPOLATION: tl.constexpr):
+    """Return the index of the nearest pixel along one axis.
+
+    A resize (``INTERPOLATION`` 1) reads the pixel whose square contains the coordinate, and a warp rounds.
+    """
+    return tl.floor(coordinate).to(tl.int32) if INTERPOLATION == 1 else half_to_even(coordinate)
+
+
+@triton.jit
 def bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE: tl.constexpr, ROUNDS: tl.constexpr):
     """Interpolate between four values, whose digits are their x and y. ``ROUNDS``: round to bytes after each axis."""
     upper = lerp(v00, v10, weight_x, MAX_VALUE)

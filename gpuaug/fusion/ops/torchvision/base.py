@@ -43,6 +43,8 @@ class TorchvisionOp(Op):
         name: Name of the transform in its container, such as ``RandomHorizontalFlip_1``.
         transform: Transform of the user. It is not modified, moved or called.
         units: dtype of the transform's input images, whose value range fill values and thresholds refer to.
+
+    Support: fused.
     """
 
     package = "torchvision"

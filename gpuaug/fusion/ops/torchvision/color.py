@@ -24,7 +24,11 @@ _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 
 
 class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
-    """``v2.ColorJitter``: up to four adjustments, in a random order per sample."""
+    """``v2.ColorJitter``: up to four adjustments, in a random order per sample.
+
+    Support: fused for one or three channels; an error for other numbers of channels, as in torchvision; the order is drawn
+    per sample; contrast needs an additional launch, for the mean.
+    """
 
     lowers = (v2.ColorJitter,)
     red_weight = channel.TORCHVISION_RED
@@ -132,6 +136,9 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     """``v2.RandomGrayscale``, and ``v2.Grayscale`` with three output channels.
 
     A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
+
+    Support: fused with three output channels; an error for images without one or three channels; `Grayscale()`, and
+    `Grayscale(3)` of one channel, are not fused.
     """
 
     channel_counts = (1, 3)
@@ -209,7 +216,10 @@ class Solarize(TorchvisionOp, color.Solarize):
 
 
 class Posterize(TorchvisionOp, color.Posterize):
-    """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels."""
+    """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels.
+
+    Support: fused for uint8 images; not for other types.
+    """
 
     lowers = (v2.RandomPosterize,)
     call = ("posterize", "bits")
@@ -242,7 +252,10 @@ class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
 
 
 class Normalize(TorchvisionOp, channel.Normalize):
-    """``v2.Normalize``: ``(image - mean) / std`` per channel."""
+    """``v2.Normalize``: ``(image - mean) / std`` per channel.
+
+    Support: fused; an error for bytes, as in torchvision, and for the mean and std of bytes if images are in [0, 1].
+    """
 
     lowers = (v2.Normalize,)
     call = ("normalize", "mean", "std")

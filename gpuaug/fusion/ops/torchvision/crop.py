@@ -40,36 +40,31 @@ class Identity(TorchvisionOp, IdentityOp):
         return []
 
 
-class RGB(Identity):
-    """``v2.RGB``, for images that have at least three channels. torchvision runs it for images of one channel."""
-
-    lowers = (v2.RGB,)
-
-    def out_applied(self, size: Size) -> Size:
-        """Output size, with at least three channels."""
-        return replace(size, channels=max(size.channels, 3))
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
-        return f"makes 3 channels of {size.channels}" if size.channels < 3 else None
-
-
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
-    """``v2.RandomHorizontalFlip``."""
+    """``v2.RandomHorizontalFlip``.
+
+    Support: fused, bit for bit, except that float64 is rounded to float32.
+    """
 
     lowers = (v2.RandomHorizontalFlip,)
     call = ("horizontal_flip",)
 
 
 class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
-    """``v2.RandomVerticalFlip``."""
+    """``v2.RandomVerticalFlip``.
+
+    Support: fused, bit for bit, except that float64 is rounded to float32.
+    """
 
     lowers = (v2.RandomVerticalFlip,)
     call = ("vertical_flip",)
 
 
 class UniformTemporalSubsample(TorchvisionOp, FrameOp):
-    """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last."""
+    """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last.
+
+    Support: fused, for [clips](clips.md): the pass reads only the selected frames.
+    """
 
     lowers = (v2.UniformTemporalSubsample,)
     call = ("uniform_temporal_subsample", "num_samples")
@@ -84,8 +79,29 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
         return indices
 
 
+class RGB(Identity):
+    """``v2.RGB``, for images that have at least three channels. torchvision runs it for images of one channel.
+
+    Support: fused for three channels or more, with nothing to compute; for grey images run by torchvision, after the
+    transform to one size.
+    """
+
+    lowers = (v2.RGB,)
+
+    def out_applied(self, size: Size) -> Size:
+        """Output size, with at least three channels."""
+        return replace(size, channels=max(size.channels, 3))
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
+        return f"makes 3 channels of {size.channels}" if size.channels < 3 else None
+
+
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """``v2.CenterCrop``. A margin of n + 1/2 pixels is rounded to even. Images smaller than the crop are padded with 0."""
+    """``v2.CenterCrop``. A margin of n + 1/2 pixels is rounded to even. Images smaller than the crop are padded with 0.
+
+    Support: fused, bit for bit, except that float64 is rounded to float32.
+    """
 
     lowers = (v2.CenterCrop,)
     edge = "constant"
@@ -157,7 +173,10 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
 
 
 class Pad(_PaddingOp):
-    """``v2.Pad``."""
+    """``v2.Pad``.
+
+    Support: fused, bit for bit, except that float64 is rounded to float32; `padding_mode="symmetric"` is not fused.
+    """
 
     lowers = (v2.Pad,)
     description = "pad by {module.padding}"
@@ -194,7 +213,11 @@ class Pad(_PaddingOp):
 
 
 class RandomCrop(_PaddingOp, crop.Crop):
-    """``v2.RandomCrop``, with or without padding."""
+    """``v2.RandomCrop``, with or without padding.
+
+    Support: fused, bit for bit, except that float64 is rounded to float32; `padding_mode="symmetric"` and a crop larger
+    than the image are not fused.
+    """
 
     lowers = (v2.RandomCrop,)
 
@@ -237,7 +260,10 @@ class RandomCrop(_PaddingOp, crop.Crop):
 
 
 class PadIfSmaller(Pad):
-    """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels."""
+    """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels.
+
+    Support: fused; a transform of `gpuaug`, for a [class of the reference scripts](#classes-of-the-reference-scripts).
+    """
 
     lowers = (transforms.PadIfSmaller,)
     description = "pad to at least {module.size}x{module.size}"
@@ -248,7 +274,10 @@ class PadIfSmaller(Pad):
 
 
 class FixedSizeCrop(RandomCrop):
-    """``gpuaug.FixedSizeCrop``: per axis a random crop, or padding on the right or below. Both axes share a random number."""
+    """``gpuaug.FixedSizeCrop``: per axis a random crop, or padding on the right or below. Both axes share a random number.
+
+    Support: fused; a transform of `gpuaug`, for a [class of the reference scripts](#classes-of-the-reference-scripts).
+    """
 
     lowers = (transforms.FixedSizeCrop,)
 
@@ -270,7 +299,10 @@ class FixedSizeCrop(RandomCrop):
 
 
 class ZoomOut(_PaddingOp):
-    """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
+    """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision.
+
+    Support: fused together with a following transform [to one size](#random-sizes).
+    """
 
     lowers = (v2.RandomZoomOut,)
     description = "zoom out by {_min_scale} to {_max_scale}"

@@ -16,7 +16,10 @@ from gpuaug.fusion.pixels import ROUNDED, TRUNCATED
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
-    """``v2.GaussianBlur``, with one standard deviation per sample for both axes."""
+    """``v2.GaussianBlur``, with one standard deviation per sample for both axes.
+
+    Support: fused, begins a pass.
+    """
 
     lowers = (v2.GaussianBlur,)
     byte_rule = ROUNDED
@@ -34,7 +37,10 @@ class Blur(TorchvisionOp, filters.BlurOp):
 
 
 class Sharpness(TorchvisionOp, filters.SharpnessOp):
-    """``v2.RandomAdjustSharpness``."""
+    """``v2.RandomAdjustSharpness``.
+
+    Support: fused, begins a pass; an error for images without one or three channels.
+    """
 
     lowers = (v2.RandomAdjustSharpness,)
     call = ("adjust_sharpness", "sharpness_factor")
@@ -59,7 +65,10 @@ class SharpnessJitter(Sharpness):
 
 
 class Equalize(TorchvisionOp, filters.Equalize):
-    """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""
+    """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision.
+
+    Support: fused, begins a pass, with an additional launch for the histogram.
+    """
 
     lowers = (v2.RandomEqualize,)
     call = ("equalize",)
@@ -71,11 +80,14 @@ class Equalize(TorchvisionOp, filters.Equalize):
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
-    """``v2.RandomAutocontrast``. A constant channel is unchanged."""
+    """``v2.RandomAutocontrast``. A constant channel is unchanged.
+
+    Support: fused, begins a pass, with an additional launch for minimum and maximum; an error for images without one or
+    three channels.
+    """
 
     lowers = (v2.RandomAutocontrast,)
     call = ("autocontrast",)
     byte_rule = TRUNCATED
     channel_counts = (1, 3)
     epsilon = 0.0
-    clips = True  # type: ignore[assignment]

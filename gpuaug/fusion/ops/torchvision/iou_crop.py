@@ -30,7 +30,10 @@ SEED_LENGTH = 2
 
 
 class IoUCrop(TorchvisionOp, BoxCropOp):
-    """``v2.RandomIoUCrop``."""
+    """``v2.RandomIoUCrop``.
+
+    Support: fused together with a following `Resize` to two sides: [Crops by boxes](detection.md#crops-by-boxes).
+    """
 
     lowers = (v2.RandomIoUCrop,)
     columns = SEED_LENGTH + ROUNDS

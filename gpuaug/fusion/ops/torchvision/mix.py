@@ -56,6 +56,9 @@ class _Mix(TorchvisionMix):
     Args:
         name: Name of the transform in its container.
         transform: Transform of the user. It is read, never changed, moved or called.
+
+    Support: fused, also a `RandomChoice` of mixes, with [one draw per batch](fuse.md#mixing), each image with the preceding
+    image; labels are returned as probabilities of `num_classes`.
     """
 
     def _read(self, transform: Any) -> None:

@@ -20,7 +20,10 @@ CANDIDATES = 10
 
 
 class Erasing(TorchvisionOp, positional.Erasing):
-    """``v2.RandomErasing``: fills a rectangle with a constant value. Masks are not modified."""
+    """``v2.RandomErasing``: fills a rectangle with a constant value. Masks are not modified.
+
+    Support: fused for one `value`; `value="random"` or one value per channel is not fused.
+    """
 
     lowers = (v2.RandomErasing,)
     erases_masks = False
@@ -87,7 +90,11 @@ class Erasing(TorchvisionOp, positional.Erasing):
 
 
 class GaussianNoise(TorchvisionOp, positional.GaussianNoise):
-    """``v2.GaussianNoise``: adds a noise field. The noise of bytes is truncated to integers."""
+    """``v2.GaussianNoise``: adds a noise field. The noise of bytes is truncated to integers.
+
+    Support: fused, with noise that the seed decides instead of PyTorch's generator; the noise of uint8 images that may
+    exceed 16 bits, such as with `sigma=25.5`, is not fused.
+    """
 
     lowers = (v2.GaussianNoise,)
     byte_rule = ROUNDED

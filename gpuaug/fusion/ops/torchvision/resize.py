@@ -54,7 +54,11 @@ class _Resampling(TorchvisionOp, ResampleOp):
 
 
 class ResizedCrop(_Resampling, resize.ResizedCrop):
-    """``v2.RandomResizedCrop``. If none of ten random windows fits into the image, the largest centred crop is used."""
+    """``v2.RandomResizedCrop``. If none of ten random windows fits into the image, the largest centred crop is used.
+
+    Support: fused, with the transform's `antialias`; `interpolation="nearest"`, and `"bicubic"` without antialiasing, are
+    not fused.
+    """
 
     lowers = (v2.RandomResizedCrop,)
     centred = True
@@ -90,7 +94,11 @@ class _WholeResize(_Resampling, resize.Resize):
 
 
 class Resize(_WholeResize):
-    """``v2.Resize`` to (height, width), to a length of the shorter side, or to a length ``max_size`` of the longer side."""
+    """``v2.Resize`` to (height, width), to a length of the shorter side, or to a length ``max_size`` of the longer side.
+
+    Support: fused, with the transform's `antialias`; `interpolation="nearest"`, and `"bicubic"` without antialiasing, are
+    not fused.
+    """
 
     lowers = (v2.Resize,)
 
@@ -117,7 +125,10 @@ class Resize(_WholeResize):
 
 
 class _RandomSizeResize(_WholeResize):
-    """Base class of resizes to a random size per image, after which the images of a batch differ in size."""
+    """Base class of resizes to a random size per image, after which the images of a batch differ in size.
+
+    Support: fused together with a following transform [to one size](#random-sizes).
+    """
 
     draws_size = True
     draw_name: ClassVar[str] = "size"

@@ -61,7 +61,11 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
 
 class Rotation(_Warp):
-    """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image."""
+    """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image.
+
+    Support: fused, with any `center`, and any [`fill`](#conventions); `expand=True` draws [a size](#random-sizes) per
+    image; `expand=True` with a `center` is not fused.
+    """
 
     lowers = (v2.RandomRotation,)
     description = "rotate"
@@ -107,12 +111,9 @@ class Rotation(_Warp):
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
-        matrix = warp.about_centre(cosine, sine, -sine, cosine, size, self._centre)
-        if self._expands:
-            frame = _rotated_frame(size, draws["angle"])
-            matrix[:, 0, 2] += (frame.width - size.width) / 2
-            matrix[:, 1, 2] += (frame.height - size.height) / 2
-        return matrix
+        frame = _rotated_frame(size, draws["angle"]) if self._expands else size
+        shift = (frame.width - size.width) / 2, (frame.height - size.height) / 2
+        return warp.about_centre(cosine, sine, -sine, cosine, size, self._centre, shift)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rotate`` with ``angle`` in degrees, ``expand`` and ``center``."""
@@ -122,7 +123,10 @@ class Rotation(_Warp):
 
 
 class Affine(_Warp):
-    """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels."""
+    """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels.
+
+    Support: fused, with any `center`, and any [`fill`](#conventions).
+    """
 
     lowers = (v2.RandomAffine,)
     description = "affine"
@@ -146,10 +150,8 @@ class Affine(_Warp):
         b = -a * np.tan(shear_x) - np.sin(angle)
         d = np.cos(angle) - c * np.tan(shear_x)
         scale = draws["scale"]
-        matrix = warp.about_centre(scale * a, scale * b, scale * c, scale * d, size, self._centre)
-        matrix[:, 0, 2] += draws["shift_x"]
-        matrix[:, 1, 2] += draws["shift_y"]
-        return matrix
+        shift = draws["shift_x"], draws["shift_y"]
+        return warp.about_centre(scale * a, scale * b, scale * c, scale * d, size, self._centre, shift)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``angle`` and ``shear`` in degrees, ``translate`` in pixels and ``scale``."""
@@ -161,12 +163,13 @@ class Affine(_Warp):
         ]
 
 
-class Perspective(_Warp):
-    """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
+class Perspective(_Warp, warp.Perspective):
+    """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels.
+
+    Support: fused, with any [`fill`](#conventions); `distortion_scale=1` is not fused.
+    """
 
     lowers = (v2.RandomPerspective,)
-    matrix_type = "perspective"
-    description = "perspective"
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -174,7 +177,7 @@ class Perspective(_Warp):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if images are one pixel wide or high, for which torchvision raises an error; else ``None``."""
-        return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
+        return warp.MatrixWarp.unsupported_size(self, size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"end_points"``, (B, 4, 2): positions (x, y) of the moved corners in pixels, clockwise from the top left."""
@@ -188,12 +191,10 @@ class Perspective(_Warp):
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         """Forward matrices of pixel centres, from corners that torchvision takes for coordinates of pixel edges."""
-        matrix = warp.from_unit_square(draws["end_points"].astype(np.float64))
-        matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
         to_edges[:2, 2] = 0.5
         to_centres[:2, 2] = -0.5
-        matrices: Array = to_centres @ matrix @ to_edges
+        matrices: Array = to_centres @ super()._forward_matrices(draws, size) @ to_edges
         return matrices
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:

@@ -20,7 +20,7 @@ from fusion.backends.interpreted.acceleration import (
 from triton.runtime.interpreter import InterpreterBuilder
 
 from gpuaug.fusion.backends.triton import backend, boxes
-from gpuaug.fusion.backends.triton.filters import levels, small_blur, tiles
+from gpuaug.fusion.backends.triton.filters import frame, levels
 from gpuaug.fusion.backends.triton.launch import Launch
 
 
@@ -29,8 +29,8 @@ def shrink_blocks():
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.MEAN_TILE = (16, 32)
     backend.CONTRAST_BLOCK = 256
-    tiles.ALONG = small_blur.ALONG = 8
-    tiles.TILES = small_blur.TILES = 2
+    frame.ALONG = 8
+    frame.TILES = 2
     boxes.BLOCK = 32
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64

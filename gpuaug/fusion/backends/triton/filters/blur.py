@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuaug.fusion.backends.triton.filters.frame import filter_launch, tiles_of
 from gpuaug.fusion.backends.triton.filters.small_blur import small_blur
 from gpuaug.fusion.backends.triton.filters.tiles import (
     BORDERS,
@@ -21,12 +22,16 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     load_exact_pixels,
     load_lines,
     store_tile,
-    storing_launch,
     tile_indices,
-    tiles_of,
-    with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, TwoLaunches, kernel, output_constants, source_constants
+from gpuaug.fusion.backends.triton.launch import (
+    FilterLaunch,
+    FirstLaunch,
+    Launch,
+    kernel,
+    output_constants,
+    source_constants,
+)
 from gpuaug.fusion.backends.triton.pixel_math import (
     gaussian_exponent,
     gaussian_norm,
@@ -70,7 +75,7 @@ def blur_columns_kernel(
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
     CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Blur along y into transposed planes, (W, H), so that ``blur_rows_kernel`` also works along a non-contiguous axis.
+    """Blur along y into transposed planes, (W, H), so that ``blur_rows`` also works along a non-contiguous axis.
 
     Grid: (blocks per image, samples, channels).
     """
@@ -91,42 +96,16 @@ def blur_columns_kernel(
         tl.store(start + x * height + y, to_output_type(value, blurred_y.dtype.element_ty), mask=(x < width) & (y < height))
 
 
-@kernel
-def blur_rows_kernel(
-    source, blurred_y, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
-    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
+@triton.jit
+def blur_rows(
+    plane, blurred_y, row, first, y, x, height, width, stride_y,
+    SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Blur the output of ``blur_columns_kernel`` along x. Samples whose apply mask is 0 are read from the source.
-
-    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
-    """
-    skipped, sample, plane, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
-    )
-    if skipped:
-        return
-    first, x, y = tile_indices(tiles, ALONG, ACROSS, TILES)
+    """Blur the output of ``blur_columns_kernel`` along x. Row: apply mask, sigma of y and x. ``SETTINGS``: (taps, border)."""
     across = tl.minimum(y, height - 1)
-    if tl.load(row) != 0:
-        sigma = tl.load(row + 2)
-        start = blurred_y + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        r = tl.zeros((ACROSS, ALONG), tl.float32)
-        g = r
-        b = r
-        for channel in range(3 if RGB else 1):
-            plane_pointer = start + channel * height * width
-            value = blur_tile_along(plane_pointer, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
-            r, g, b = with_channel(value, channel, r, g, b, RGB)
-        if BYTES and blurred_y.dtype.element_ty == tl.float32:
-            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
-    else:
-        pixel = pointer + across * source_h + x * SOURCE_W
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB, X_LAST=True)
-    # A warp stores along x, even if the three channels of a pixel are adjacent.
-    x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    sigma = tl.load(row + 2)
+    value = blur_tile_along(blurred_y, first, width, height, across, sigma, SETTINGS[0], SETTINGS[1], False, ALONG, ACROSS)
+    return value * (1 / 255) if BYTES and blurred_y.dtype.element_ty == tl.float32 else value
 
 
 @triton.jit
@@ -231,7 +210,7 @@ def blur_strips_kernel(
             )  # fmt: skip
 
 
-def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | TwoLaunches:
+def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | FilterLaunch:
     """Prepare the launches of a pass whose front is a blur.
 
     Cost:
@@ -243,7 +222,7 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tens
     if blurs_in_strips(pass_.front, source.dtype, out.dtype):
         return _strips_launch(pass_, source, rows, out, constants)
     if pass_.front.launches == 1:
-        return small_blur(pass_, source, rows, out, constants)
+        return filter_launch(small_blur, (down, across, border), pass_, source, rows, out)
     batch, channels, height, width = source.shape
     tiles_across, blocks, tile = tiles_of(pass_, height, width)
     columns_launch = Launch(
@@ -253,10 +232,9 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tens
         {**source_constants(pass_, source), **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
-    rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
     rounds = gives_unit_range(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
-    dtype = UINT16_UNIT if rounds else torch.float32
-    return TwoLaunches(columns_launch, rows_launch, (batch, channels, width, height), dtype)
+    first = FirstLaunch(columns_launch, (batch, channels, width, height), UINT16_UNIT if rounds else torch.float32)
+    return filter_launch(blur_rows, (across, border), pass_, source, rows, out, first, along_x=True)
 
 
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:

@@ -1,4 +1,4 @@
-"""Triton kernels of equalize, CLAHE and auto contrast, and their launches. The tiles of thread blocks are in ``tiles.py``.
+"""Equalize, CLAHE and auto contrast in Triton.
 
 The ops run in two launches. The first computes a *table* per channel: for equalize the new value per level, for CLAHE such
 values per tile of the channel, for auto contrast minimum and maximum. The second launch maps the pixels by the tables. A
@@ -12,17 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filters.tiles import (
-    count_levels,
-    load_exact,
-    load_exact_pixels,
-    load_flattened,
-    store_tile,
-    storing_launch,
-    tile_indices,
-    with_channel,
-)
-from gpuaug.fusion.backends.triton.launch import Launch, TwoLaunches, kernel, source_constants
+from gpuaug.fusion.backends.triton.filters.frame import filter_launch
+from gpuaug.fusion.backends.triton.filters.tiles import count_levels, load_exact, load_exact_tile, load_flattened
+from gpuaug.fusion.backends.triton.launch import FilterLaunch, FirstLaunch, Launch, kernel, source_constants
 from gpuaug.fusion.backends.triton.pixel_math import (
     LEVELS,
     as_float,
@@ -67,7 +59,7 @@ def table_kernel(
         ENTRIES: Number of elements of a table; ``LEVELS`` for equalize.
         SPLITS: Number of blocks per channel. For CLAHE, each computes the table of a tile, (LEVELS,) uint8. For other ops, if
             greater than 1, each block writes the int32 pixel counts per level of its split of the channel, or its minimum and
-            maximum, and ``levels_kernel`` combines them.
+            maximum, and ``map_levels`` combines them.
         GRID_H, GRID_W: Number of tiles of CLAHE along y and x; 0 for other ops.
         KEEPS_VALUES: Whether the table has -1 for a channel that must not change (``equalize_table``).
         FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
@@ -154,10 +146,10 @@ def map_by_table(
 
 
 @triton.jit
-def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, SPLITS: tl.constexpr):
+def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, SPLITS: tl.constexpr):
     """Map the pixels of a channel from [minimum, maximum] to [0, 1].
 
-    ``EPSILON`` is added to the divisor. The pixels of a constant channel become 0, or do not change if ``EPSILON`` is 0.
+    ``EPSILON`` is added to the divisor. The pixels of a constant channel become 0, or are clamped if ``EPSILON`` is 0.
     """
     table = table.to(tl.pointer_type(tl.float32))
     minimum = tl.load(table)
@@ -170,11 +162,7 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl
         minimum = tl.where(is_constant, 0.0, minimum)
         maximum = tl.where(is_constant, 1.0, maximum)
     result = tl.div_rn(value - minimum, (maximum - minimum + EPSILON) + 0.0 * value)
-    if EPSILON > 0:
-        result = tl.where(is_constant, 0.0, result)
-    if CLIP:
-        result = clamp01(result)
-    return result
+    return tl.where(is_constant, 0.0, result) if EPSILON > 0 else clamp01(result)
 
 
 @triton.jit
@@ -193,49 +181,37 @@ def interpolate_tables(
     return tl.where(value == value, div_by_255(lower + (upper - lower) * upper_weight), value)
 
 
-@kernel
-def levels_kernel(
-    source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr, GRID_H: tl.constexpr,
-    GRID_W: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
+@triton.jit
+def map_levels(
+    plane, between, row, first, y, x, height, width, stride_y,
+    SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Map pixels through the tables, or minima and maxima, that ``table_kernel`` wrote.
+    """Map pixels through the table, or minimum and maximum, that ``table_kernel`` wrote.
 
-    Constants: see ``table_kernel``; ``EPSILON``, ``CLIP``: see ``stretch``.
-
-    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
+    ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``, ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``, ``GRID_W``) of
+    ``table_kernel``, (``EPSILON``,) of ``stretch``.
     """
-    skipped, sample, plane, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
-    )
-    if skipped:
-        return
-    _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-    r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
-    applied_op = tl.load(row)
-    if applied_op != 0:
-        for channel in range(3 if RGB else 1):
-            table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
-            value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if GRID_H > 0:
-                top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
-                left, right, left_weight = nearest_tiles(x, width, GRID_W)
-                value = interpolate_tables(
-                    value, table, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET
-                )
-            elif (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
-                value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
-            else:
-                value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
-            r, g, b = with_channel(value, channel, r, g, b, RGB)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    PICKS_OP: tl.constexpr = SETTINGS[0]
+    ENTRIES: tl.constexpr = SETTINGS[1]
+    FACTOR: tl.constexpr = SETTINGS[2]
+    OFFSET: tl.constexpr = SETTINGS[3]
+    SPLITS: tl.constexpr = SETTINGS[5]
+    GRID_H: tl.constexpr = SETTINGS[6]
+    GRID_W: tl.constexpr = SETTINGS[7]
+    pixel = plane + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
+    value = load_exact_tile(pixel, x < width, BYTES)
+    if GRID_H > 0:
+        top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
+        left, right, left_weight = nearest_tiles(x, width, GRID_W)
+        value = interpolate_tables(value, between, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET)
+    elif (tl.load(row) == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
+        value = map_by_table(value, between, height * width, FACTOR, OFFSET, SETTINGS[4], SPLITS)
+    else:
+        value = stretch(value, between, ENTRIES, SETTINGS[8], SPLITS)
+    return value
 
 
-def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> TwoLaunches:
+def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> FilterLaunch:
     """Prepare both launches of a pass whose front is equalize, CLAHE or auto contrast."""
     op = pass_.front
     batch, channels, height, width = source.shape
@@ -248,12 +224,12 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     splits = grid_h * grid_w or splits
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     settings: dict[str, Any] = {
+        "PICKS_OP": equalize_op is not contrast_op,
+        "ENTRIES": op.entries,
         "FACTOR": factor,
         "OFFSET": offset,
-        "ENTRIES": op.entries,
         "KEEPS_VALUES": isinstance(equalize_op, Equalize) and equalize_op.keeps_values,
         "SPLITS": splits,
-        "PICKS_OP": equalize_op is not contrast_op,
         "GRID_H": grid_h,
         "GRID_W": grid_w,
     }
@@ -262,8 +238,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
     tables = Launch(
         table_kernel, (splits, batch, channels), integers, constants, warps=4 if grid_h else 8, fp_fusion=not grid_h
     )
-    epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
-    settings |= {"EPSILON": epsilon, "CLIP": clip}
+    epsilon = contrast_op.epsilon if isinstance(contrast_op, AutoContrast) else 0.0
     counts_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
-    pixels = storing_launch(levels_kernel, pass_, source, rows, out, settings)
-    return TwoLaunches(tables, pixels, (batch, channels, splits * op.entries), torch.uint8 if grid_h else counts_dtype)
+    first = FirstLaunch(tables, (batch, channels, splits * op.entries), torch.uint8 if grid_h else counts_dtype)
+    return filter_launch(map_levels, (*settings.values(), epsilon), pass_, source, rows, out, first)

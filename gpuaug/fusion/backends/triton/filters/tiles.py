@@ -1,4 +1,4 @@
-"""Device functions that filter kernels share (tile indices, reads beyond the border, stores), and launch arguments.
+"""Device functions that filter kernels share: tile indices, reads beyond the border, stores.
 
 A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
 thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line to all outputs that
@@ -6,24 +6,17 @@ depend on the line. All threads have equal weights, so a tap takes one multiplic
 unrolled, so that the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along
 the first axis, tiles are flattened to one axis before they are loaded or stored (``flatten``).
 
-In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. A warp of a small
-blur may have four tiles (``small_blur.py``).
+In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis.
 
 A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
 denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, output_constants
 from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, div_by_255, pack_words, store_channels, to_level
 from gpuaug.fusion.backends.triton.points import apply_point_ops
-from gpuaug.fusion.ops.base import FrontOp
-from gpuaug.fusion.program.plan import OpPass
 
 ALONG = 16
 """Outputs of a tile along the axis that the filter works along."""
@@ -227,14 +220,13 @@ def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
 def store_tile(
     r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    first_x=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
+    first_x=0, WORDS: tl.constexpr = False, X_LAST: tl.constexpr = False,
 ):  # fmt: skip
     """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
     ``plane``: index of the channel; 0 with ``RGB``. ``row``, ``out``: addresses of the sample's table row and output image.
     ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and
-    ``X_LAST``, with x from ``first_x`` on. ``GROUP``: number of neighbours along x that begin at an aligned address, and lie
-    all inside or all outside the image.
+    ``X_LAST``, with x from ``first_x`` on.
     """
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     if WORDS:
@@ -250,51 +242,6 @@ def store_tile(
     else:
         in_bounds = (x < width) & (y < height)
         pixel = out + plane * out_c + y * out_h + x * OUT_W
-        if GROUP > 1:
-            pixel_bytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
-            pixel = tl.max_contiguous(tl.multiple_of(pixel, (GROUP * pixel_bytes, pixel_bytes)), (GROUP, 1))
-            in_bounds = tl.max_constancy(in_bounds, (GROUP, 1))
-        elif not X_LAST:
+        if not X_LAST:
             pixel, in_bounds, r, g, b = flatten(pixel), flatten(in_bounds), flatten(r), flatten(g), flatten(b)
         store_channels(pixel, out_c, r, g, b, in_bounds, RGB)
-
-
-def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
-    """Return the number of tiles along the first axis, the number of blocks, and the kernel's constants for tiles.
-
-    ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
-    """
-    tiles_across = triton.cdiv(across, ACROSS)
-    tiles = tiles_across * triton.cdiv(along, ALONG)
-    # Only a pass with a column of buffer routes skips samples.
-    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
-    return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
-
-
-def storing_launch(
-    kernel: Any,
-    pass_: OpPass[FrontOp],
-    source: Tensor,
-    rows: Tensor,
-    out: Tensor,
-    constants: dict[str, Any],
-    *,
-    along_x: bool = False,
-) -> Launch:
-    """Return the launch of a filter's kernel that stores output pixels.
-
-    Args:
-        kernel: Kernel whose integer arguments are the height, the width, the number of tiles along the first axis, and the
-            strides of rows, source and output.
-        pass_: Pass that the kernel runs.
-        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
-        rows: (B, K) parameter table.
-        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
-        constants: Constants of this kernel only.
-        along_x: Whether the filter works along x, not along y.
-    """
-    batch, _, height, width = source.shape
-    tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
-    common, planes = output_constants(pass_, source, out)
-    integers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(kernel, (blocks, batch, planes), integers, {**common, **tile, **constants}, warps=tile["TILES"])

@@ -1,0 +1,119 @@
+"""The kernel of filters, around a function that computes the output pixels of one plane, and its launch.
+
+Blurs in strips have a kernel of their own. ``tiles.py`` describes the tiles of thread blocks.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuaug.fusion.backends.triton.filters.tiles import (
+    ACROSS,
+    ALONG,
+    TILES,
+    load_exact_pixels,
+    store_tile,
+    tile_indices,
+    with_channel,
+)
+from gpuaug.fusion.backends.triton.launch import FilterLaunch, FirstLaunch, Launch, kernel, output_constants
+from gpuaug.fusion.backends.triton.taps import select_sample
+from gpuaug.fusion.ops.base import FrontOp
+from gpuaug.fusion.program.plan import OpPass
+
+
+@partial(kernel, name=lambda form: form.constants["FILTER"].__name__)
+def filter_kernel(
+    source, between, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h, between_c,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr, SETTINGS: tl.constexpr,
+):  # fmt: skip
+    """Filter the samples whose apply mask is set, run the pointwise ops of the pass, and store all samples.
+
+    Constants, in addition to the constants of ``output_constants`` and ``tile_indices``:
+        ALONG_X: Whether the filter works along x, not along y. x is then the last axis of a tile.
+        FILTER: Function that returns the output pixels of one plane of a tile in [0, 1], (ACROSS, ALONG) float32::
+
+                FILTER(plane, between, row, first, y, x, height, width, stride_y, SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS)
+
+            ``plane``, ``row``: addresses of the plane of the source and of the sample's table row. ``between``: address of the
+            elements that the first launch wrote for the plane, if there is a first launch. ``first``, ``y``, ``x``: results of
+            ``tile_indices``. ``stride_y``: elements between lines of the source.
+        SETTINGS: Constants of ``FILTER``.
+
+    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
+    """
+    skipped, sample, plane, row, pointer, out = select_sample(
+        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
+    )
+    if skipped:
+        return
+    first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
+    if ALONG_X:
+        x, y = y, x
+    if tl.load(row) != 0:
+        between += (sample.to(tl.int64) * CHANNELS + plane) * between_c
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
+        g = r
+        b = r
+        for channel in range(3 if RGB else 1):
+            value = FILTER(
+                pointer + channel * source_c, between + channel * between_c, row, first, y, x, height, width, source_h,
+                SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS,
+            )  # fmt: skip
+            r, g, b = with_channel(value, channel, r, g, b, RGB)
+    else:
+        pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB, X_LAST=ALONG_X)
+    if ALONG_X:  # a warp stores along x, even if the three channels of a pixel are adjacent
+        x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB)
+
+
+def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
+    """Return the number of tiles along the first axis, the number of blocks, and the kernel's constants for tiles.
+
+    ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
+    """
+    tiles_across = triton.cdiv(across, ACROSS)
+    tiles = tiles_across * triton.cdiv(along, ALONG)
+    # Only a pass with a column of buffer routes skips samples.
+    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
+    return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
+
+
+def filter_launch(
+    function: Any,
+    settings: tuple[Any, ...],
+    pass_: OpPass[FrontOp],
+    source: Tensor,
+    rows: Tensor,
+    out: Tensor,
+    first: FirstLaunch | None = None,
+    *,
+    along_x: bool = False,
+) -> FilterLaunch:
+    """Return the launch of ``filter_kernel``.
+
+    Args:
+        function: Constant ``FILTER`` of the kernel.
+        settings: Constant ``SETTINGS`` of the kernel.
+        pass_: Pass that the kernel runs.
+        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
+        rows: (B, K) parameter table.
+        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
+        first: Launch before this launch, whose output the function reads.
+        along_x: Whether the filter works along x, not along y.
+    """
+    batch, _, height, width = source.shape
+    tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
+    common, planes = output_constants(pass_, source, out)
+    between_c = 0 if first is None else math.prod(first.shape[2:])
+    integers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3], between_c)
+    constants = {**common, **tile, "ALONG_X": along_x, "FILTER": function, "SETTINGS": settings}
+    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tile["TILES"]))
