@@ -238,6 +238,11 @@ class TensorColumn:
         """Set of the classes of the tensors."""
         return set(map(type, self.tensors))
 
+    @property
+    def are_plain(self) -> bool:
+        """True if no tensor is of a subclass of ``torch.Tensor``."""
+        return self.types <= {Tensor}
+
     @cached_property
     def attributes(self) -> list[dict[str, Any]]:
         """Attributes of each tensor, such as the format of torchvision's boxes."""
@@ -291,6 +296,8 @@ class TensorColumn:
 
         ``is_pure``: whether parts for torchvision's tensors become plain tensors.
         """
+        if self.are_plain:
+            return parts
         return [
             part if is_pure and type_name(tensor) else with_class_of(part, tensor, **changes)
             for part, tensor in zip(parts, self.tensors, strict=True)

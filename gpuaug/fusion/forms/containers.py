@@ -41,6 +41,9 @@ _Path = tuple[Any, ...]
 _Results = Callable[[], Any]
 """Function that returns a copy of a part of a container, with the transformed targets."""
 
+_Parts = Callable[[], Sequence[Any]]
+"""Function that returns the transformed values of a column."""
+
 (_VALID,) = VALID.keys
 
 
@@ -156,7 +159,7 @@ class Container:
         if len(boxes) > 1 or (flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]):
             return None
         self.slots += slots.values()
-        _assign_valid(boxes, flags, by_key=by_key)
+        _assign_valid([(by_key and name in BOXES.keys, slot) for name, slot in boxes], flags)
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
@@ -209,6 +212,7 @@ class Container:
                     samples = slot.column.samples
                     is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
                     slot.flags = TensorColumn(samples, valid.split(1) if is_one_each else [valid] * len(samples))
+                    slot.valid_samples = samples
         return (lambda: batches.replace(value, {name: results() for name, results in members.items()})) if members else None
 
     def _sequence_of_batch(self, value: Sequence[Any], path: _Path) -> _Results | None:
@@ -266,32 +270,33 @@ class Container:
         return results
 
     def _of_column(
-        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, per_frame: bool
-    ) -> Callable[[], list[Any]] | None:
+        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, key: str = "", per_frame: bool
+    ) -> _Parts | None:
         """Read the values at one place of each image or frame. Return ``None`` if there are no targets in them.
 
         Args:
             values: The values. A tensor belongs to the image or frame of its value.
             samples: Index of the image or frame of each value.
             path: Place of the values.
+            key: Key of target dicts that the values have; empty if targets are recognized by their classes.
             per_frame: Whether the samples are frames.
         """
-        groups: dict[Any, list[int]] = {}
-        kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
-        for position, value in enumerate(values):
-            kind = kinds.get(type(value))
-            if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
-                groups.setdefault(kind, []).append(position)
-        results: list[tuple[Sequence[int], Callable[[], Sequence[Any]]]] = []
+        groups: dict[Kind | None, Sequence[int]] = {TARGET_KEYS[key]: range(len(values))} if key else _by_kind(values)
+        results: list[tuple[Sequence[int], _Parts]] = []
         for kind, positions in groups.items():
-            group, owners = [values[position] for position in positions], [samples[position] for position in positions]
+            is_whole = len(positions) == len(values)
+            group = values if is_whole else [values[position] for position in positions]
+            owners = samples if is_whole else [samples[position] for position in positions]
             if kind is not None:
-                slot = self._slot(kind, path, TensorColumn(owners, group), per_frame=per_frame)
+                slot = self._slot(kind, path, TensorColumn(owners, group), key=key, per_frame=per_frame)
                 results.append((positions, slot.parts))
             elif (parts := self._of_records(group, owners, path, per_frame=per_frame)) is not None:
                 results.append((positions, parts))
 
-        def put() -> list[Any]:
+        if len(results) == 1 and len(results[0][0]) == len(values):
+            return results[0][1]
+
+        def put() -> Sequence[Any]:
             made = list(values)
             for positions, parts in results:
                 for position, part in zip(positions, parts(), strict=True):
@@ -302,61 +307,56 @@ class Container:
 
     def _of_records(
         self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, by_key: bool = False, per_frame: bool
-    ) -> Callable[[], list[Any]] | None:
+    ) -> _Parts | None:
         """Read containers, one per image or frame, by column. Arguments and result as of ``_of_column``.
 
         ``by_key``: whether the containers are target dicts. They are then copied even if there are no targets.
         """
-        records = [
-            value if isinstance(value, Mapping) else {name: batches.member(value, name) for name in batches.member_names(value)}
-            for value in values
-        ]
+        are_dicts = set(map(type, values)) == {dict}
+        records = (
+            values
+            if are_dicts
+            else [{name: batches.member(value, name) for name in batches.member_names(value)} for value in values]
+        )
         own = columns(records)
-        results: dict[Any, tuple[Sequence[int], Callable[[], Sequence[Any]]]] = {}
-        boxes: list[tuple[Any, Slot]] = []
+        results: list[tuple[Any, Sequence[int], _Parts]] = []
+        boxes: list[tuple[bool, Slot]] = []
         for name, (positions, column) in own.items():
-            types = set(map(type, column))
-            if types <= HOLDS_NOTHING and not (by_key and name in TARGET_KEYS):
+            key = name if by_key and name in TARGET_KEYS else ""
+            if not key and HOLDS_NOTHING.issuperset(map(type, column)):
                 continue
-            kind = kind_of(name, types, by_key=by_key)
             owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
-            if kind is not None:
-                key = name if by_key and name in kind.keys else ""
-                slot = self._slot(kind, (*path, name), TensorColumn(owners, column), key=key, per_frame=per_frame)
-                results[name] = positions, slot.parts
-            elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
-                results[name] = positions, parts
+            parts = self._of_column(column, owners, (*path, name), key=key, per_frame=per_frame)
+            if parts is not None:
+                results.append((name, positions, parts))
             new_slots = self.slots[start:]
-            boxes += [(name, slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
-        flags = None
-        if _VALID in own:
-            positions, column = own[_VALID]
-            flags = TensorColumn([samples[position] for position in positions], column)
-        if all(isinstance(value, Mapping) for value in values):
-            _assign_valid(boxes, flags, by_key=by_key)
-        positions_of = {sample: position for position, sample in enumerate(samples)}
+            boxes += [(bool(key), slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
+        if are_dicts or all(isinstance(value, Mapping) for value in values):
+            positions, column = own.get(_VALID, ((), ()))
+            flags = TensorColumn([samples[position] for position in positions], column) if column else None
+            _assign_valid(boxes, flags)
+        position_of = {sample: position for position, sample in enumerate(samples)}
 
-        def put() -> list[Any]:
-            changes: list[dict[Any, Any]] = [{} for _ in values]
-            for name, (positions, parts) in results.items():
+        def put() -> Sequence[Any]:
+            # For a dict: a copy, which is changed. For another container: only the changes.
+            changes: list[dict[Any, Any]] = [value.copy() if type(value) is dict else {} for value in values]
+            for name, positions, parts in results:
                 for position, part in zip(positions, parts(), strict=True):
                     changes[position][name] = part
             for _, slot in boxes:
                 for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
                     if sample in slot.valid_samples:
-                        changes[positions_of[sample]][_VALID] = part
+                        changes[position_of[sample]][_VALID] = part
             if by_key and self._call.conversions.is_pure:
                 for record, change in zip(records, changes, strict=True):
                     for name, value in {**record, **change}.items():
                         if type(value) not in HOLDS_NOTHING and type_name(value):
                             change[name] = value.as_subclass(Tensor)
+            if are_dicts:
+                return changes
             return [
-                value
-                if not change and not by_key
-                else {**value, **change}
-                if type(value) is dict
-                else batches.replace(value, change)
+                change if type(value) is dict else batches.replace(value, change) if change or by_key else value
                 for value, change in zip(values, changes, strict=True)
             ]
 
@@ -391,29 +391,36 @@ class Container:
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
 
 
-def _assign_valid(boxes: Sequence[tuple[Any, Slot]], flags: TensorColumn | None, *, by_key: bool) -> None:
+def _by_kind(values: Sequence[Any]) -> dict[Kind | None, Sequence[int]]:
+    """Return kind → positions of the targets of torchvision's classes; ``None`` → positions of containers."""
+    kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
+    groups: dict[Kind | None, list[int]] = {}
+    for position, value in enumerate(values):
+        kind = kinds.get(type(value))
+        if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
+            groups.setdefault(kind, []).append(position)
+    return groups  # type: ignore[return-value]
+
+
+def _assign_valid(boxes: Sequence[tuple[bool, Slot]], flags: TensorColumn | None) -> None:
     """Decide which boxes of each dict ``valid`` refers to: the boxes of a target dict, otherwise the first boxes.
 
     Args:
-        boxes: (key in the dicts, slot) for each slot of boxes.
+        boxes: (whether the boxes are under a key of target dicts, slot) for each slot of boxes.
         flags: Column of the masks of valid boxes in the input.
-        by_key: Whether the dicts are target dicts.
 
     Raises:
         ArgumentError: If a target dict has boxes under two keys.
     """
     taken: frozenset[int] = frozenset()
-    of_target_dicts = [slot for name, slot in boxes if by_key and name in BOXES.keys]
-    for slot in (*of_target_dicts, *(slot for _, slot in boxes if slot not in of_target_dicts)):
-        both = taken.intersection(slot.column.samples) if slot in of_target_dicts else ()
-        if both:
-            raise ArgumentError(f"targets of sample {min(both)} must hold boxes or bbox, got both. Leave one of them out.")
-        slot.valid_samples = frozenset(slot.column.samples) - taken
-        taken |= slot.valid_samples
-        if flags is not None:
-            pairs = zip(flags.samples, flags.tensors, strict=True)
-            own = {sample: value for sample, value in pairs if sample in slot.valid_samples}
-            slot.flags = TensorColumn(list(own), list(own.values()))
+    for is_of_target_dicts, slot in sorted(boxes, key=lambda pair: not pair[0]):
+        samples = frozenset(slot.column.samples)
+        if is_of_target_dicts and samples & taken:
+            raise ArgumentError(
+                f"targets of sample {min(samples & taken)} must hold boxes or bbox, got both. Leave one of them out."
+            )
+        slot.valid_samples, slot.flags = samples - taken, flags
+        taken |= samples
 
 
 def _check_dicts(records: Any, batch: int) -> None:
@@ -427,8 +434,8 @@ def _check_dicts(records: Any, batch: int) -> None:
         raise ArgumentError(
             f"targets must hold one dict for each of the {batch} images, got {len(records)}. Pass one dict per image."
         )
-    for sample, record in enumerate(records):
-        if type(record) is not dict and not isinstance(record, Mapping):
+    for sample, record in enumerate(records) if set(map(type, records)) != {dict} else ():
+        if not isinstance(record, Mapping):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
                 "Put all annotations of an image into one dict: {'boxes': …, 'labels': …}."

@@ -159,8 +159,9 @@ class Record:
         if per_frame not in self._sides:
             size = self.size.per_frame() if per_frame else self.size
             # As Python integers, which are faster to compare than NumPy's.
-            sides = [np.broadcast_to(side, size.batch).tolist() for side in (size.height, size.width)]
-            self._sides[per_frame] = list(zip(*sides, strict=True))
+            sides = size.height, size.width
+            lists = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in sides)
+            self._sides[per_frame] = list(zip(*lists, strict=True))
         return self._sides[per_frame]
 
     def map_adapter(self, mask: Tensor) -> "Dense":
