@@ -33,7 +33,9 @@ from gpuaug.core.targets import (
     type_name_of,
     with_class_of,
 )
-from gpuaug.fusion.forms.kinds import Call, Points, Slot
+from gpuaug.fusion.forms.call import Call
+from gpuaug.fusion.forms.dense import Dense
+from gpuaug.fusion.forms.kinds import Points, Slot
 
 _Path = tuple[Any, ...]
 """Place in a container: keys, field names and indices. The index of the image is left out."""
@@ -69,7 +71,7 @@ class Container:
         self._batch = call.size.batch
         self.slots: list[Slot] = []
         """Boxes, keypoints and instance masks."""
-        self.maps: list[Any] = []
+        self.maps: list[Dense] = []
         """Adapters of tensors of segmentation maps of all images, (B, …)."""
         results = self._packed(value) if isinstance(value, PackedTargets) else None
         if results is None:
@@ -109,7 +111,7 @@ class Container:
 
     def _target_dicts(self, value: Any) -> _Results:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
-        frames = self._call.frames
+        call, frames = self._call, self._call.frames
         is_nested = bool(frames) and isinstance(value, list | tuple) and bool(value)
         is_nested = is_nested and all(isinstance(clip, list | tuple) for clip in value)
         if is_nested and any(len(clip) != frames for clip in value):
@@ -128,14 +130,10 @@ class Container:
             made = parts()
             if not per_frame:
                 return tuple(made) if isinstance(value, tuple) else made
-            clips = self._frames_of(made, frames)
+            clips = call.output_frames(made)
             return type(value)(map(type(value), clips) if is_nested else chain.from_iterable(clips))
 
         return results
-
-    def _frames_of(self, elements: Sequence[Any], frames: int) -> list[list[Any]]:
-        """Return the elements of the output frames of each clip."""
-        return [[elements[start + frame] for frame in self._call.frame_indices] for start in range(0, len(elements), frames)]
 
     def _packed(self, packed: PackedTargets) -> _Results | None:
         """Read packed target dicts. Return ``None`` if they have to be unpacked."""
@@ -161,6 +159,8 @@ class Container:
         self.slots += slots.values()
         _assign_valid([(by_key and name in BOXES.keys, slot) for name, slot in boxes], flags)
 
+        is_pure = self._call.conversions.is_pure
+
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
             for name, slot in slots.items():
@@ -169,7 +169,7 @@ class Container:
                     valid = slot.target.valid
                     counts = changes[name][0].lengths
                     changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
-            if self._call.conversions.is_pure and by_key:
+            if is_pure and by_key:
                 others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
                 changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
             return packed.with_columns(changes)
@@ -185,11 +185,11 @@ class Container:
         """
         if isinstance(value, Tensor):
             return self._tensor_of_batch(value, path)
-        frames = self._call.frames
-        if frames and self._is_per_frame(value):
-            parts = self._of_column(list(chain.from_iterable(value)), range(self._call.size.images), path, per_frame=True)
+        call = self._call
+        if call.frames and self._is_per_frame(value):
+            parts = self._of_column(list(chain.from_iterable(value)), range(call.size.images), path, per_frame=True)
             assert parts is not None
-            return lambda: type(value)(map(type(value[0]), self._frames_of(parts(), frames)))
+            return lambda: type(value)(map(type(value[0]), call.output_frames(parts())))
         if _is_sequence(value):
             return self._sequence_of_batch(value, path)
         if not batches.is_container(value):
@@ -236,16 +236,15 @@ class Container:
         kind = TARGET_TYPES.get(type_name(tensor))
         if kind is None:
             return None
-        batch, frames = self._batch, self._call.frames
+        call, batch, frames = self._call, self._batch, self._call.frames
         # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
         if batch == 1 and tensor.ndim < 4:
             parts = self._of_column([tensor], range(1), path, per_frame=False)
             assert parts is not None
             return lambda: parts()[0]
         if kind is MASKS:
-            self.maps.append(self._call.map_adapter(tensor))
-            output: _Results = self.maps[-1].output
-            return output
+            self.maps.append(Dense(MASKS.keys[MASKS.name], tensor, self._call))
+            return self.maps[-1].output
         if not batch:
             return None
         per_frame = kind is KEYPOINTS and bool(frames) and tensor.ndim == 4 and tensor.shape[1] == frames
@@ -264,7 +263,7 @@ class Container:
             parts = slot.parts()
             joined = (torch.cat if kind is BOXES else torch.stack)([part.as_subclass(Tensor) for part in parts])
             if per_frame:
-                joined = joined.unflatten(0, (-1, frames))[:, list(self._call.frame_indices)]
+                joined = joined.unflatten(0, (-1, frames))[:, list(call.frame_indices)]
             return with_class_of(joined, parts[0])
 
         return results
@@ -337,6 +336,7 @@ class Container:
             flags = TensorColumn([samples[position] for position in positions], column) if column else None
             _assign_valid(boxes, flags)
         position_of = {sample: position for position, sample in enumerate(samples)}
+        is_pure = self._call.conversions.is_pure
 
         def put() -> Sequence[Any]:
             # For a dict: a copy, which is changed. For another container: only the changes.
@@ -348,7 +348,7 @@ class Container:
                 for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
                     if sample in slot.valid_samples:
                         changes[position_of[sample]][_VALID] = part
-            if by_key and self._call.conversions.is_pure:
+            if by_key and is_pure:
                 for record, change in zip(records, changes, strict=True):
                     for name, value in {**record, **change}.items():
                         if type(value) not in HOLDS_NOTHING and type_name(value):

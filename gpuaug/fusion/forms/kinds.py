@@ -11,7 +11,7 @@ of the ops. A mask *valid* says which boxes are inside the image and large enoug
 from collections.abc import Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, as_plain_tensors, split
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
+from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
-from gpuaug.fusion.ops.base import Array, Size
+from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
-from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.program.plan import Canvases, Plan
 
 TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
@@ -199,10 +199,10 @@ def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tupl
         counts: Number of masks in each tensor.
         sides: (height, width) of the masks in each tensor.
     """
-    preceding = accumulate(counts, initial=0)
-    # Offset that mask 0 of the batch would have, if all masks had the size of this tensor's.
+    # Mask n of the batch begins at start + n · height · width, where ``start`` is equal for the masks of a tensor.
     tensors = [
-        (start - count * height * width, height, width) for start, count, (height, width) in zip(starts, preceding, sides)
+        (start - preceding * height * width, height, width)
+        for start, preceding, (height, width) in zip(starts, [0, *accumulate(counts[:-1])], sides, strict=True)
     ]
     places = np.repeat(np.array(tensors, np.int64).reshape(-1, 3), counts, 0)
     places[:, 0] += np.arange(len(places)) * places[:, 1] * places[:, 2]
@@ -223,31 +223,6 @@ def _torchvision_format(box_format: Any, clamping_mode: Any, sample: int) -> str
             "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
         )
     return name
-
-
-class Call(Protocol):
-    """Properties of a call on which the forms of its targets depend. ``Record`` has them."""
-
-    size: Size
-    """Size of the input images."""
-    device: torch.device
-    """Device of the images."""
-    frames: int
-    """Number of frames per input clip; 0 for images."""
-    frame_indices: Sequence[int]
-    """Index of the input frame per output frame."""
-    boxes: BoxFormatName
-    """Format of boxes in target dicts."""
-    conversions: TargetConversions
-    """Conversions of the output, and size of the smallest valid box."""
-    out: tuple[int, int]
-    """Height and width of the output images, after all passes."""
-
-    def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
-        """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
-
-    def map_adapter(self, mask: Tensor) -> Any:
-        """Create the adapter of a tensor of segmentation maps of all images, (B, ...), that is in a container."""
 
 
 @dataclass(eq=False)
