@@ -78,18 +78,15 @@ class Call:
         """Rows of ``Ragged.places``, (B, 3 or 4) int64, of the first frame of clips; ``None`` for images of one size."""
         self.input_sizes = (self.size.height, self.size.width) if self.image_layouts is None else self.image_layouts
         """(height, width) of the images, or ``image_layouts``."""
-        self._sides: dict[bool, list[tuple[int, int]]] = {}
-        """Cache of ``sides``."""
 
-    def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
-        """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
-        if per_frame not in self._sides:
-            size = self.size.per_frame() if per_frame else self.size
-            # As Python integers, which are faster to compare than NumPy's.
-            sides = size.height, size.width
-            lists = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in sides)
-            self._sides[per_frame] = list(zip(*lists, strict=True))
-        return self._sides[per_frame]
+    def sides(self, samples: Sequence[int], *, per_frame: bool) -> list[tuple[int, int]]:
+        """Return (height, width) of the images or clips with indices ``samples``; with ``per_frame`` of these frames."""
+        size = self.size.per_frame() if per_frame else self.size
+        if not isinstance(size.height, np.ndarray):
+            return [(size.height, size.width)] * len(samples)
+        # Python integers, which are faster to compare than NumPy's.
+        heights, widths = size.height.tolist(), size.width.tolist()
+        return [(heights[sample], widths[sample]) for sample in samples]
 
     def output_frames(self, elements: Sequence[Any]) -> list[list[Any]]:
         """Return the elements of the output frames of each clip. ``elements``: one for each frame of all clips."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
@@ -22,16 +21,15 @@ from gpuaug.core.targets import (
     TARGET_KEYS,
     TARGET_TYPES,
     VALID,
+    FlatColumn,
     Kind,
     PackedColumn,
     PackedTargets,
     TensorColumn,
     columns,
     holds_targets,
-    kind_of,
     type_name,
     type_name_of,
-    with_class_of,
 )
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.dense import Dense
@@ -145,10 +143,10 @@ class Container:
             return None
         slots: dict[Any, Slot] = {}
         for name, column in own.items():
-            kind = kind_of(name, column.types, by_key=by_key)
+            kind = TARGET_TYPES.get(type_name_of(column.packed.tensor_type))
+            kind = TARGET_KEYS.get(name, kind) if by_key else kind
             if kind is not None:
-                key = name if name in kind.keys else kind.name
-                slots[name] = Slot(kind, key, (name,), column, self._call)
+                slots[name] = Slot(kind, name if name in kind.keys else kind.name, (name,), column, self._call)
                 if any(len(shape) != 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is not None:
                     return None
         boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
@@ -206,7 +204,7 @@ class Container:
             members[name] = results
             if name is first:
                 slot = self.slots[-1]
-                members[_VALID] = lambda slot=slot: torch.cat(tuple(slot.valid_parts))  # type: ignore[misc]
+                members[_VALID] = lambda slot=slot: slot.target.valid  # type: ignore[misc]
                 if _VALID in value:
                     valid = value[_VALID]
                     samples = slot.column.samples
@@ -254,17 +252,18 @@ class Container:
                 f"{kind.class_name} must hold one entry for each of the {batch} images, got {tuple(tensor.shape)}. "
                 "Pass a list of one tensor per image."
             )
-        plain = tensor.as_subclass(Tensor)
-        rows = plain.split(1) if kind is BOXES else plain.flatten(0, 1).unbind() if per_frame else plain.unbind()
-        column = TensorColumn(range(len(rows)), [with_class_of(row, tensor) for row in rows])
-        slot = self._slot(kind, path, column, per_frame=per_frame)
+        count = call.size.images if per_frame else batch
+        flat = tensor.as_subclass(Tensor).flatten(0, -2)
+        packed = PackedColumn("", range(count), [len(flat) // count] * count, None, type(tensor), [vars(tensor)])
+        slot = self._slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
 
         def results() -> Tensor:
-            parts = slot.parts()
-            joined = (torch.cat if kind is BOXES else torch.stack)([part.as_subclass(Tensor) for part in parts])
-            if per_frame:
-                joined = joined.unflatten(0, (-1, frames))[:, list(call.frame_indices)]
-            return with_class_of(joined, parts[0])
+            column, values = slot.packed()
+            values = values.view(tensor.shape)
+            (result,) = column._replace(lengths=[len(tensor)]).tensors(
+                values[:, list(call.frame_indices)] if per_frame else values
+            )
+            return result
 
         return results
 

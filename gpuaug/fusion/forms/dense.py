@@ -102,11 +102,13 @@ class Dense:
     @property
     def current(self) -> Any:
         """The values in their current state, between the passes."""
-        return self.value if self.storage is None else getattr(*self.storage)
+        holder, name = self.storage or (self, "value")
+        return getattr(holder, name)
 
     @current.setter
     def current(self, value: Any) -> None:
-        setattr(*(self.storage or (self, "value")), value)
+        holder, name = self.storage or (self, "value")
+        setattr(holder, name, value)
 
     def output(self) -> Any:
         """Return the result in the form of the input."""

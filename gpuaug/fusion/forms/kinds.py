@@ -314,8 +314,7 @@ class Slot:
 
     def _sides(self) -> list[tuple[int, int]]:
         """Return (height, width) of the image of each tensor."""
-        sides = self.call.sides(per_frame=self.per_frame)
-        return [sides[sample] for sample in self.column.samples]
+        return self.call.sides(self.column.samples, per_frame=self.per_frame)
 
     def _check_tensors(self) -> None:
         """Raise an error if a value is not a tensor on the device of the images."""

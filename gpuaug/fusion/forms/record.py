@@ -19,7 +19,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.clips import ClipLayout
-from gpuaug.fusion.forms.box_crop import boxes_for_crop, crop_by_boxes
+from gpuaug.fusion.forms.box_crop import crop_by_boxes
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import (
@@ -149,9 +149,25 @@ class Record:
         return [*self.keys, *(key for adapter in self.adapters if type(adapter) is Container for key in adapter.inner_keys)]
 
     def boxes_for_crop(self, op: BoxCropOp) -> Points | None:
-        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers."""
+        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers.
+
+        Raises:
+            ArgumentError: If no input holds target dicts, or there are several sets of boxes.
+        """
         containers = [adapter for adapter in self.adapters if type(adapter) is Container]
-        return boxes_for_crop(op, [slot for adapter in containers for slot in adapter.slots], self.keys, self.all_keys)
+        boxes = [slot for adapter in containers for slot in adapter.slots if slot.kind is BOXES]
+        if len(boxes) > 1:
+            names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in boxes)
+            raise ArgumentError(
+                f"targets must hold one set of boxes for {op.name}, which crops by boxes, got {names}. Leave all but one of "
+                "them out."
+            )
+        if "targets" not in self.all_keys:
+            raise ArgumentError(
+                f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {self.keys}. Pass target dicts "
+                "with the images: data_keys=['input', 'targets']."
+            )
+        return boxes[0].target if boxes else None  # type: ignore[return-value]
 
     def check_mix(self, op: MixOp) -> None:
         """Raise an error for inputs that cannot be mixed. Call before any pass.
