@@ -42,13 +42,7 @@ class Call:
     views: int
     """Number of views, that is, random augmentations of each image."""
 
-    def __init__(
-        self,
-        images: Any,
-        boxes: BoxFormatName,
-        conversions: TargetConversions,
-        clip_layout: ClipLayout,
-    ) -> None:
+    def __init__(self, images: Any, boxes: BoxFormatName, conversions: TargetConversions, clip_layout: ClipLayout) -> None:
         self.images, self.boxes, self.conversions, self.clip_layout = images, boxes, conversions, clip_layout
         is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
         self.is_usual = is_usual and not images.requires_grad

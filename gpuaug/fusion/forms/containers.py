@@ -33,7 +33,7 @@ from gpuaug.core.targets import (
 )
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.dense import Dense
-from gpuaug.fusion.forms.kinds import Points, Slot
+from gpuaug.fusion.forms.kinds import Slot
 
 _Path = tuple[Any, ...]
 """Place in a container: keys, field names and indices. The index of the image is left out."""
@@ -149,24 +149,22 @@ class Container:
                 slots[name] = Slot(kind, name if name in kind.keys else kind.name, (name,), column, self._call)
                 if any(len(shape) != 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is not None:
                     return None
-        boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
+        boxes = [slot for slot in slots.values() if slot.kind is BOXES]
         flags = own.get(_VALID)
-        rows = [(list(column.samples), column.packed.lengths) for column in (own[name] for name, _ in boxes)]
+        rows = [(list(slot.column.samples), own[slot.path[0]].packed.lengths) for slot in boxes]
         if len(boxes) > 1 or (flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]):
             return None
         self.slots += slots.values()
-        _assign_valid([(by_key and name in BOXES.keys, slot) for name, slot in boxes], flags)
-
+        _assign_valid([(False, slot) for slot in boxes], flags)
         is_pure = self._call.conversions.is_pure
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
             for name, slot in slots.items():
                 changes[name] = slot.packed()
-                if isinstance(slot.target, Points) and slot.target.valid is not None and slot.valid_samples:
-                    valid = slot.target.valid
+                if slot.valid is not None:
                     counts = changes[name][0].lengths
-                    changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
+                    changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), slot.valid
             if is_pure and by_key:
                 others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
                 changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
@@ -204,7 +202,7 @@ class Container:
             members[name] = results
             if name is first:
                 slot = self.slots[-1]
-                members[_VALID] = lambda slot=slot: slot.target.valid  # type: ignore[misc]
+                members[_VALID] = lambda slot=slot: slot.valid  # type: ignore[misc]
                 if _VALID in value:
                     valid = value[_VALID]
                     samples = slot.column.samples
@@ -226,8 +224,7 @@ class Container:
         parts = self._of_column(value, range(self._batch), path, per_frame=False)
         if parts is None:
             return None
-        is_plain = type(value) in (list, tuple)
-        return lambda: type(value)(parts()) if is_plain else batches.replace(value, dict(enumerate(parts())))  # type: ignore[call-arg]
+        return lambda: batches.replace(value, dict(enumerate(parts())))
 
     def _tensor_of_batch(self, tensor: Tensor, path: _Path) -> _Results | None:
         """Read a tensor outside of a sequence of one element per image: it holds one entry per image."""
@@ -282,9 +279,7 @@ class Container:
         groups: dict[Kind | None, Sequence[int]] = {TARGET_KEYS[key]: range(len(values))} if key else _by_kind(values)
         results: list[tuple[Sequence[int], _Parts]] = []
         for kind, positions in groups.items():
-            is_whole = len(positions) == len(values)
-            group = values if is_whole else [values[position] for position in positions]
-            owners = samples if is_whole else [samples[position] for position in positions]
+            group, owners = _selected(values, positions), _selected(samples, positions)
             if kind is not None:
                 slot = self._slot(kind, path, TensorColumn(owners, group), key=key, per_frame=per_frame)
                 results.append((positions, slot.parts))
@@ -323,17 +318,15 @@ class Container:
             key = name if by_key and name in TARGET_KEYS else ""
             if not key and HOLDS_NOTHING.issuperset(map(type, column)):
                 continue
-            owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
-            parts = self._of_column(column, owners, (*path, name), key=key, per_frame=per_frame)
+            parts = self._of_column(column, _selected(samples, positions), (*path, name), key=key, per_frame=per_frame)
             if parts is not None:
                 results.append((name, positions, parts))
             new_slots = self.slots[start:]
             boxes += [(bool(key), slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
         if are_dicts or all(isinstance(value, Mapping) for value in values):
             positions, column = own.get(_VALID, ((), ()))
-            flags = TensorColumn([samples[position] for position in positions], column) if column else None
-            _assign_valid(boxes, flags)
+            _assign_valid(boxes, TensorColumn(_selected(samples, positions), column) if column else None)
         position_of = {sample: position for position, sample in enumerate(samples)}
         is_pure = self._call.conversions.is_pure
 
@@ -352,8 +345,6 @@ class Container:
                     for name, value in {**record, **change}.items():
                         if type(value) not in HOLDS_NOTHING and type_name(value):
                             change[name] = value.as_subclass(Tensor)
-            if are_dicts:
-                return changes
             return [
                 change if type(value) is dict else batches.replace(value, change) if change or by_key else value
                 for value, change in zip(values, changes, strict=True)
@@ -388,6 +379,11 @@ class Container:
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
             return False
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+
+
+def _selected(values: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+    """Return the values at ``positions``, which are ascending."""
+    return values if len(positions) == len(values) else [values[position] for position in positions]
 
 
 def _by_kind(values: Sequence[Any]) -> dict[Kind | None, Sequence[int]]:

@@ -102,8 +102,7 @@ class Dense:
     @property
     def current(self) -> Any:
         """The values in their current state, between the passes."""
-        holder, name = self.storage or (self, "value")
-        return getattr(holder, name)
+        return getattr(*(self.storage or (self, "value")))
 
     @current.setter
     def current(self, value: Any) -> None:

@@ -248,6 +248,11 @@ class Slot:
     target: Points | Masks = field(init=False)
     """The targets in one form, after ``pack``."""
 
+    @property
+    def valid(self) -> Tensor | None:
+        """Mask of the valid boxes of all input tensors, (n,) bool; ``None`` for other kinds."""
+        return getattr(self.target, "valid", None)
+
     def pack(self) -> Points | Masks:
         """Check the targets, and return them in one form."""
         self._check_tensors()
@@ -258,8 +263,8 @@ class Slot:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
         column, values, counts = self.column, self._result(), self._counts
         shapes, row_shape = column.shapes, column.row_shape
-        if isinstance(self.target, Points) and self.target.valid is not None:
-            self.valid_parts = split(self.target.valid, counts)
+        if self.valid is not None:
+            self.valid_parts = split(self.valid, counts)
         if self.kind is MASKS:
             parts = split(values, counts)
             if 2 in map(len, shapes):
@@ -308,9 +313,8 @@ class Slot:
         return changes
 
     def _owners(self) -> Array:
-        frames = self.call.size.frames if self.per_frame else 0
         owners = owners_of(self.column.samples, self._counts)
-        return owners // frames if frames else owners
+        return owners // self.call.size.images_per_sample if self.per_frame else owners
 
     def _sides(self) -> list[tuple[int, int]]:
         """Return (height, width) of the image of each tensor."""
@@ -407,17 +411,21 @@ class Slot:
             ones = torch.ones(max(self._counts), dtype=torch.bool, device=device)
             parts = [own.get(sample, ones[:count]) for sample, count in zip(column.samples, self._counts, strict=True)]
             flags = TensorColumn(column.samples, parts)
-        if flags.are_on(device) and flags.dtypes == {torch.bool} and flags.shapes == [(count,) for count in self._counts]:
-            return flags.joined
-        for sample, count, value in zip(column.samples, self._counts, flags.tensors, strict=True):
+        is_checked = flags.are_on(device) and flags.dtypes == {torch.bool}
+        if not is_checked or flags.shapes != [(count,) for count in self._counts]:
+            self._check_flags(flags)
+        return flags.joined
+
+    def _check_flags(self, flags: TensorColumn) -> None:
+        """Raise an error if a mask of valid boxes is not one bool for each box, on the device of the images."""
+        for sample, count, value in zip(self.column.samples, self._counts, flags.tensors, strict=True):
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ArgumentError(
                     f"valid of sample {sample} must be one bool for each of its {count} boxes, got {got}. Leave valid out if "
                     "all boxes are valid."
                 )
-            check_device(f"valid of sample {sample}", value, device)
-        raise AssertionError("the loop finds the error")
+            check_device(f"valid of sample {sample}", value, self.call.device)
 
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""

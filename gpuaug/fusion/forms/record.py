@@ -22,11 +22,7 @@ from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.forms.box_crop import crop_by_boxes
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
-from gpuaug.fusion.forms.data_keys import (
-    check_device,
-    check_not_segmentation_map,
-    names_of,
-)
+from gpuaug.fusion.forms.data_keys import check_device, check_not_segmentation_map, names_of
 from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
