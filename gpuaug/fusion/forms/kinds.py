@@ -187,8 +187,8 @@ def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor]
     with as_plain_tensors():
         tensors = [tensor.contiguous() for tensor in column.tensors]
         base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
-        start = base.data_ptr()
-        return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
+        start, itemsize = base.data_ptr(), base.itemsize
+        return tensors, base, [(tensor.data_ptr() - start) // itemsize for tensor in tensors]
 
 
 def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
@@ -316,7 +316,7 @@ class Slot:
         owners = owners_of(self.column.samples, self._counts)
         return owners // self.call.size.images_per_sample if self.per_frame else owners
 
-    def _sides(self) -> list[tuple[int, int]]:
+    def _sides(self) -> Sequence[tuple[int, int]]:
         """Return (height, width) of the image of each tensor."""
         return self.call.sides(self.column.samples, per_frame=self.per_frame)
 
