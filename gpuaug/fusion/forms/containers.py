@@ -411,7 +411,8 @@ def _assign_valid(boxes: Sequence[tuple[bool, Slot]], flags: TensorColumn | None
             raise ArgumentError(
                 f"targets of sample {min(samples & taken)} must hold boxes or bbox, got both. Leave one of them out."
             )
-        slot.valid_samples, slot.flags = samples - taken, flags
+        slot.valid_samples = samples - taken
+        slot.flags = flags
         taken |= samples
 
 

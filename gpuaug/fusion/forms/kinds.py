@@ -187,7 +187,8 @@ def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor]
     with as_plain_tensors():
         tensors = [tensor.contiguous() for tensor in column.tensors]
         base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
-        start, itemsize = base.data_ptr(), base.itemsize
+        start = base.data_ptr()
+        itemsize = base.itemsize
         return tensors, base, [(tensor.data_ptr() - start) // itemsize for tensor in tensors]
 
 
@@ -261,19 +262,19 @@ class Slot:
 
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
-        column, values, counts = self.column, self._result(), self._counts
-        shapes, row_shape = column.shapes, column.row_shape
+        column = self.column
+        values = self._result()
         if self.valid is not None:
-            self.valid_parts = split(self.valid, counts)
+            self.valid_parts = split(self.valid, self._counts)
         if self.kind is MASKS:
-            parts = split(values, counts)
-            if 2 in map(len, shapes):
-                parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, shapes, strict=True)]
-        elif row_shape is None:
-            parts = [part.view(shape) for part, shape in zip(split(values, counts), shapes, strict=True)]
+            parts = split(values, self._counts)
+            if 2 in map(len, column.shapes):
+                parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, column.shapes, strict=True)]
+        elif column.row_shape is None:
+            parts = [part.view(shape) for part, shape in zip(split(values, self._counts), column.shapes, strict=True)]
         else:
-            lengths = [shape[0] for shape in shapes]
-            parts = split(values.view(sum(lengths), *row_shape), lengths)
+            lengths = [shape[0] for shape in column.shapes]
+            parts = split(values.view(sum(lengths), *column.row_shape), lengths)
         if len(column.dtypes) > 1 and self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
         return column.typed(parts, self._changes(), is_pure=self.call.conversions.is_pure)
@@ -411,8 +412,8 @@ class Slot:
             ones = torch.ones(max(self._counts), dtype=torch.bool, device=device)
             parts = [own.get(sample, ones[:count]) for sample, count in zip(column.samples, self._counts, strict=True)]
             flags = TensorColumn(column.samples, parts)
-        is_checked = flags.are_on(device) and flags.dtypes == {torch.bool}
-        if not is_checked or flags.shapes != [(count,) for count in self._counts]:
+        shapes = [(count,) for count in self._counts]
+        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != shapes:
             self._check_flags(flags)
         return flags.joined
 
@@ -429,29 +430,28 @@ class Slot:
 
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
-        column, sides = self.column, self._sides()
-        shapes = column.shapes
-        for sample, shape, own_sides in zip(column.samples, shapes, sides, strict=True):
+        column = self.column
+        sides = self._sides()
+        for sample, shape, own_sides in zip(column.samples, column.shapes, sides, strict=True):
             if len(shape) not in (2, 3):
                 raise ArgumentError(
                     f"{self.key} of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
                     "For an image without masks, pass torch.zeros(0, H, W)."
                 )
             if (shape[-2], shape[-1]) != own_sides:
-                height, width = own_sides
                 raise ArgumentError(
-                    f"{self.key} of sample {sample} must have the size of their image, {height}x{width}, got {tuple(shape)}. "
-                    "Resize the masks to that size."
+                    f"{self.key} of sample {sample} must have the size of their image, {own_sides[0]}x{own_sides[1]}, got "
+                    f"{tuple(shape)}. Resize the masks to that size."
                 )
         if len(column.dtypes) > 1:
             column = TensorColumn(column.samples, self._of_one_dtype())
-        self._counts = [shape[0] if len(shape) == 3 else 1 for shape in shapes]
+        self._counts = [shape[0] if len(shape) == 3 else 1 for shape in column.shapes]
         owners = self._owners()
         if self.call.size.ragged:
             by_address = dispatch.backend_name(self.call.device) == "triton"
             sources, values, starts = located(column, by_address=by_address)
             return Masks(values, owners, places_of(starts, self._counts, sides), sources)
-        if set(map(len, shapes)) == {3} and (column.packed is None or column.packed.shapes is None):
+        if set(map(len, column.shapes)) == {3} and (column.packed is None or column.packed.shapes is None):
             return Masks(column.joined[:, None], owners)
         return Masks(column.elements.view(len(owners), 1, *sides[0]), owners)
 

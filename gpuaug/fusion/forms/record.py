@@ -72,8 +72,7 @@ class Record:
             )
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
-        images = inputs[self.keys.index("input")]
-        self.call = call = Call(images, boxes, conversions, clip_layout)
+        self.call = call = Call(inputs[self.keys.index("input")], boxes, conversions, clip_layout)
         """Properties of the call. ``call.images`` are the first input with the key ``input``."""
         self.adapters: list[Dense | Container] = []
         """Adapters of all inputs except labels, in order."""
@@ -103,7 +102,7 @@ class Record:
         """Adapter of the first images."""
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
-        self.plan_key = (images.shape, call.device, self.has_masks) if call.is_usual else None
+        self.plan_key = (call.images.shape, call.device, self.has_masks) if call.is_usual else None
         """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
         self.has_points = any(type(target) is Points for target in self.targets)
         """True if there are boxes or keypoints."""
@@ -150,7 +149,7 @@ class Record:
         Raises:
             ArgumentError: If no input holds target dicts, or there are several sets of boxes.
         """
-        containers = [adapter for adapter in self.adapters if type(adapter) is Container]
+        containers = (adapter for adapter in self.adapters if type(adapter) is Container)
         boxes = [slot for adapter in containers for slot in adapter.slots if slot.kind is BOXES]
         if len(boxes) > 1:
             names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in boxes)
