@@ -73,20 +73,15 @@ class Call:
         self.input_sizes = (self.size.height, self.size.width) if self.image_layouts is None else self.image_layouts
         """(height, width) of the images, or ``image_layouts``."""
 
-    def sides(self, samples: Sequence[int], *, per_frame: bool) -> Sequence[tuple[int, int]]:
+    def sides(self, samples: Sequence[int], *, per_frame: bool) -> list[tuple[int, int]]:
         """Return (height, width) of the images or clips with indices ``samples``; with ``per_frame`` of these frames."""
         size = self.size.per_frame() if per_frame else self.size
         if not isinstance(size.height, np.ndarray):
             return [(size.height, size.width)] * len(samples)
         # Python integers, which are faster to compare than NumPy's.
-        return selected(list(zip(size.height.tolist(), size.width.tolist(), strict=True)), samples)
+        sides = list(zip(size.height.tolist(), size.width.tolist(), strict=True))
+        return [sides[sample] for sample in samples]
 
     def output_frames(self, elements: Sequence[Any]) -> list[list[Any]]:
         """Return the elements of the output frames of each clip. ``elements``: one for each frame of all clips."""
-        starts = range(0, len(elements), self.frames)
-        return [[elements[start + frame] for frame in self.frame_indices] for start in starts]
-
-
-def selected(values: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
-    """Return the values at ``positions``, which are ascending."""
-    return values if len(positions) == len(values) else [values[position] for position in positions]
+        return [[elements[start + frame] for frame in self.frame_indices] for start in range(0, len(elements), self.frames)]

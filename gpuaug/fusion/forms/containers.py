@@ -31,7 +31,7 @@ from gpuaug.core.targets import (
     type_name,
     type_name_of,
 )
-from gpuaug.fusion.forms.call import Call, selected
+from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Slot
 
@@ -279,7 +279,7 @@ class Container:
         groups: dict[Kind | None, Sequence[int]] = {TARGET_KEYS[key]: range(len(values))} if key else _by_kind(values)
         results: list[tuple[Sequence[int], _Parts]] = []
         for kind, positions in groups.items():
-            group, owners = selected(values, positions), selected(samples, positions)
+            group, owners = _selected(values, positions), _selected(samples, positions)
             if kind is not None:
                 slot = self._slot(kind, path, TensorColumn(owners, group), key=key, per_frame=per_frame)
                 results.append((positions, slot.parts))
@@ -319,14 +319,14 @@ class Container:
             if not key and HOLDS_NOTHING.issuperset(map(type, column)):
                 continue
             start = len(self.slots)
-            parts = self._of_column(column, selected(samples, positions), (*path, name), key=key, per_frame=per_frame)
+            parts = self._of_column(column, _selected(samples, positions), (*path, name), key=key, per_frame=per_frame)
             if parts is not None:
                 results.append((name, positions, parts))
             new_slots = self.slots[start:]
             boxes += [(bool(key), slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
         if are_dicts or all(isinstance(value, Mapping) for value in values):
             positions, column = own.get(_VALID, ((), ()))
-            _assign_valid(boxes, TensorColumn(selected(samples, positions), column) if column else None)
+            _assign_valid(boxes, TensorColumn(_selected(samples, positions), column) if column else None)
         position_of = {sample: position for position, sample in enumerate(samples)}
         is_pure = self._call.conversions.is_pure
 
@@ -381,6 +381,11 @@ class Container:
         if any(type(clip) not in (list, tuple) or len(clip) != frames for clip in value):
             return False
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+
+
+def _selected(values: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+    """Return the values at ``positions``, which are ascending."""
+    return values if len(positions) == len(values) else [values[position] for position in positions]
 
 
 def _by_kind(values: Sequence[Any]) -> dict[Kind | None, Sequence[int]]:

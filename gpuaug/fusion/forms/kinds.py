@@ -317,7 +317,7 @@ class Slot:
         owners = owners_of(self.column.samples, self._counts)
         return owners // self.call.size.images_per_sample if self.per_frame else owners
 
-    def _sides(self) -> Sequence[tuple[int, int]]:
+    def _sides(self) -> list[tuple[int, int]]:
         """Return (height, width) of the image of each tensor."""
         return self.call.sides(self.column.samples, per_frame=self.per_frame)
 
