@@ -22,7 +22,6 @@ from gpuaug.core.targets import (
     TensorColumn,
     as_plain_tensors,
     columns,
-    common_row_shape,
 )
 
 MIN_PACKED_TENSORS = 8
@@ -170,14 +169,14 @@ def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
 
 def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor]) -> PackedColumn:
     """Return the description of a column."""
-    shapes = TensorColumn(samples, tensors).shapes
+    column = TensorColumn(samples, tensors)
     cls = type(tensors[0])
     attributes = [vars(tensor) for tensor in tensors] if cls is not Tensor else [{}]
     if all(tensor_attributes == attributes[0] for tensor_attributes in attributes):
         attributes = attributes[:1]
-    if common_row_shape(shapes) is not None:
-        return PackedColumn(name, samples, [shape[0] for shape in shapes], None, cls, attributes)
-    return PackedColumn(name, samples, [shape.numel() for shape in shapes], shapes, cls, attributes)
+    if column.row_shape is not None:
+        return PackedColumn(name, samples, [shape[0] for shape in column.shapes], None, cls, attributes)
+    return PackedColumn(name, samples, [shape.numel() for shape in column.shapes], column.shapes, cls, attributes)
 
 
 def _concatenate(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:

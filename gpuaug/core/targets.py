@@ -8,7 +8,7 @@ torchvision's tensor classes are recognized by the name of their module, because
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -86,18 +86,6 @@ def type_name_of(cls: Any) -> str:
     return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
 
 
-def kind_of(name: Any, types: Collection[type], *, by_key: bool) -> Kind | None:
-    """Return the kind of the targets in a column of dicts; ``None`` for other values, and for values of several kinds.
-
-    Args:
-        name: Key of the column.
-        types: Classes of its values.
-        by_key: Whether the dicts are target dicts.
-    """
-    kind = TARGET_KEYS.get(name) if by_key else None
-    return TARGET_TYPES.get(type_name_of(*types)) if kind is None and len(types) == 1 else kind
-
-
 def holds_targets(value: Any) -> bool:
     """Return whether ``value`` is or contains masks, boxes or keypoints of torchvision's tensor classes.
 
@@ -161,16 +149,6 @@ def columns(records: Sequence[Mapping[Any, Any]]) -> dict[Any, Column]:
             samples_of_name.append(sample)
             values_of_name.append(value)
     return {name: Column(*column) for name, column in result.items()}
-
-
-def common_row_shape(shapes: Sequence[torch.Size]) -> torch.Size | None:
-    """Return ``shape[1:]`` if it is the same for all shapes. Return ``None`` if it differs, or a tensor has no axes."""
-    axes = set(map(len, shapes))
-    if len(axes) != 1 or 0 in axes:
-        return None
-    if any(len({shape[axis] for shape in shapes}) > 1 for axis in range(1, axes.pop())):
-        return None
-    return shapes[0][1:]
 
 
 def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
@@ -238,6 +216,11 @@ class TensorColumn:
         """Set of the classes of the tensors."""
         return set(map(type, self.tensors))
 
+    @property
+    def are_plain(self) -> bool:
+        """True if no tensor is of a subclass of ``torch.Tensor``."""
+        return self.types <= {Tensor}
+
     @cached_property
     def attributes(self) -> list[dict[str, Any]]:
         """Attributes of each tensor, such as the format of torchvision's boxes."""
@@ -273,8 +256,14 @@ class TensorColumn:
 
     @cached_property
     def row_shape(self) -> torch.Size | None:
-        """Shape of one row, ``shape[1:]``, if it is the same for all tensors; else ``None``."""
-        return common_row_shape(self.shapes)
+        """Shape of one row, ``shape[1:]``; ``None`` if it differs between the tensors, or a tensor has no axes."""
+        shapes = self.shapes
+        axes = set(map(len, shapes))
+        if len(axes) != 1 or 0 in axes:
+            return None
+        if any(len({shape[axis] for shape in shapes}) > 1 for axis in range(1, axes.pop())):
+            return None
+        return shapes[0][1:]
 
     def rows(self) -> Tensor:
         """Return all vectors along the last axis of the tensors, (n, size of the last axis), as a plain tensor of one dtype."""
@@ -291,6 +280,8 @@ class TensorColumn:
 
         ``is_pure``: whether parts for torchvision's tensors become plain tensors.
         """
+        if self.are_plain:
+            return parts
         return [
             part if is_pure and type_name(tensor) else with_class_of(part, tensor, **changes)
             for part, tensor in zip(parts, self.tensors, strict=True)

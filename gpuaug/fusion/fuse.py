@@ -309,8 +309,8 @@ class Fused(nn.Module):
         inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
         keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys
         record = self._record_of(inputs, keys)
-        size, views, is_video = record.size, self.options.views, record.is_video
-        program = self._program(record.dtype, is_video=is_video)
+        size, views, is_video = record.call.size, self.options.views, record.call.is_video
+        program = self._program(record.call.dtype, is_video=is_video)
         key = record.plan_key
         plan = program.cached[key].plan if key in program.cached else None
         if plan is None:
@@ -323,7 +323,7 @@ class Fused(nn.Module):
             record.check_mix(op)
         if program.box_crop is not None:
             record.boxes_for_crop(program.box_crop)
-        self._last_call[:] = ((size, record.device, record.dtype),)
+        self._last_call[:] = ((size, record.call.device, record.call.dtype),)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
         # Whether ``TablePrefetch`` can draw for this call and later ones. It is not used if ``draws`` are passed.
@@ -352,7 +352,7 @@ class Fused(nn.Module):
                 return result
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
-                dtype = record.dtype
+                dtype = record.call.dtype
                 program = Program(self.pipeline[0], self.options, dtype, returned_types, is_video=is_video)
                 self._programs[(dtype, True) if is_video else dtype] = program
                 record = self._record_of(inputs, keys)
@@ -440,7 +440,7 @@ class Fused(nn.Module):
                 )
                 table = self._table(program, plan, record, view_draws)
                 # Sizes of the buffers between passes, which depend on the draws if images differ in size.
-                canvases = () if view_draws is None else plan.canvases(record.size, view_draws)
+                canvases = () if view_draws is None else plan.canvases(record.call.size, view_draws)
                 record.run_plan(plan, table, canvases, program.dtype, self.memory_format)
             elif draws is not None:
                 self._run_segments(program, record, draws)
@@ -451,17 +451,17 @@ class Fused(nn.Module):
 
         ``view_draws``: draws by op, for each view; ``None``: new draws.
         """
-        ops, size, device, has_points = program.lowered_ops, record.size, record.device, record.has_points
+        ops, size, device, has_points = program.lowered_ops, record.call.size, record.call.device, record.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, record.image_layouts, has_points=has_points, views=self.options.views
+                plan, ops, size, device, record.call.image_layouts, has_points=has_points, views=self.options.views
             )
         tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
         """Run, segment by segment, a pipeline whose ops do not all share one plan."""
-        size = record.size
+        size = record.call.size
         start = 0
         while start < len(program.ops):
             segment = program.segments.at(start, size, masks=record.has_masks)
@@ -479,6 +479,6 @@ class Fused(nn.Module):
             elif segment.plan is not None:
                 plan = segment.plan
                 draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
-                table = make_table(plan, size, draws_by_op, record.device, has_points=record.has_points)
+                table = make_table(plan, size, draws_by_op, record.call.device, has_points=record.has_points)
                 record.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
                 size = replace(size.to(plan.out.height, plan.out.width), frames=plan.out.frames)

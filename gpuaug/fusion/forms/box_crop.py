@@ -5,46 +5,15 @@ per sample, from which the passes read the parameters of the ops, such as crop w
 one image, such as ``{"boxes": …}``.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
-from gpuaug.core.targets import BOXES
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.forms.kinds import Points, Slot, are_large
+from gpuaug.fusion.forms.kinds import Points, are_large
 from gpuaug.fusion.ops.boxes import composed
-from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.program.plan import BoxCrop, Plan
-
-
-def boxes_for_crop(op: BoxCropOp, slots: Sequence[Slot], keys: Sequence[str], all_keys: Sequence[str]) -> Points | None:
-    """Return the boxes that determine the crop windows; ``None`` if there are none in the containers.
-
-    Args:
-        op: Op of the crop.
-        slots: Targets in containers.
-        keys: Data key of each input of the call.
-        all_keys: ``keys``, then the data keys of the targets that are recognized in the inputs by class.
-
-    Raises:
-        ArgumentError: If no input holds target dicts, or there are several sets of boxes.
-    """
-    boxes = [slot for slot in slots if slot.kind is BOXES]
-    if len(boxes) > 1:
-        names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in boxes)
-        raise ArgumentError(
-            f"targets must hold one set of boxes for {op.name}, which crops by boxes, got {names}. Leave all but one of them "
-            "out."
-        )
-    if "targets" not in all_keys:
-        raise ArgumentError(
-            f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {list(keys)}. Pass target dicts with "
-            "the images: data_keys=['input', 'targets']."
-        )
-    return boxes[0].target if boxes else None  # type: ignore[return-value]
 
 
 def crop_by_boxes(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
@@ -22,24 +21,28 @@ from gpuaug.core.targets import (
     TARGET_KEYS,
     TARGET_TYPES,
     VALID,
+    FlatColumn,
     Kind,
     PackedColumn,
     PackedTargets,
     TensorColumn,
     columns,
     holds_targets,
-    kind_of,
     type_name,
     type_name_of,
-    with_class_of,
 )
-from gpuaug.fusion.forms.kinds import Call, Points, Slot
+from gpuaug.fusion.forms.call import Call
+from gpuaug.fusion.forms.dense import Dense
+from gpuaug.fusion.forms.kinds import Slot
 
 _Path = tuple[Any, ...]
 """Place in a container: keys, field names and indices. The index of the image is left out."""
 
 _Results = Callable[[], Any]
 """Function that returns a copy of a part of a container, with the transformed targets."""
+
+_Parts = Callable[[], Sequence[Any]]
+"""Function that returns the transformed values of a column."""
 
 (_VALID,) = VALID.keys
 
@@ -66,7 +69,7 @@ class Container:
         self._batch = call.size.batch
         self.slots: list[Slot] = []
         """Boxes, keypoints and instance masks."""
-        self.maps: list[Any] = []
+        self.maps: list[Dense] = []
         """Adapters of tensors of segmentation maps of all images, (B, …)."""
         results = self._packed(value) if isinstance(value, PackedTargets) else None
         if results is None:
@@ -106,7 +109,7 @@ class Container:
 
     def _target_dicts(self, value: Any) -> _Results:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
-        frames = self._call.frames
+        call, frames = self._call, self._call.frames
         is_nested = bool(frames) and isinstance(value, list | tuple) and bool(value)
         is_nested = is_nested and all(isinstance(clip, list | tuple) for clip in value)
         if is_nested and any(len(clip) != frames for clip in value):
@@ -125,14 +128,10 @@ class Container:
             made = parts()
             if not per_frame:
                 return tuple(made) if isinstance(value, tuple) else made
-            clips = self._frames_of(made, frames)
+            clips = call.output_frames(made)
             return type(value)(map(type(value), clips) if is_nested else chain.from_iterable(clips))
 
         return results
-
-    def _frames_of(self, elements: Sequence[Any], frames: int) -> list[list[Any]]:
-        """Return the elements of the output frames of each clip."""
-        return [[elements[start + frame] for frame in self._call.frame_indices] for start in range(0, len(elements), frames)]
 
     def _packed(self, packed: PackedTargets) -> _Results | None:
         """Read packed target dicts. Return ``None`` if they have to be unpacked."""
@@ -144,29 +143,29 @@ class Container:
             return None
         slots: dict[Any, Slot] = {}
         for name, column in own.items():
-            kind = kind_of(name, column.types, by_key=by_key)
+            kind = TARGET_TYPES.get(type_name_of(column.packed.tensor_type))
+            kind = TARGET_KEYS.get(name, kind) if by_key else kind
             if kind is not None:
-                key = name if name in kind.keys else kind.name
-                slots[name] = Slot(kind, key, (name,), column, self._call)
+                slots[name] = Slot(kind, name if name in kind.keys else kind.name, (name,), column, self._call)
                 if any(len(shape) != 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is not None:
                     return None
-        boxes = [(name, slot) for name, slot in slots.items() if slot.kind is BOXES]
+        boxes = [slot for slot in slots.values() if slot.kind is BOXES]
         flags = own.get(_VALID)
-        rows = [(list(column.samples), column.packed.lengths) for column in (own[name] for name, _ in boxes)]
+        rows = [(list(slot.column.samples), own[slot.path[0]].packed.lengths) for slot in boxes]
         if len(boxes) > 1 or (flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]):
             return None
         self.slots += slots.values()
-        _assign_valid(boxes, flags, by_key=by_key)
+        _assign_valid([(False, slot) for slot in boxes], flags)
+        is_pure = self._call.conversions.is_pure
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
             for name, slot in slots.items():
                 changes[name] = slot.packed()
-                if isinstance(slot.target, Points) and slot.target.valid is not None and slot.valid_samples:
-                    valid = slot.target.valid
+                if slot.valid is not None:
                     counts = changes[name][0].lengths
-                    changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), valid
-            if self._call.conversions.is_pure and by_key:
+                    changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), slot.valid
+            if is_pure and by_key:
                 others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
                 changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
             return packed.with_columns(changes)
@@ -182,11 +181,11 @@ class Container:
         """
         if isinstance(value, Tensor):
             return self._tensor_of_batch(value, path)
-        frames = self._call.frames
-        if frames and self._is_per_frame(value):
-            parts = self._of_column(list(chain.from_iterable(value)), range(self._call.size.images), path, per_frame=True)
+        call = self._call
+        if call.frames and self._is_per_frame(value):
+            parts = self._of_column(list(chain.from_iterable(value)), range(call.size.images), path, per_frame=True)
             assert parts is not None
-            return lambda: type(value)(map(type(value[0]), self._frames_of(parts(), frames)))
+            return lambda: type(value)(map(type(value[0]), call.output_frames(parts())))
         if _is_sequence(value):
             return self._sequence_of_batch(value, path)
         if not batches.is_container(value):
@@ -203,12 +202,13 @@ class Container:
             members[name] = results
             if name is first:
                 slot = self.slots[-1]
-                members[_VALID] = lambda slot=slot: torch.cat(tuple(slot.valid_parts))  # type: ignore[misc]
+                members[_VALID] = lambda slot=slot: slot.valid  # type: ignore[misc]
                 if _VALID in value:
                     valid = value[_VALID]
                     samples = slot.column.samples
                     is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
                     slot.flags = TensorColumn(samples, valid.split(1) if is_one_each else [valid] * len(samples))
+                    slot.valid_samples = samples
         return (lambda: batches.replace(value, {name: results() for name, results in members.items()})) if members else None
 
     def _sequence_of_batch(self, value: Sequence[Any], path: _Path) -> _Results | None:
@@ -224,24 +224,22 @@ class Container:
         parts = self._of_column(value, range(self._batch), path, per_frame=False)
         if parts is None:
             return None
-        is_plain = type(value) in (list, tuple)
-        return lambda: type(value)(parts()) if is_plain else batches.replace(value, dict(enumerate(parts())))  # type: ignore[call-arg]
+        return lambda: batches.replace(value, dict(enumerate(parts())))
 
     def _tensor_of_batch(self, tensor: Tensor, path: _Path) -> _Results | None:
         """Read a tensor outside of a sequence of one element per image: it holds one entry per image."""
         kind = TARGET_TYPES.get(type_name(tensor))
         if kind is None:
             return None
-        batch, frames = self._batch, self._call.frames
+        call, batch, frames = self._call, self._batch, self._call.frames
         # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
         if batch == 1 and tensor.ndim < 4:
             parts = self._of_column([tensor], range(1), path, per_frame=False)
             assert parts is not None
             return lambda: parts()[0]
         if kind is MASKS:
-            self.maps.append(self._call.map_adapter(tensor))
-            output: _Results = self.maps[-1].output
-            return output
+            self.maps.append(Dense(MASKS.keys[MASKS.name], tensor, self._call))
+            return self.maps[-1].output
         if not batch:
             return None
         per_frame = kind is KEYPOINTS and bool(frames) and tensor.ndim == 4 and tensor.shape[1] == frames
@@ -251,47 +249,47 @@ class Container:
                 f"{kind.class_name} must hold one entry for each of the {batch} images, got {tuple(tensor.shape)}. "
                 "Pass a list of one tensor per image."
             )
-        plain = tensor.as_subclass(Tensor)
-        rows = plain.split(1) if kind is BOXES else plain.flatten(0, 1).unbind() if per_frame else plain.unbind()
-        column = TensorColumn(range(len(rows)), [with_class_of(row, tensor) for row in rows])
-        slot = self._slot(kind, path, column, per_frame=per_frame)
+        count = call.size.images if per_frame else batch
+        flat = tensor.as_subclass(Tensor).flatten(0, -2)
+        packed = PackedColumn("", range(count), [len(flat) // count] * count, None, type(tensor), [vars(tensor)])
+        slot = self._slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
 
         def results() -> Tensor:
-            parts = slot.parts()
-            joined = (torch.cat if kind is BOXES else torch.stack)([part.as_subclass(Tensor) for part in parts])
-            if per_frame:
-                joined = joined.unflatten(0, (-1, frames))[:, list(self._call.frame_indices)]
-            return with_class_of(joined, parts[0])
+            column, values = slot.packed()
+            values = values.view(tensor.shape)
+            (result,) = column._replace(lengths=[len(tensor)]).tensors(
+                values[:, list(call.frame_indices)] if per_frame else values
+            )
+            return result
 
         return results
 
     def _of_column(
-        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, per_frame: bool
-    ) -> Callable[[], list[Any]] | None:
+        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, key: str = "", per_frame: bool
+    ) -> _Parts | None:
         """Read the values at one place of each image or frame. Return ``None`` if there are no targets in them.
 
         Args:
             values: The values. A tensor belongs to the image or frame of its value.
             samples: Index of the image or frame of each value.
             path: Place of the values.
+            key: Key of target dicts that the values have; empty if targets are recognized by their classes.
             per_frame: Whether the samples are frames.
         """
-        groups: dict[Any, list[int]] = {}
-        kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
-        for position, value in enumerate(values):
-            kind = kinds.get(type(value))
-            if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
-                groups.setdefault(kind, []).append(position)
-        results: list[tuple[Sequence[int], Callable[[], Sequence[Any]]]] = []
+        groups: dict[Kind | None, Sequence[int]] = {TARGET_KEYS[key]: range(len(values))} if key else _by_kind(values)
+        results: list[tuple[Sequence[int], _Parts]] = []
         for kind, positions in groups.items():
-            group, owners = [values[position] for position in positions], [samples[position] for position in positions]
+            group, owners = _selected(values, positions), _selected(samples, positions)
             if kind is not None:
-                slot = self._slot(kind, path, TensorColumn(owners, group), per_frame=per_frame)
+                slot = self._slot(kind, path, TensorColumn(owners, group), key=key, per_frame=per_frame)
                 results.append((positions, slot.parts))
             elif (parts := self._of_records(group, owners, path, per_frame=per_frame)) is not None:
                 results.append((positions, parts))
 
-        def put() -> list[Any]:
+        if len(results) == 1 and len(results[0][0]) == len(values):
+            return results[0][1]
+
+        def put() -> Sequence[Any]:
             made = list(values)
             for positions, parts in results:
                 for position, part in zip(positions, parts(), strict=True):
@@ -302,61 +300,55 @@ class Container:
 
     def _of_records(
         self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, by_key: bool = False, per_frame: bool
-    ) -> Callable[[], list[Any]] | None:
+    ) -> _Parts | None:
         """Read containers, one per image or frame, by column. Arguments and result as of ``_of_column``.
 
         ``by_key``: whether the containers are target dicts. They are then copied even if there are no targets.
         """
-        records = [
-            value if isinstance(value, Mapping) else {name: batches.member(value, name) for name in batches.member_names(value)}
-            for value in values
-        ]
+        are_dicts = set(map(type, values)) == {dict}
+        records = (
+            values
+            if are_dicts
+            else [{name: batches.member(value, name) for name in batches.member_names(value)} for value in values]
+        )
         own = columns(records)
-        results: dict[Any, tuple[Sequence[int], Callable[[], Sequence[Any]]]] = {}
-        boxes: list[tuple[Any, Slot]] = []
+        results: list[tuple[Any, Sequence[int], _Parts]] = []
+        boxes: list[tuple[bool, Slot]] = []
         for name, (positions, column) in own.items():
-            types = set(map(type, column))
-            if types <= HOLDS_NOTHING and not (by_key and name in TARGET_KEYS):
+            key = name if by_key and name in TARGET_KEYS else ""
+            if not key and HOLDS_NOTHING.issuperset(map(type, column)):
                 continue
-            kind = kind_of(name, types, by_key=by_key)
-            owners = samples if len(positions) == len(samples) else [samples[position] for position in positions]
             start = len(self.slots)
-            if kind is not None:
-                key = name if by_key and name in kind.keys else ""
-                slot = self._slot(kind, (*path, name), TensorColumn(owners, column), key=key, per_frame=per_frame)
-                results[name] = positions, slot.parts
-            elif (parts := self._of_column(column, owners, (*path, name), per_frame=per_frame)) is not None:
-                results[name] = positions, parts
+            parts = self._of_column(column, _selected(samples, positions), (*path, name), key=key, per_frame=per_frame)
+            if parts is not None:
+                results.append((name, positions, parts))
             new_slots = self.slots[start:]
-            boxes += [(name, slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
-        flags = None
-        if _VALID in own:
-            positions, column = own[_VALID]
-            flags = TensorColumn([samples[position] for position in positions], column)
-        if all(isinstance(value, Mapping) for value in values):
-            _assign_valid(boxes, flags, by_key=by_key)
-        positions_of = {sample: position for position, sample in enumerate(samples)}
+            boxes += [(bool(key), slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
+        if are_dicts or all(isinstance(value, Mapping) for value in values):
+            positions, column = own.get(_VALID, ((), ()))
+            _assign_valid(boxes, TensorColumn(_selected(samples, positions), column) if column else None)
+        position_of = {sample: position for position, sample in enumerate(samples)}
+        is_pure = self._call.conversions.is_pure
 
-        def put() -> list[Any]:
-            changes: list[dict[Any, Any]] = [{} for _ in values]
-            for name, (positions, parts) in results.items():
+        def put() -> Sequence[Any]:
+            # For a dict: a copy, which is changed. For another container: only the changes.
+            changes: list[dict[Any, Any]] = [value.copy() if type(value) is dict else {} for value in values]
+            for name, positions, parts in results:
                 for position, part in zip(positions, parts(), strict=True):
                     changes[position][name] = part
             for _, slot in boxes:
                 for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
                     if sample in slot.valid_samples:
-                        changes[positions_of[sample]][_VALID] = part
-            if by_key and self._call.conversions.is_pure:
+                        changes[position_of[sample]][_VALID] = part
+            if by_key and is_pure:
                 for record, change in zip(records, changes, strict=True):
                     for name, value in {**record, **change}.items():
                         if type(value) not in HOLDS_NOTHING and type_name(value):
                             change[name] = value.as_subclass(Tensor)
+            if are_dicts:
+                return changes
             return [
-                value
-                if not change and not by_key
-                else {**value, **change}
-                if type(value) is dict
-                else batches.replace(value, change)
+                change if type(value) is dict else batches.replace(value, change) if change or by_key else value
                 for value, change in zip(values, changes, strict=True)
             ]
 
@@ -391,29 +383,42 @@ class Container:
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
 
 
-def _assign_valid(boxes: Sequence[tuple[Any, Slot]], flags: TensorColumn | None, *, by_key: bool) -> None:
+def _selected(values: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+    """Return the values at ``positions``, which are ascending."""
+    return values if len(positions) == len(values) else [values[position] for position in positions]
+
+
+def _by_kind(values: Sequence[Any]) -> dict[Kind | None, Sequence[int]]:
+    """Return kind → positions of the targets of torchvision's classes; ``None`` → positions of containers."""
+    kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
+    groups: dict[Kind | None, list[int]] = {}
+    for position, value in enumerate(values):
+        kind = kinds.get(type(value))
+        if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
+            groups.setdefault(kind, []).append(position)
+    return groups  # type: ignore[return-value]
+
+
+def _assign_valid(boxes: Sequence[tuple[bool, Slot]], flags: TensorColumn | None) -> None:
     """Decide which boxes of each dict ``valid`` refers to: the boxes of a target dict, otherwise the first boxes.
 
     Args:
-        boxes: (key in the dicts, slot) for each slot of boxes.
+        boxes: (whether the boxes are under a key of target dicts, slot) for each slot of boxes.
         flags: Column of the masks of valid boxes in the input.
-        by_key: Whether the dicts are target dicts.
 
     Raises:
         ArgumentError: If a target dict has boxes under two keys.
     """
     taken: frozenset[int] = frozenset()
-    of_target_dicts = [slot for name, slot in boxes if by_key and name in BOXES.keys]
-    for slot in (*of_target_dicts, *(slot for _, slot in boxes if slot not in of_target_dicts)):
-        both = taken.intersection(slot.column.samples) if slot in of_target_dicts else ()
-        if both:
-            raise ArgumentError(f"targets of sample {min(both)} must hold boxes or bbox, got both. Leave one of them out.")
-        slot.valid_samples = frozenset(slot.column.samples) - taken
-        taken |= slot.valid_samples
-        if flags is not None:
-            pairs = zip(flags.samples, flags.tensors, strict=True)
-            own = {sample: value for sample, value in pairs if sample in slot.valid_samples}
-            slot.flags = TensorColumn(list(own), list(own.values()))
+    for is_of_target_dicts, slot in sorted(boxes, key=lambda pair: not pair[0]):
+        samples = frozenset(slot.column.samples)
+        if is_of_target_dicts and samples & taken:
+            raise ArgumentError(
+                f"targets of sample {min(samples & taken)} must hold boxes or bbox, got both. Leave one of them out."
+            )
+        slot.valid_samples = samples - taken
+        slot.flags = flags
+        taken |= samples
 
 
 def _check_dicts(records: Any, batch: int) -> None:
@@ -427,8 +432,8 @@ def _check_dicts(records: Any, batch: int) -> None:
         raise ArgumentError(
             f"targets must hold one dict for each of the {batch} images, got {len(records)}. Pass one dict per image."
         )
-    for sample, record in enumerate(records):
-        if type(record) is not dict and not isinstance(record, Mapping):
+    for sample, record in enumerate(records) if set(map(type, records)) != {dict} else ():
+        if not isinstance(record, Mapping):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
                 "Put all annotations of an image into one dict: {'boxes': …, 'labels': …}."

@@ -129,14 +129,13 @@ def _advice_for_list(values: Sequence[Any]) -> str:
 def check_input(key: str, value: Any) -> None:
     """Raise an error if images, masks, boxes, keypoints or ``valid`` do not have the type or shape that ``key`` requires.
 
-    Ragged images, lists of masks, and inputs with other data keys are not checked here, but by ``size_of`` and ``Container``.
+    Ragged images are not checked here, but by ``size_of``.
 
     Raises:
         ArgumentTypeError: If ``value`` has another type.
         ArgumentError: If ``value`` has another shape, or requires gradients.
     """
-    may_differ_in_size = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
-    if may_differ_in_size or key in ("class", "targets", "tv_tensors"):
+    if key == "input" and isinstance(value, Ragged):
         return
     if key == "input" and isinstance(value, list | tuple):
         raise ArgumentTypeError(

@@ -8,10 +8,10 @@ The owner of a row is the index of its sample, an image or a clip. A *pass* is o
 of the ops. A mask *valid* says which boxes are inside the image and large enough.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, as_plain_tensors, split
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
+from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
-from gpuaug.fusion.ops.base import Array, Size
+from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
-from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.program.plan import Canvases, Plan
 
 TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
@@ -188,7 +188,8 @@ def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor]
         tensors = [tensor.contiguous() for tensor in column.tensors]
         base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
         start = base.data_ptr()
-        return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
+        itemsize = base.itemsize
+        return tensors, base, [(tensor.data_ptr() - start) // itemsize for tensor in tensors]
 
 
 def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
@@ -199,20 +200,19 @@ def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tupl
         counts: Number of masks in each tensor.
         sides: (height, width) of the masks in each tensor.
     """
-    numbers = np.array(counts, np.int64)
-    tensors = [(start, *side) for start, side in zip(starts, sides, strict=True)]
-    places = np.repeat(np.array(tensors, np.int64).reshape(-1, 3), numbers, 0)
-    index_in_tensor = np.arange(len(places)) - np.repeat(numbers.cumsum() - numbers, numbers)
-    places[:, 0] += index_in_tensor * places[:, 1] * places[:, 2]
+    # Mask n of the batch begins at start + n · height · width, where ``start`` is equal for the masks of a tensor.
+    tensors = [
+        (start - preceding * height * width, height, width)
+        for start, preceding, (height, width) in zip(starts, [0, *accumulate(counts[:-1])], sides, strict=True)
+    ]
+    places = np.repeat(np.array(tensors, np.int64).reshape(-1, 3), counts, 0)
+    places[:, 0] += np.arange(len(places)) * places[:, 1] * places[:, 2]
     return places.ravel()
 
 
-def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | None:
-    """Return the name of the format of a ``tv_tensors.BoundingBoxes`` with these attributes; ``None`` for other tensors."""
-    box_format = attributes.get("format")
-    if box_format is None:
-        return None
-    if attributes.get("clamping_mode", "soft") is None:
+def _torchvision_format(box_format: Any, clamping_mode: Any, sample: int) -> str:
+    """Return the name of the format of ``tv_tensors.BoundingBoxes`` with these attributes."""
+    if clamping_mode is None:
         raise ArgumentError(
             f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes are always clipped to the "
             "image: leave clamping_mode out."
@@ -224,31 +224,6 @@ def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | Non
             "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
         )
     return name
-
-
-class Call(Protocol):
-    """Properties of a call on which the forms of its targets depend. ``Record`` has them."""
-
-    size: Size
-    """Size of the input images."""
-    device: torch.device
-    """Device of the images."""
-    frames: int
-    """Number of frames per input clip; 0 for images."""
-    frame_indices: Sequence[int]
-    """Index of the input frame per output frame."""
-    boxes: BoxFormatName
-    """Format of boxes in target dicts."""
-    conversions: TargetConversions
-    """Conversions of the output, and size of the smallest valid box."""
-    out: tuple[int, int]
-    """Height and width of the output images, after all passes."""
-
-    def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
-        """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
-
-    def map_adapter(self, mask: Tensor) -> Any:
-        """Create the adapter of a tensor of segmentation maps of all images, (B, ...), that is in a container."""
 
 
 @dataclass(eq=False)
@@ -274,40 +249,35 @@ class Slot:
     target: Points | Masks = field(init=False)
     """The targets in one form, after ``pack``."""
 
+    @property
+    def valid(self) -> Tensor | None:
+        """Mask of the valid boxes of all input tensors, (n,) bool; ``None`` for other kinds."""
+        return getattr(self.target, "valid", None)
+
     def pack(self) -> Points | Masks:
         """Check the targets, and return them in one form."""
-        self._check_tensors(self.column, self.key)
-        if self.kind is MASKS:
-            self.target = self._masks()
-            return self.target
-        shapes, attributes = self.column.shapes, self.column.attributes
-        box_format = self._checked_format(shapes, attributes) if self.kind is BOXES else self._checked_points(shapes)
-        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in shapes]
-        self._check_canvases(attributes)
-        values = self.column.rows()
-        self.target = Points(values, box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
+        self._check_tensors()
+        self.target = self._masks() if self.kind is MASKS else self._points()
         return self.target
 
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
         column = self.column
-        target = self.target
         values = self._result()
-        changes = self._changes()
-        counts, shapes = self._counts, column.shapes
-        is_uniform = self.kind is not MASKS and column.row_shape is not None
-        lengths = [shape[0] for shape in shapes] if is_uniform else counts
-        if isinstance(target, Points) and target.valid is not None:
-            self.valid_parts = split(target.valid, counts)
-        parts = split(values.view(sum(lengths), *(column.row_shape or ())) if is_uniform else values, lengths)
-        if self.kind is MASKS and any(len(shape) == 2 for shape in shapes):
-            parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, shapes, strict=True)]
-        elif self.kind is not MASKS and not is_uniform:
-            parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        if self.valid is not None:
+            self.valid_parts = split(self.valid, self._counts)
+        if self.kind is MASKS:
+            parts = split(values, self._counts)
+            if 2 in map(len, column.shapes):
+                parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, column.shapes, strict=True)]
+        elif column.row_shape is None:
+            parts = [part.view(shape) for part, shape in zip(split(values, self._counts), column.shapes, strict=True)]
+        else:
+            lengths = [shape[0] for shape in column.shapes]
+            parts = split(values.view(sum(lengths), *column.row_shape), lengths)
         if len(column.dtypes) > 1 and self.kind is not MASKS:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
-        is_plain = column.types <= {Tensor}
-        return parts if is_plain else column.typed(parts, changes, is_pure=self.call.conversions.is_pure)
+        return column.typed(parts, self._changes(), is_pure=self.call.conversions.is_pure)
 
     def packed(self) -> tuple[PackedColumn, Tensor]:
         """Return (description, concatenation) of the results. The inputs must be packed."""
@@ -343,23 +313,32 @@ class Slot:
             changes["format"] = type(box_format)[name.upper()]
         return changes
 
-    def _owners(self) -> Any:
-        frames = self.call.size.frames if self.per_frame else 0
+    def _owners(self) -> Array:
         owners = owners_of(self.column.samples, self._counts)
-        return owners // frames if frames else owners
+        return owners // self.call.size.images_per_sample if self.per_frame else owners
 
-    def _check_tensors(self, column: TensorColumn, key: str) -> None:
+    def _sides(self) -> list[tuple[int, int]]:
+        """Return (height, width) of the image of each tensor."""
+        return self.call.sides(self.column.samples, per_frame=self.per_frame)
+
+    def _check_tensors(self) -> None:
         """Raise an error if a value is not a tensor on the device of the images."""
-        device = self.call.device
+        column, device = self.column, self.call.device
         if column.are_on(device):
             return
         for sample, value in zip(column.samples, column.tensors, strict=True):
             if not isinstance(value, Tensor):
                 advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
-                raise ArgumentTypeError(f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
-            check_device(f"{key} of sample {sample}", value, device)
+                raise ArgumentTypeError(f"{self.key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
+            check_device(f"{self.key} of sample {sample}", value, device)
 
-    def _checked_format(self, shapes: Sequence[torch.Size], attributes: Sequence[Mapping[str, Any]]) -> BoxFormat:
+    def _points(self) -> Points:
+        """Check boxes or keypoints, and return them in one form."""
+        box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
+        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self.column.shapes]
+        return Points(self.column.rows(), box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
+
+    def _checked_format(self) -> BoxFormat:
         """Check boxes, and return the format, which all boxes must share.
 
         torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
@@ -367,29 +346,27 @@ class Slot:
         """
         column = self.column
         default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self.call.boxes
-        # format, and index of the first sample with boxes
-        name = ""
-        first = -1
-        for sample, shape, own in zip(column.samples, shapes, attributes, strict=True):
-            own_name = _torchvision_format(own, sample) or default
-            if len(shape) != 2 or shape[1] != 4:
-                raise ArgumentError(
-                    f"{self.key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
-                    "torch.zeros(0, 4)."
-                )
-            if shape[0] and not name:
-                name, first = own_name, sample
-            elif shape[0] and own_name != name:
-                raise ArgumentError(
-                    f"{self.key} of sample {sample} must have the box format of sample {first}, got {own_name}. "
-                    "Convert all boxes to one format in the dataset."
-                )
-        return TARGET_DICT_FORMATS[name or default]
+        first_samples = self._checked_attributes(default)
+        if column.row_shape != (4,):
+            wrong = (pair for pair in zip(column.samples, column.shapes, strict=True) if len(pair[1]) != 2 or pair[1][1] != 4)
+            sample, shape = next(wrong)
+            raise ArgumentError(
+                f"{self.key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
+                "torch.zeros(0, 4)."
+            )
+        (name, first), *others = first_samples.items() or [(default, 0)]
+        for other, sample in others:
+            raise ArgumentError(
+                f"{self.key} of sample {sample} must have the box format of sample {first}, got {other}. "
+                "Convert all boxes to one format in the dataset."
+            )
+        return TARGET_DICT_FORMATS[name]
 
-    def _checked_points(self, shapes: Sequence[torch.Size]) -> BoxFormat:
+    def _checked_points(self) -> BoxFormat:
         """Check that keypoints are (…, 2) or (…, 3), with one length of the last axis, and return their format."""
+        self._checked_attributes()
         last_axis: int | None = None
-        for sample, shape in zip(self.column.samples, shapes, strict=True):
+        for sample, shape in zip(self.column.samples, self.column.shapes, strict=True):
             if len(shape) < 2 or shape[-1] not in (2, 3) or last_axis not in (None, shape[-1]):
                 expected = "(n, K, 2) or (n, K, 3)" if last_axis is None else f"(n, K, {last_axis}), as in the samples before"
                 raise ArgumentError(
@@ -399,67 +376,84 @@ class Slot:
             last_axis = shape[-1]
         return POINTS
 
-    def _check_canvases(self, attributes: Sequence[Mapping[str, Any]]) -> None:
-        """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image."""
-        size = self.call.size
-        canvases = [own.get("canvas_size") for own in attributes]
-        if isinstance(size.height, int) and set(canvases) <= {None, (size.height, size.width)}:
-            return
-        sides = self.call.sides(per_frame=self.per_frame)
-        for sample, canvas in zip(self.column.samples, canvases, strict=True):
-            check_canvas(f"{self.key} of sample {sample}", canvas, sides[sample])
+    def _checked_attributes(self, default: str = "") -> dict[str, int]:
+        """Check the attributes of torchvision's boxes or keypoints.
+
+        Returns:
+            Name of each format of boxes → index of the first sample with boxes of this format. ``default``: name of the format
+            of boxes without the attribute. Empty if all tensors are plain.
+        """
+        column = self.column
+        if column.are_plain:
+            return {}
+        first_samples: dict[tuple[Any, ...], int] = {}
+        for sample, shape, own, sides in zip(column.samples, column.shapes, column.attributes, self._sides(), strict=True):
+            if own.get("canvas_size", sides) != sides:
+                check_canvas(f"{self.key} of sample {sample}", own["canvas_size"], sides)
+            values = own.get("format"), own.get("clamping_mode", "soft"), shape.numel() > 0
+            first_samples.setdefault(values, sample)
+        names: dict[str, int] = {}
+        for (box_format, clamping_mode, has_boxes), sample in first_samples.items():
+            name = default if box_format is None else _torchvision_format(box_format, clamping_mode, sample)
+            if has_boxes:
+                names.setdefault(name, sample)
+        return names
 
     def _joined_valid(self) -> Tensor | None:
         """Return the mask of the input boxes that are valid, (n,) bool; ``None`` if no dict has one."""
-        if self.flags is None:
+        column, flags, device = self.column, self.flags, self.call.device
+        if flags is None:
             return None
-        flags = dict(zip(self.flags.samples, self.flags.tensors, strict=True))
-        if flags.keys().isdisjoint(self.column.samples):
-            return None
-        device = self.call.device
-        parts = []
-        for sample, count in zip(self.column.samples, self._counts, strict=True):
-            value = flags[sample] if sample in flags else torch.ones(count, dtype=torch.bool, device=device)
+        if flags.samples != column.samples or len(self.valid_samples) < len(column.samples):
+            own = dict(zip(flags.samples, flags.tensors, strict=True))
+            own = {sample: own[sample] for sample in column.samples if sample in own and sample in self.valid_samples}
+            if not own:
+                return None
+            ones = torch.ones(max(self._counts), dtype=torch.bool, device=device)
+            parts = [own.get(sample, ones[:count]) for sample, count in zip(column.samples, self._counts, strict=True)]
+            flags = TensorColumn(column.samples, parts)
+        shapes = [(count,) for count in self._counts]
+        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != shapes:
+            self._check_flags(flags)
+        return flags.joined
+
+    def _check_flags(self, flags: TensorColumn) -> None:
+        """Raise an error if a mask of valid boxes is not one bool for each box, on the device of the images."""
+        for sample, count, value in zip(self.column.samples, self._counts, flags.tensors, strict=True):
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ArgumentError(
                     f"valid of sample {sample} must be one bool for each of its {count} boxes, got {got}. Leave valid out if "
                     "all boxes are valid."
                 )
-            check_device(f"valid of sample {sample}", value, device)
-            parts.append(value)
-        return TensorColumn(self.column.samples, parts).joined
+            check_device(f"valid of sample {sample}", value, self.call.device)
 
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
         column = self.column
-        sides = self.call.sides(per_frame=self.per_frame)
-        shapes = column.shapes
-        for sample, shape in zip(column.samples, shapes, strict=True):
+        sides = self._sides()
+        for sample, shape, own_sides in zip(column.samples, column.shapes, sides, strict=True):
             if len(shape) not in (2, 3):
                 raise ArgumentError(
                     f"{self.key} of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
                     "For an image without masks, pass torch.zeros(0, H, W)."
                 )
-            if shape[-2:] != sides[sample]:
-                height, width = sides[sample]
+            if (shape[-2], shape[-1]) != own_sides:
                 raise ArgumentError(
-                    f"{self.key} of sample {sample} must have the size of their image, {height}x{width}, got {tuple(shape)}. "
-                    "Resize the masks to that size."
+                    f"{self.key} of sample {sample} must have the size of their image, {own_sides[0]}x{own_sides[1]}, got "
+                    f"{tuple(shape)}. Resize the masks to that size."
                 )
         if len(column.dtypes) > 1:
             column = TensorColumn(column.samples, self._of_one_dtype())
-        self._counts = [shape[0] if len(shape) == 3 else 1 for shape in shapes]
+        self._counts = [shape[0] if len(shape) == 3 else 1 for shape in column.shapes]
         owners = self._owners()
         if self.call.size.ragged:
             by_address = dispatch.backend_name(self.call.device) == "triton"
             sources, values, starts = located(column, by_address=by_address)
-            own_sides = [sides[sample] for sample in column.samples]
-            return Masks(values, owners, places_of(starts, self._counts, own_sides), sources)
-        if all(len(shape) == 3 for shape in shapes) and (column.packed is None or column.packed.shapes is None):
+            return Masks(values, owners, places_of(starts, self._counts, sides), sources)
+        if set(map(len, column.shapes)) == {3} and (column.packed is None or column.packed.shapes is None):
             return Masks(column.joined[:, None], owners)
-        height, width = sides[0]
-        return Masks(column.elements.view(len(owners), 1, height, width), owners)
+        return Masks(column.elements.view(len(owners), 1, *sides[0]), owners)
 
     def _of_one_dtype(self) -> Sequence[Tensor]:
         """Return masks of one dtype. Tensors without masks may have another dtype, and are converted."""

@@ -16,30 +16,23 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.ragged import Ragged
-from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID, type_name, with_class_of
+from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.clips import ClipLayout
-from gpuaug.fusion.forms.box_crop import boxes_for_crop, crop_by_boxes
+from gpuaug.fusion.forms.box_crop import crop_by_boxes
+from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
-from gpuaug.fusion.forms.data_keys import (
-    check_device,
-    check_fit,
-    check_input,
-    check_not_segmentation_map,
-    check_same_size,
-    names_of,
-)
+from gpuaug.fusion.forms.data_keys import check_device, check_not_segmentation_map, names_of
+from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box, composed
+from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
-from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.options import BoxFormatName
-from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
+from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 
 
@@ -66,13 +59,12 @@ class Record:
         self,
         inputs: Sequence[Any],
         keys: Sequence[Any],
-        boxes: BoxFormatName = "xyxy",
-        conversions: TargetConversions = NO_CONVERSIONS,
-        clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
+        boxes: BoxFormatName,
+        conversions: TargetConversions,
+        clip_layout: ClipLayout,
     ) -> None:
         self.keys = names_of(keys)
         """Data key of each input."""
-        self.boxes, self.conversions, self.clip_layout = boxes, conversions, clip_layout
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
@@ -80,28 +72,20 @@ class Record:
             )
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
-        self.images: Any = inputs[self.keys.index("input")]
-        """Images of the first input with the key ``input``, as the user passed them."""
-        images = self.images
-        is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
-        is_usual = is_usual and not images.requires_grad
-        if not is_usual:
-            check_input("input", images)
-        self._sides: dict[bool, list[tuple[int, int]]] = {}
-        """Cache of ``sides``."""
-        self._read_images()
+        self.call = call = Call(inputs[self.keys.index("input")], boxes, conversions, clip_layout)
+        """Properties of the call. ``call.images`` are the first input with the key ``input``."""
         self.adapters: list[Dense | Container] = []
         """Adapters of all inputs except labels, in order."""
         self._labels: dict[int, Any] = {}
         """Labels of all images, by index of the input. Of any type unless they are mixed or converted."""
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if DATA_KEYS.get(key) is LABELS:
-                check_not_segmentation_map(value, self.size)
+                check_not_segmentation_map(value, call.size)
                 self._labels[index] = value
             elif key == "input" or (key in DATA_KEYS and not (key in MASKS.data_keys and isinstance(value, list | tuple))):
-                self.adapters.append(Dense(key, value, self))
+                self.adapters.append(Dense(key, value, call))
             else:
-                self.adapters.append(Container(key, value, self))
+                self.adapters.append(Container(key, value, call))
         maps = [mask for adapter in self.adapters if type(adapter) is Container for mask in adapter.maps]
         self._dense = [adapter for adapter in (*self.adapters, *maps) if type(adapter) is Dense]
         """Adapters of inputs that are one tensor, and of segmentation maps in containers."""
@@ -111,13 +95,14 @@ class Record:
         """Masks, boxes and keypoints in one form."""
         arrays = [array for target in self.targets for array in target.host_arrays]
         if arrays:
-            device_arrays = iter(to_device(arrays, self.device))
+            device_arrays = iter(to_device(arrays, call.device))
             for target in self.targets:
                 target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
-        self._first = [adapter.key for adapter in self._dense].index("input")
+        self._images = next(adapter for adapter in self._dense if adapter.key == "input")
+        """Adapter of the first images."""
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
-        self.plan_key = (images.shape, self.device, self.has_masks) if is_usual else None
+        self.plan_key = (call.images.shape, call.device, self.has_masks) if call.is_usual else None
         """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
         self.has_points = any(type(target) is Points for target in self.targets)
         """True if there are boxes or keypoints."""
@@ -127,45 +112,6 @@ class Record:
         """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
         self._matrix: Tensor | None = None
         """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3); ``None`` for the identity."""
-
-    def _read_images(self) -> None:
-        """Read size, dtype and device of the images."""
-        images, clip_layout = self.images, self.clip_layout
-        is_tensor = isinstance(images, Tensor)
-        self.is_unbatched = is_tensor and images.ndim == 3
-        """True for a single image (C, H, W), without a batch axis."""
-        self.is_video = type(images) is not Tensor and type_name(images) == "Video"
-        """True for images of torchvision's class ``Video``."""
-        self.is_single_clip = self.is_video and images.ndim == 4
-        """True for a single clip (T, C, H, W), without a batch axis."""
-        images = images[None] if self.is_unbatched or self.is_single_clip else images
-        may_be_clips = not is_tensor or images.ndim == 5 or clip_layout.is_required
-        self.frames = clip_layout.frames_of(images) if may_be_clips else 0
-        """Number of frames per input clip; 0 for images."""
-        if self.frames and is_tensor and not self.is_single_clip:
-            clip_layout.warn_if_channels_first(images)
-        self.frame_indices: Sequence[int] = range(self.frames)
-        """Index of the input frame per output frame."""
-        shape = images.shape if is_tensor else ()
-        self.size: Size = size_of(images) if not is_tensor else clip_layout.size(shape) if self.frames else Size(*shape)
-        self.dtype = images.dtype if is_tensor else dtype_of(images)
-        self.device = images.device
-        self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
-        """Rows of ``Ragged.places``, (B, 3 or 4) int64, of the first frame of clips; ``None`` for images of one size."""
-        self._input_sizes = (self.size.height, self.size.width) if self.image_layouts is None else self.image_layouts
-
-    def sides(self, *, per_frame: bool) -> list[tuple[int, int]]:
-        """Return (height, width) of each image or clip; with ``per_frame`` of each frame."""
-        if per_frame not in self._sides:
-            size = self.size.per_frame() if per_frame else self.size
-            # As Python integers, which are faster to compare than NumPy's.
-            sides = [np.broadcast_to(side, size.batch).tolist() for side in (size.height, size.width)]
-            self._sides[per_frame] = list(zip(*sides, strict=True))
-        return self._sides[per_frame]
-
-    def map_adapter(self, mask: Tensor) -> "Dense":
-        """Create the adapter of a tensor of segmentation maps of all images, (B, ...), that is in a container."""
-        return Dense(MASKS.keys[MASKS.name], mask, self)
 
     def _connect_valid(self) -> None:
         """Let the input ``valid`` share the mask of valid boxes with the boxes.
@@ -198,9 +144,25 @@ class Record:
         return [*self.keys, *(key for adapter in self.adapters if type(adapter) is Container for key in adapter.inner_keys)]
 
     def boxes_for_crop(self, op: BoxCropOp) -> Points | None:
-        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers."""
-        containers = [adapter for adapter in self.adapters if type(adapter) is Container]
-        return boxes_for_crop(op, [slot for adapter in containers for slot in adapter.slots], self.keys, self.all_keys)
+        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers.
+
+        Raises:
+            ArgumentError: If no input holds target dicts, or there are several sets of boxes.
+        """
+        containers = (adapter for adapter in self.adapters if type(adapter) is Container)
+        boxes = [slot for adapter in containers for slot in adapter.slots if slot.kind is BOXES]
+        if len(boxes) > 1:
+            names = " and ".join(".".join(map(str, slot.path)) or slot.key for slot in boxes)
+            raise ArgumentError(
+                f"targets must hold one set of boxes for {op.name}, which crops by boxes, got {names}. Leave all but one of "
+                "them out."
+            )
+        if "targets" not in self.all_keys:
+            raise ArgumentError(
+                f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {self.keys}. Pass target dicts "
+                "with the images: data_keys=['input', 'targets']."
+            )
+        return boxes[0].target if boxes else None  # type: ignore[return-value]
 
     def check_mix(self, op: MixOp) -> None:
         """Raise an error for inputs that cannot be mixed. Call before any pass.
@@ -224,7 +186,7 @@ class Record:
         for labels in self._labels.values():
             if not isinstance(labels, Tensor):
                 raise ArgumentTypeError(f"class must be a tensor, got {type(labels).__name__}. Pass one index for each image.")
-            check_device("class", labels, self.device)
+            check_device("class", labels, self.call.device)
 
     def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
         """Convert labels to class probabilities: at once without ``mixes``, otherwise when the first mix runs.
@@ -235,9 +197,9 @@ class Record:
             DeviceError: If labels are not on the device of the images.
         """
         self._check_labels()
-        batch = self.size.batch
+        batch = self.call.size.batch
         # If every frame counts as an image of the batch, there may still be one label per clip, unless frames are mixed.
-        clips = batch // self.frames if self.clip_layout.draws_per_frame and not mixes else batch
+        clips = batch // self.call.frames if self.call.clip_layout.draws_per_frame and not mixes else batch
         for index, labels in self._labels.items():
             soft_labels.check(labels, batch if labels.shape[:1] == (batch,) else clips)
             if not mixes:
@@ -272,11 +234,11 @@ class Record:
         """
         if self.has_points and plan.box_crop is not None:
             boxes = self.boxes_for_crop(plan.box_crop.op)
-            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self._input_sizes, self._matrix)
+            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self.call.input_sizes, self._matrix)
         elif self.has_points:
             matrix = table[:, plan.width :].view(-1, 3, 3)
             self._matrix = matrix if self._matrix is None else composed(self._matrix, matrix)
-        if self.frames:
+        if self.call.frames:
             self._select_frames(plan)
         for adapter in self._dense:
             if adapter.key == "input":
@@ -293,10 +255,10 @@ class Record:
         indices = plan.frames
         if indices is None:
             return
-        (device_indices,) = to_device([indices], self.device)
+        (device_indices,) = to_device([indices], self.call.device)
         for adapter in self._dense:
-            adapter.select_frames(device_indices, len(self.frame_indices))
-        self.frame_indices = [self.frame_indices[frame] for frame in indices.tolist()]
+            adapter.select_frames(device_indices, len(self.call.frame_indices))
+        self.call.frame_indices = [self.call.frame_indices[frame] for frame in indices.tolist()]
 
     def run_eager(
         self,
@@ -330,7 +292,7 @@ class Record:
             self._matrix = None
         values, keys = [adapter.current for adapter in selected], [adapter.key for adapter in selected]
         types = {position: adapter.types for position, adapter in enumerate(selected) if adapter.key == "input"}
-        results = op.run(values, keys, draws, self.device, types)
+        results = op.run(values, keys, draws, self.call.device, types)
         for adapter, value in zip(selected, results, strict=True):
             if adapter.key == "input":
                 # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.
@@ -345,7 +307,7 @@ class Record:
         Raises:
             ArgumentError: If the images do not have ``size``.
         """
-        shape = tuple(self._dense[self._first].value.shape)
+        shape = tuple(self._images.value.shape)
         if shape != (size.images, size.channels, size.height, size.width):
             raise ArgumentError(
                 f"{op.name} must return images of {(size.images, size.channels, size.height, size.width)}, the size that was "
@@ -359,16 +321,16 @@ class Record:
             keepdim: Whether a single image without a batch axis is returned without a batch axis.
             views: Number of views, that is, random augmentations of each image. The record has the outputs of one view.
         """
-        self.keepdim, self.views = keepdim, views
-        height, width = self._dense[self._first].value.shape[-2:]
-        self.out = int(height), int(width)
-        """Height and width of the output images."""
+        call = self.call
+        call.keepdim, call.views = keepdim, views
+        height, width = self._images.value.shape[-2:]
+        call.out = int(height), int(width)
         if self.has_points:
             matrix = self._matrix
             if matrix is None:
-                matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
+                matrix = torch.eye(3, dtype=torch.float32, device=self.call.device).expand(self.call.size.batch, 3, 3)
             for points in (target for target in self.targets if isinstance(target, Points)):
-                points.transform(matrix, self._input_sizes, self.out, self.conversions)
+                points.transform(matrix, self.call.input_sizes, self.call.out, self.call.conversions)
         values = [adapter.output() for adapter in self.adapters]
         for index, labels in self._labels.items():
             values.insert(index, labels)
@@ -381,116 +343,3 @@ def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ..
     pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=pinned.numpy())
     return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
-
-
-class Dense:
-    """Images, masks, boxes, keypoints or ``valid`` in one tensor.
-
-    Args:
-        key: Data key.
-        value: The tensor, or ragged images.
-        record: Record of the call, which has read the images.
-
-    Raises:
-        ArgumentTypeError: If the input does not have the type that its key requires.
-        ArgumentError: If its shape does not fit its key, or the images.
-        DeviceError: If it is not on the device of the images.
-    """
-
-    def __init__(self, key: str, value: Any, record: Record) -> None:
-        self.key, self._record, self._input = key, record, value
-        if key != "input" or value is not record.images:
-            check_input(key, value)
-        self.kind = DATA_KEYS.get(key)
-        box_format = KORNIA_FORMATS.get(key)
-        # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
-        axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
-        if key == "input" and value is not record.images:
-            check_same_size(record.size, Record((value,), (key,), clip_layout=record.clip_layout).size)
-        is_tensor = isinstance(value, Tensor)
-        self._has_frames = bool(record.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
-        value = self._frames_merged(value) if self._has_frames and is_tensor else value
-        self._axis: int | None = None
-        """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
-        if is_tensor and value.ndim == axes - 1:
-            # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
-            if self.kind is MASKS or key == "input":
-                self._axis = 0 if key == "input" or record.is_unbatched else 1
-            elif record.size.batch == 1:
-                self._axis = 0
-        self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
-        self.types = [type(self._input) if type_name(self._input) else Tensor] * record.size.batch if key == "input" else []
-        """Class per image or clip that a module of torchvision would get."""
-        self.targets: Sequence[Points | Masks] = ()
-        """The targets in one form."""
-        if key != "input":
-            check_fit(key, self.value, value, record.size, record.device)
-        if self.kind is MASKS:
-            self.targets = [Masks(self.value)]
-        elif box_format is not None:
-            self.targets = [Points(self.value, box_format)]
-        self.storage: tuple[Any, str] = (self.targets[0], "values") if self.targets else (self, "value")
-        """(object, name of its attribute that holds the current values)."""
-
-    def _frames_merged(self, value: Tensor) -> Tensor:
-        """Merge the frame axis with another axis.
-
-        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
-        """
-        clip_layout = self._record.clip_layout
-        if self.key == "input":
-            plain = value.as_subclass(Tensor)
-            return clip_layout.images(plain[None] if self._record.is_single_clip else plain)
-        if self.kind is MASKS:
-            return clip_layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
-        return value.flatten(0, 1) if clip_layout.draws_per_frame else value.flatten(1, 2)
-
-    def _frames_restored(self, result: Tensor) -> Any:
-        """Invert ``_frames_merged``, for the frames of the output."""
-        user_value = self._input
-        frames = len(self._record.frame_indices)
-        if self.key == "input" or (self.kind is MASKS and user_value.ndim == 5):
-            return self._record.clip_layout.clips(result, frames)
-        if self.kind is MASKS:
-            return result.unflatten(0, (-1, frames))
-        return result.reshape(len(user_value), -1, user_value.shape[2], *result.shape[2:])
-
-    def select_frames(self, indices: Tensor, frames: int) -> None:
-        """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
-
-        Args:
-            indices: Indices of the selected frames.
-            frames: Number of frames per clip.
-        """
-        if not self._has_frames or self.key == "input":
-            return
-        axis = 0 if self.kind is MASKS else 1
-        values = self.current
-        per_frame = values.unflatten(axis, (frames, -1) if axis else (-1, frames))
-        self.current = torch.index_select(per_frame, 1, indices).flatten(axis, axis + 1)
-
-    @property
-    def current(self) -> Any:
-        """The values in their current state, between the passes."""
-        return getattr(*self.storage)
-
-    @current.setter
-    def current(self, value: Any) -> None:
-        setattr(*self.storage, value)
-
-    def output(self) -> Any:
-        """Return the result in the form of the input."""
-        record, user_value, result = self._record, self._input, self.current
-        keepdim, views = record.keepdim, record.views
-        # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
-        keeps = keepdim or self.kind not in (None, MASKS)
-        if self._axis is not None and (views == 1 or self._axis) and keeps:
-            result = result.squeeze(self._axis)
-        if self._has_frames:
-            result = self._frames_restored(result)
-        if self.key == "input" and record.is_single_clip and views == 1 and keepdim:
-            result = result[0]
-        if self.kind is MASKS and record.conversions.masks is not None:
-            result = result.to(record.conversions.masks)
-        is_typed = self.kind in (None, MASKS) and isinstance(user_value, Tensor) and not record.conversions.is_pure
-        return with_class_of(result, user_value) if is_typed and type(user_value) is not Tensor else result

@@ -25,7 +25,6 @@ from gpuaug.core.targets import (
     PendingRows,
     TensorColumn,
     columns,
-    common_row_shape,
     split,
     type_name,
     type_name_of,
@@ -96,8 +95,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     samples = [sample for sample, record in enumerate(targets) if not is_without_boxes(record)]  # indices of dicts with boxes
     records = [targets[sample] for sample in samples]
     for sample, record in zip(samples, records, strict=True):
-        _check_has_valid(record, f" of sample {sample}")
-        _check_flags(record["valid"], 1, f" of sample {sample}")
+        _check_valid(record, 1, f" of sample {sample}")
     valid_indices = _ValidIndices(TensorColumn(samples, [record["valid"] for record in records]))
     columns_by_key = columns(records)
     shortened = {name: column for name, column in columns_by_key.items() if _has_entry_per_box(column, valid_indices.counts)}
@@ -164,8 +162,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: Collection[str] | None
     Raises:
         ArgumentError: If boxes, or a value that ``per_box`` names, are not of all images.
     """
-    _check_has_valid(targets, "")
-    _check_flags(targets["valid"], 2, "")
+    _check_valid(targets, 2, "")
     batch = len(targets["valid"])
     lengths = {name: _length(value) for name, value in targets.items() if isinstance(value, _SEQUENCES)}
     for name in (*BOXES.keys, *(per_box or ())):
@@ -294,7 +291,7 @@ class _ValidIndices:
         samples, values = column
         tensors = TensorColumn(samples, values)
         are_tensors = all(issubclass(cls, Tensor) for cls in tensors.types)
-        if not are_tensors or len(tensors.dtypes) * len(tensors.devices) > 1 or common_row_shape(tensors.shapes) is None:
+        if not are_tensors or len(tensors.dtypes) * len(tensors.devices) > 1 or tensors.row_shape is None:
             return [self._entries(value, self._of_dicts[sample]) for sample, value in zip(samples, values, strict=True)]
         indices = [self._of_dicts[sample] for sample in samples]
         (device,) = tensors.devices
@@ -315,8 +312,11 @@ class _ValidIndices:
         return type(value)(value[index] for index in indices) if isinstance(value, list | tuple) else value
 
 
-def _check_has_valid(record: Any, suffix: str) -> None:
-    """Raise an error if a target dict has no ``valid``. ``suffix``: position for the message, such as " of sample 3"."""
+def _check_valid(record: Any, axes: int, suffix: str) -> None:
+    """Raise an error if a target dict has no ``valid`` that is bool with ``axes`` axes.
+
+    ``suffix``: position for the message, such as " of sample 3".
+    """
     if not isinstance(record, Mapping):
         raise ArgumentTypeError(
             f"targets{suffix} must be a dict, got {type(record).__name__}. Pass the target dicts that gpuaug.fuse returned."
@@ -325,6 +325,13 @@ def _check_has_valid(record: Any, suffix: str) -> None:
         raise ArgumentError(
             f"targets{suffix} must have the key 'valid', got {', '.join(map(str, record)) or 'no keys'}. "
             "Transform them by gpuaug.fuse first, with the data key 'targets'; or, if padded, with 'valid' beside the boxes."
+        )
+    valid = record["valid"]
+    if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.ndim != axes:
+        got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
+        raise ArgumentError(
+            f"valid{suffix} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass valid as "
+            "gpuaug.fuse returned it."
         )
 
 
@@ -352,13 +359,3 @@ def _check_lengths(
                 f"{name} of sample {samples[record]} must hold one entry for each of the {counts[record]} boxes if "
                 f"per_box names it, got {type(value).__name__} with {max(_length(value), 0)}. Leave {name!r} out of per_box."
             )
-
-
-def _check_flags(valid: Any, axes: int, suffix: str) -> None:
-    """Raise an error if ``valid`` is not bool with ``axes`` axes. ``suffix``: as of ``_check_has_valid``."""
-    if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.ndim != axes:
-        got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
-        raise ArgumentError(
-            f"valid{suffix} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass valid as "
-            "gpuaug.fuse returned it."
-        )

@@ -103,41 +103,6 @@ def dicts(count):
     return made
 
 
-def assert_records(got, expected):
-    for one, other in zip(got, expected, strict=True):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            assert type(value) is type(other[key])
-            if isinstance(value, torch.Tensor):
-                assert_values(value, other[key], about=key)
-            else:
-                assert value == other[key]
-
-
-PIPELINE = [v2.RandomResizedCrop((14, 18)), v2.RandomHorizontalFlip(), v2.RandomAffine(20)]
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("typed", [False, True])
-def test_target_dicts_of_frames_follow_their_clip(kind, typed):
-    images, records, augment = videos(), dicts(BATCH * FRAMES), gpuaug.fuse(PIPELINE)
-    if typed:
-        for record in records:
-            record["boxes"] = tv_tensors.BoundingBoxes(record["boxes"], format="XYXY", canvas_size=SIDES)
-            record["other"] = tv_tensors.Mask(record.pop("masks"))
-    nested = kind(kind(records[first : first + FRAMES]) for first in range(0, BATCH * FRAMES, FRAMES))
-    draws = augment.draw(images.shape, seed=1)
-    _, got = augment(images, nested, data_keys=["input", "targets"], draws=draws)
-    assert type(got) is kind
-    for frame in range(FRAMES):
-        of_frame = [clip[frame] for clip in nested]
-        frame_draws = augment.draw(images[:, 0].shape, seed=1)
-        _, expected = augment(images[:, frame], of_frame, data_keys=["input", "targets"], draws=frame_draws)
-        assert_records([clip[frame] for clip in got], expected)
-    kept = gpuaug.sanitize([record for clip in got for record in clip], per_box=["boxes", "masks", "other", "labels"])
-    assert all(len(record["boxes"]) == len(record["labels"]) for record in kept)
-
-
 def test_crops_by_boxes_look_at_all_frames():
     images, augment = videos(dtype=torch.float32), gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((16, 16))])
     for records in (dicts(BATCH), [dicts(FRAMES) for _ in range(BATCH)]):

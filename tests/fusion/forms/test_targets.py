@@ -95,23 +95,6 @@ def test_target_dicts_keep_their_type_and_are_not_modified():
     assert [dict(record).keys() for record in records] == [record.keys() for record in before]
 
 
-def test_target_dicts_may_have_different_keys():
-    records = [{"boxes": torch.tensor([[1.0, 2.0, 9.0, 9.0]])}, {}, {"image_id": 3}, {"masks": torch.ones(2, 32, 48)}]
-    _, got, _ = follow_targets(PIPELINES["flips"](1.0), records)
-    assert [list(record) for record in got] == [["boxes", "valid"], [], ["image_id"], ["masks"]]
-    assert_values(got[0]["boxes"], torch.tensor([[39.0, 23.0, 47.0, 30.0]]))
-
-
-def test_target_dicts_without_a_key_do_not_shift_the_others():
-    modules, records = PIPELINES["rotation"](1.0), records_of()
-    _, expected, _ = follow_targets(modules, records)
-    for key in ("boxes", "keypoints", "masks"):
-        some = [record if sample not in (0, 2) else {"image_id": 1} for sample, record in enumerate(records)]
-        _, got, _ = follow_targets(modules, [{name: value for name, value in each.items() if name == key} for each in some])
-        for sample in (1, 3, 4):
-            assert_values(got[sample][key], expected[sample][key])
-
-
 @pytest.mark.parametrize("name", PIPELINES)
 @left_to_kornia
 def test_target_dicts_without_boxes_and_empty_batches(name):

@@ -164,17 +164,6 @@ def test_dicts_of_all_images_have_one_form_for_every_number_of_images(count, vie
         crop(IMAGES[:count], {"b": boxes, "valid": torch.ones(count + 1, dtype=torch.bool)})
 
 
-def test_one_tensor_beside_several_images_follows_each():
-    boxes = tensor("boxes", 2, 0)
-    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16)])
-    draws = augment.draw(IMAGES.shape, seed=1)
-    _, got = augment(IMAGES, [boxes] * 3, draws=draws)
-    _, wanted = augment(IMAGES, [{"boxes": boxes}] * 3, data_keys=["input", "targets"], draws=draws)
-    for made, record in zip(got, wanted, strict=True):
-        assert_values(made, record["boxes"])
-    assert len({tuple(made.flatten().tolist()) for made in got}) > 1, "all images have the same draws"
-
-
 def test_valid_goes_from_call_to_call_and_drops_what_is_gone():
     boxes = [[[0, 0, 4, 4], [20, 12, 28, 20]], [[20, 12, 28, 20]], [[0, 0, 4, 4]]]
     values = [

@@ -1,0 +1,87 @@
+"""Call: the images of one call, and the settings on which the forms of its targets depend.
+
+Not in ``record.py``, because adapters of inputs hold the call: a reference from an adapter to the record, which holds the
+adapters, would keep all tensors of the call in memory until Python's garbage collector runs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.targets import type_name
+from gpuaug.fusion.backends.readers import dtype_of, size_of
+from gpuaug.fusion.clips import ClipLayout
+from gpuaug.fusion.forms.data_keys import check_input
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
+from gpuaug.fusion.options import BoxFormatName
+from gpuaug.fusion.pixels import IMAGE_DTYPES
+
+
+class Call:
+    """Properties of one call.
+
+    Args:
+        images: Images as the user passed them.
+        boxes: Format of boxes in target dicts.
+        conversions: Conversions of the output, and size of the smallest valid box.
+        clip_layout: Layout of clips that the pipeline accepts.
+
+    Raises:
+        ArgumentTypeError: If ``images`` are not a tensor of a supported type or a ``Ragged``.
+        ArgumentError: If ``images`` do not have the shape of a batch of images or clips.
+    """
+
+    out: tuple[int, int]
+    """Height and width of the output images, after all passes."""
+    keepdim: bool
+    """Whether a single image without a batch axis is returned without a batch axis."""
+    views: int
+    """Number of views, that is, random augmentations of each image."""
+
+    def __init__(self, images: Any, boxes: BoxFormatName, conversions: TargetConversions, clip_layout: ClipLayout) -> None:
+        self.images, self.boxes, self.conversions, self.clip_layout = images, boxes, conversions, clip_layout
+        is_usual = type(images) is Tensor and images.ndim in (4, 5) and images.dtype in IMAGE_DTYPES
+        self.is_usual = is_usual and not images.requires_grad
+        """True for a plain tensor of a batch, for which plans may be cached."""
+        if not self.is_usual:
+            check_input("input", images)
+        is_tensor = isinstance(images, Tensor)
+        self.is_unbatched = is_tensor and images.ndim == 3
+        """True for a single image (C, H, W), without a batch axis."""
+        self.is_video = type(images) is not Tensor and type_name(images) == "Video"
+        """True for images of torchvision's class ``Video``."""
+        self.is_single_clip = self.is_video and images.ndim == 4
+        """True for a single clip (T, C, H, W), without a batch axis."""
+        images = images[None] if self.is_unbatched or self.is_single_clip else images
+        may_be_clips = not is_tensor or images.ndim == 5 or clip_layout.is_required
+        self.frames = clip_layout.frames_of(images) if may_be_clips else 0
+        """Number of frames per input clip; 0 for images."""
+        if self.frames and is_tensor and not self.is_single_clip:
+            clip_layout.warn_if_channels_first(images)
+        self.frame_indices: Sequence[int] = range(self.frames)
+        """Index of the input frame per output frame."""
+        shape = images.shape if is_tensor else ()
+        self.size: Size = size_of(images) if not is_tensor else clip_layout.size(shape) if self.frames else Size(*shape)
+        self.dtype = images.dtype if is_tensor else dtype_of(images)
+        self.device = images.device
+        self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        """Rows of ``Ragged.places``, (B, 3 or 4) int64, of the first frame of clips; ``None`` for images of one size."""
+        self.input_sizes = (self.size.height, self.size.width) if self.image_layouts is None else self.image_layouts
+        """(height, width) of the images, or ``image_layouts``."""
+
+    def sides(self, samples: Sequence[int], *, per_frame: bool) -> list[tuple[int, int]]:
+        """Return (height, width) of the images or clips with indices ``samples``; with ``per_frame`` of these frames."""
+        size = self.size.per_frame() if per_frame else self.size
+        if not isinstance(size.height, np.ndarray):
+            return [(size.height, size.width)] * len(samples)
+        # Python integers, which are faster to compare than NumPy's.
+        sides = list(zip(size.height.tolist(), size.width.tolist(), strict=True))
+        return [sides[sample] for sample in samples]
+
+    def output_frames(self, elements: Sequence[Any]) -> list[list[Any]]:
+        """Return the elements of the output frames of each clip. ``elements``: one for each frame of all clips."""
+        return [[elements[start + frame] for frame in self.frame_indices] for start in range(0, len(elements), self.frames)]

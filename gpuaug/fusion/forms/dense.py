@@ -1,0 +1,127 @@
+"""Images, and targets of all images in one tensor, such as masks (B, C, H, W) or padded boxes (B, N, 4)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.targets import DATA_KEYS, MASKS, type_name, with_class_of
+from gpuaug.fusion.forms.call import Call
+from gpuaug.fusion.forms.data_keys import check_fit, check_input, check_same_size
+from gpuaug.fusion.forms.kinds import Masks, Points
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box
+
+
+class Dense:
+    """Images, masks, boxes, keypoints or ``valid`` in one tensor.
+
+    Args:
+        key: Data key.
+        value: The tensor, or ragged images.
+        call: Call of the call, which has read the images.
+
+    Raises:
+        ArgumentTypeError: If the input does not have the type that its key requires.
+        ArgumentError: If its shape does not fit its key, or the images.
+        DeviceError: If it is not on the device of the images.
+    """
+
+    def __init__(self, key: str, value: Any, call: Call) -> None:
+        self.key, self._call, self._input = key, call, value
+        if key != "input":
+            check_input(key, value)
+        elif value is not call.images:
+            check_same_size(call.size, Call(value, call.boxes, call.conversions, call.clip_layout).size)
+        self.kind = DATA_KEYS.get(key)
+        box_format = KORNIA_FORMATS.get(key)
+        # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
+        axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
+        is_tensor = isinstance(value, Tensor)
+        self._has_frames = bool(call.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
+        value = self._frames_merged(value) if self._has_frames and is_tensor else value
+        self._axis: int | None = None
+        """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
+        if is_tensor and value.ndim == axes - 1:
+            # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
+            if self.kind is MASKS or key == "input":
+                self._axis = 0 if key == "input" or call.is_unbatched else 1
+            elif call.size.batch == 1:
+                self._axis = 0
+        self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
+        self.types = [type(self._input) if type_name(self._input) else Tensor] * call.size.batch if key == "input" else []
+        """Class per image or clip that a module of torchvision would get."""
+        self.targets: Sequence[Points | Masks] = ()
+        """The targets in one form."""
+        if key != "input":
+            check_fit(key, self.value, value, call.size, call.device)
+        if self.kind is MASKS:
+            self.targets = [Masks(self.value)]
+        elif box_format is not None:
+            self.targets = [Points(self.value, box_format)]
+        self.storage: tuple[Any, str] | None = (self.targets[0], "values") if self.targets else None
+        """(object, name of its attribute) that holds the current values; ``None`` if ``value`` holds them."""
+
+    def _frames_merged(self, value: Tensor) -> Tensor:
+        """Merge the frame axis with another axis.
+
+        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
+        """
+        clip_layout = self._call.clip_layout
+        if self.key == "input":
+            plain = value.as_subclass(Tensor)
+            return clip_layout.images(plain[None] if self._call.is_single_clip else plain)
+        if self.kind is MASKS:
+            return clip_layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if clip_layout.draws_per_frame else value.flatten(1, 2)
+
+    def _frames_restored(self, result: Tensor) -> Any:
+        """Invert ``_frames_merged``, for the frames of the output."""
+        user_value = self._input
+        frames = len(self._call.frame_indices)
+        if self.key == "input" or (self.kind is MASKS and user_value.ndim == 5):
+            return self._call.clip_layout.clips(result, frames)
+        if self.kind is MASKS:
+            return result.unflatten(0, (-1, frames))
+        return result.reshape(len(user_value), -1, user_value.shape[2], *result.shape[2:])
+
+    def select_frames(self, indices: Tensor, frames: int) -> None:
+        """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
+
+        Args:
+            indices: Indices of the selected frames.
+            frames: Number of frames per clip.
+        """
+        if not self._has_frames or self.key == "input":
+            return
+        axis = 0 if self.kind is MASKS else 1
+        values = self.current
+        per_frame = values.unflatten(axis, (frames, -1) if axis else (-1, frames))
+        self.current = torch.index_select(per_frame, 1, indices).flatten(axis, axis + 1)
+
+    @property
+    def current(self) -> Any:
+        """The values in their current state, between the passes."""
+        return getattr(*(self.storage or (self, "value")))
+
+    @current.setter
+    def current(self, value: Any) -> None:
+        holder, name = self.storage or (self, "value")
+        setattr(holder, name, value)
+
+    def output(self) -> Any:
+        """Return the result in the form of the input."""
+        call, user_value, result = self._call, self._input, self.current
+        keepdim, views = call.keepdim, call.views
+        # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
+        keeps = keepdim or self.kind not in (None, MASKS)
+        if self._axis is not None and (views == 1 or self._axis) and keeps:
+            result = result.squeeze(self._axis)
+        if self._has_frames:
+            result = self._frames_restored(result)
+        if self.key == "input" and call.is_single_clip and views == 1 and keepdim:
+            result = result[0]
+        if self.kind is MASKS and call.conversions.masks is not None:
+            result = result.to(call.conversions.masks)
+        is_typed = self.kind in (None, MASKS) and isinstance(user_value, Tensor) and not call.conversions.is_pure
+        return with_class_of(result, user_value) if is_typed and type(user_value) is not Tensor else result
