@@ -41,7 +41,8 @@ TILE_BLOCK = 512
 SPLIT_PIXELS, MOST_SPLITS = 8192, 8
 """Pixels per split, and maximum number of splits of a channel, in a pass that skips samples.
 
-Such a pass reads few channels, so several thread blocks compute the table of a channel, each from one split of it.
+Such a pass reads few channels, so several thread blocks compute the table of a channel, each from one split of it. Without
+splits, RandAugment and TrivialAugment take 1.23 to 1.36 times as long (256 x 3 x 224 x 224, H200, 2026-11-29).
 """
 
 
