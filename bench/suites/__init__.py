@@ -33,6 +33,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "branches": ("bench.suites.training.branches", []),
     "latents": ("bench.suites.training.latents", []),
     "cache": ("bench.suites.training.cache", []),
+    "cache_accuracy": ("bench.suites.training.cache_accuracy", []),
     "handover": ("bench.suites.transport.handover", []),
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),

@@ -300,7 +300,7 @@ class Taken:
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
         if self.image_names is not None:
             self.epoch.check_reads(self.before, written.keys(), self.image_names)
-        stored = columns_of(written, len(self.rows.headers.ids))
+        stored = columns_of(written, len(self.rows.headers.row_ids))
         result = after
         if self.columns:
             read.append((self.columns, after))
@@ -313,7 +313,7 @@ class Taken:
     def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
         rows = self.rows.headers
         epoch = self.epoch
-        is_own = self.own == np.arange(len(rows.ids))
+        is_own = self.own == np.arange(len(rows.row_ids))
         indices = np.flatnonzero(rows.missing & is_own).tolist()
         if not len(indices):
             return
@@ -331,4 +331,4 @@ class Taken:
             epoch.samples = None
         names = [rows.names[index] for index in indices]
         assert epoch.view is not None
-        epoch.cached.recorder.record(epoch.view, epoch.epoch, rows.ids[indices], names, columns, lane)
+        epoch.cached.recorder.record(epoch.view, epoch.epoch, rows.row_ids[indices], names, columns, lane)

@@ -246,18 +246,18 @@ class RowHeaders:
 
     Args:
         missing: (B,) bool, whether the row of a sample was not in the cache.
-        ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
+        row_ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
         names: Name of each sample; empty if all rows were read.
         shapes: Name of a column of varying shape → (B, axes) shape in each row.
     """
 
-    __slots__ = ("ids", "missing", "names", "shapes")
+    __slots__ = ("missing", "names", "row_ids", "shapes")
 
     def __init__(
-        self, missing: NDArray[np.bool_], ids: NDArray[np.int64], names: Sequence[str], shapes: dict[str, NDArray[np.int64]]
+        self, missing: NDArray[np.bool_], row_ids: NDArray[np.int64], names: Sequence[str], shapes: dict[str, NDArray[np.int64]]
     ) -> None:
         self.missing = missing
-        self.ids = ids
+        self.row_ids = row_ids
         self.names = names
         self.shapes = shapes
 
@@ -287,7 +287,7 @@ class Rows:
             columns[name] = torch.cat([parts[source].reshape(-1) for source in sources])
         shapes = {name: row_shapes[sources] for name, row_shapes in headers.shapes.items()}
         names = [headers.names[source] for source in sources]
-        return Rows(self.encoded, columns, RowHeaders(headers.missing[sources], headers.ids[sources], names, shapes))
+        return Rows(self.encoded, columns, RowHeaders(headers.missing[sources], headers.row_ids[sources], names, shapes))
 
 
 def varies(column: str) -> bool:
