@@ -29,7 +29,7 @@ from support.cache.cached_loaders import (
     stages,
     write_images,
 )
-from support.process import waiting
+from support.process import processes, waiting
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
 from torchvision.transforms import v2
@@ -328,7 +328,7 @@ def test_a_run_that_was_killed_continues(paths, tmp_path):
     )
     folder = tmp_path / "cache"
     command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
-    process = subprocess.Popen([*command, "3"])
+    process = subprocess.Popen([*command, "3"], env=processes.environment())
     waiting.until(lambda: list(folder.glob("*/view-0/*.safetensors")))
     process.send_signal(signal.SIGKILL)
     process.wait()
