@@ -328,7 +328,7 @@ def test_a_run_that_was_killed_continues(paths, tmp_path):
     )
     folder = tmp_path / "cache"
     command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
-    process = subprocess.Popen([*command, "3"], env=processes.environment())
+    process = subprocess.Popen([*command, "3"], env=processes.variables())
     waiting.until(lambda: list(folder.glob("*/view-0/*.safetensors")))
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -30,7 +30,7 @@ def run_script(script, timeout_s=240):
         return run_interpreter(script, timeout_s)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        request = {"script": script, "out": str(out), "err": str(err), "environment": environment(), "folder": os.getcwd()}
+        request = {"script": script, "out": str(out), "err": str(err), "environment": variables(), "folder": os.getcwd()}
         server = _script_server()
         server.stdin.write(json.dumps(request).encode() + b"\n")
         process = int(server.stdout.readline())
@@ -48,7 +48,7 @@ def run_script(script, timeout_s=240):
 def _script_server():
     """The process that forks. It ends when its standard input is closed, at the latest at the end of this process."""
     command = [sys.executable, "-m", "support.process.script_server"]
-    environment = {**environment(), "PYTHONHASHSEED": "1"}  # so that strings have other hashes than here
+    environment = {**variables(), "PYTHONHASHSEED": "1"}  # so that strings have other hashes than here
     environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # set by the import of gpuaug in this process
     server = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=environment)
     leftovers.SHARED.add(server.pid)
@@ -96,10 +96,10 @@ def share_fork_server():
 def run_interpreter(script, timeout_s=240):
     """Run ``script`` in a new interpreter, which has imported nothing. A hang is a failure."""
     command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout_s)
+    return subprocess.run(command, env=variables(), capture_output=True, text=True, timeout=timeout_s)
 
 
-def environment():
+def variables():
     """Variables of a process that can import ``gpuaug`` and ``support``."""
     paths = str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
