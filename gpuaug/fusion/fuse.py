@@ -9,13 +9,13 @@ blends images of a batch, as MixUp does.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from gpuaug.core.devices import plain_torch_reason
-from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, one_of, whole_number
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
@@ -36,10 +36,20 @@ from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.pixels import IMAGE_DTYPES
+from gpuaug.fusion.processors.fused import FusedProcessor, fuse_processor
+from gpuaug.fusion.processors.read import ImageProcessor, is_image_processor
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
+
+
+@overload
+def fuse(pipeline: ImageProcessor, **options: Any) -> FusedProcessor: ...
+
+
+@overload
+def fuse(pipeline: Any, **options: Any) -> "Fused": ...
 
 
 def fuse(
@@ -54,7 +64,7 @@ def fuse(
     boxes: Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"] = "xyxy",
     num_classes: int | None = None,
     label_smoothing: float = 0.0,
-) -> "Fused":
+) -> "Fused | FusedProcessor":
     """Compile a pipeline of Kornia or torchvision into as few kernel launches as possible.
 
     Args:
@@ -115,6 +125,13 @@ def fuse(
         num_classes=num_classes,
         label_smoothing=label_smoothing,
     )
+    if is_image_processor(pipeline):
+        if options != Options(dtype=dtype, ragged=True) or dtype is torch.uint8:
+            raise ArgumentError(
+                "An image processor must be fused with ragged=True, and of the other arguments at most a dtype of floats, got "
+                f"{options}. Write gpuaug.fuse(processor, ragged=True)."
+            )
+        return fuse_processor(pipeline, dtype)
     fused = Fused(pipeline, options)
     fused._warnings.when_fused()
     return fused

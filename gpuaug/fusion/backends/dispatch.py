@@ -9,13 +9,16 @@ import textwrap
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
 from gpuaug.core.errors import DOCUMENTATION, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends import torch_backend
+from gpuaug.fusion.backends import patches, torch_backend
+from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
@@ -117,6 +120,29 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
 
         return windows_kernel.box_windows(op, numbers, sides, boxes, owners)
     return op.windows(numbers, sides, boxes, owners)
+
+
+def write_patches(
+    images: Ragged, arrangement: Arrangement, grids: NDArray[np.int64], resampling: Resampling, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Resize images and write them as patches. See ``gpuaug.fusion.backends.patches.write_patches``.
+
+    Args:
+        images: Ragged images of 3 channels of bytes.
+        arrangement: Arrangement of the images in the output.
+        grids: (N, k) numbers about the images, to return on the device of the images.
+        resampling: Arithmetic of the resize.
+        dtype: Dtype of the output.
+
+    Returns:
+        The output and the grids.
+    """
+    if images.data.is_cuda and len(images) and _triton_backend(images.device) is not None:
+        from gpuaug.fusion.backends.triton import patches as patches_kernel
+
+        return patches_kernel.write_patches(images, arrangement, grids, resampling, dtype)
+    grids_on_device = torch.from_numpy(np.ascontiguousarray(grids)).to(images.device)
+    return patches.write_patches(images, arrangement, resampling, dtype), grids_on_device
 
 
 def backend_name(device: torch.device) -> str:

@@ -1,0 +1,130 @@
+"""Images of a ragged batch, resized and written as patches: their arrangement in the output, and the writer in torch.
+
+A *region* is the part of a resized image that is written. The parts of a region outside of the resized image are black.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.ragged import Ragged
+
+IMAGE_COLUMNS = (
+    *("source", "height", "width", "out", "resized_height", "resized_width"),
+    *("top", "left", "region_height", "region_width", "merge_row"),
+)
+"""Columns of ``Arrangement.rows``."""
+
+
+class PatchOrder(NamedTuple):
+    """Position of a value in the output of its image, in values.
+
+    Patches are in row-major order of square groups of patches, and within a group in row-major order.
+    """
+
+    height: int
+    """Height of a patch in pixels."""
+    width: int
+    """Width of a patch in pixels."""
+    merge: int
+    """Patches per side of a group."""
+    patch: int
+    """Distance between consecutive patches."""
+    y: int
+    """Distance between rows of a patch."""
+    x: int
+    """Distance between columns of a patch."""
+    channel: int
+    """Distance between channels of a patch."""
+    repeat: int = 0
+    """Distance between copies of a channel."""
+    repeats: int = 1
+    """Number of copies of each channel."""
+
+    def rows(self, y: Tensor, merge_row: int) -> Tensor:
+        """Return the positions of rows ``y`` of a region, (H,) int64. ``merge_row``: distance between rows of groups."""
+        patch, row = y // self.height, y % self.height
+        return patch // self.merge * merge_row + patch % self.merge * self.merge * self.patch + row * self.y
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Return the positions of columns ``x`` of a region, relative to the positions of the rows, (W,) int64."""
+        patch, column = x // self.width, x % self.width
+        return (patch // self.merge * self.merge**2 + patch % self.merge) * self.patch + column * self.x
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Arrangement of a batch of N images in the output."""
+
+    shape: tuple[int, ...]
+    """Shape of the output."""
+    order: PatchOrder
+    rows: NDArray[np.int64]
+    """(N, 11) ``IMAGE_COLUMNS``: offset of the image in the source; its height and width; offset of its first value in the
+    output; height and width of the resized image; top, left, height and width of the region; distance between rows of groups.
+    """
+    padded: bool
+    """Whether the output has values that belong to no image. They are 0."""
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor for the output."""
+        return (torch.zeros if self.padded else torch.empty)(self.shape, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class Resampling:
+    """Arithmetic of a resize and of the conversion of levels, 0 to 255, to values."""
+
+    cubic: bool
+    """Whether the interpolation is bicubic; otherwise it is bilinear. Both antialias."""
+    rounds: bool
+    """Whether resized images are rounded to levels. Otherwise values between levels are interpolated."""
+    levels: Tensor
+    """(3, 256) float32: value of each level of each channel."""
+
+    def resized(self, image: Tensor, height: int, width: int) -> Tensor:
+        """Return the levels of a resized image, (3, height, width) float32. ``image``: (3, H, W) float32."""
+        if image.shape[1:] == (height, width):
+            return image
+        mode = "bicubic" if self.cubic else "bilinear"
+        size = height, width
+        image = torch.nn.functional.interpolate(image[None], size, mode=mode, align_corners=False, antialias=True)[0]
+        return image.clamp_(0, 255).round_() if self.rounds else image
+
+    @functools.cache  # noqa: B019  # keeps 3 KiB per device
+    def levels_on(self, device: torch.device) -> Tensor:
+        """Return ``levels`` on a device."""
+        return self.levels.to(device)
+
+    def values(self, levels: Tensor) -> Tensor:
+        """Return the values of levels, (3, H, W) float32."""
+        table = self.levels_on(levels.device)
+        if self.rounds:
+            return torch.stack([channel[index] for channel, index in zip(table, levels.long(), strict=True)])
+        first, last = table[:, :1, None], table[:, -1:, None]
+        return first + levels * ((last - first) / 255)
+
+
+def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
+    """Resize images of 3 channels of bytes, and write them as patches. The reference for the kernel."""
+    out = arrangement.empty(dtype, images.device)
+    flat = out.view(-1)
+    order = arrangement.order
+    strides = torch.tensor([order.channel, order.repeat], device=images.device)
+    channels, repeats = (torch.arange(count, device=images.device) for count in (3, order.repeats))
+    planes = (channels[:, None] * strides[0] + repeats * strides[1])[..., None, None]
+    for image, row in zip(images, arrangement.rows.tolist(), strict=True):
+        _, _, _, first, resized_height, resized_width, top, left, height, width, merge_row = row
+        resized = resampling.resized(image.float(), resized_height, resized_width)
+        # Negative padding crops.
+        edges = (-left, left + width - resized_width, -top, top + height - resized_height)
+        values = resampling.values(torch.nn.functional.pad(resized, edges)).to(dtype)
+        y, x = (torch.arange(side, device=images.device) for side in (height, width))
+        positions = first + planes + order.rows(y, merge_row)[:, None] + order.columns(x)
+        flat[positions] = values[:, None].expand(positions.shape)
+    return out

@@ -1,0 +1,187 @@
+"""Triton kernel that resizes ragged images with an antialiasing filter, and writes them as patches.
+
+A block computes a tile of a region, the part of a resized image that is written. It reads the source lines of the tile in
+groups. In each group it sums the pixels of each line along x, and multiplies the sums by the weights of the lines along y.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.backends.patches import IMAGE_COLUMNS, Arrangement, Resampling
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.taps import filter_weight, half_to_even
+
+TILE = (16, 64)
+"""(height, width) of the tile of a block."""
+
+LINES = 16
+"""Source lines per group. ``tl.dot`` needs at least 16."""
+
+COLUMN_COUNT = tl.constexpr(len(IMAGE_COLUMNS))
+
+
+@triton.jit
+def source_range(pixel, resized, count, FILTER: tl.constexpr):
+    """Return (first source pixel, first after the last, distance, shrink) of pixels of the resized image, along one axis.
+
+    The weight of source pixel ``first + i`` is ``filter_weight((i + distance + 0.5) * shrink)``, as in PyTorch's
+    ``upsample_gen2d_aa_out_frame``, rounding by rounding. ``resized``, ``count``: sides of the resized image and the source.
+    """
+    scale = tl.div_rn(count.to(tl.float32), resized.to(tl.float32))
+    centre = scale * (pixel.to(tl.float32) + 0.5)
+    support = tl.maximum(scale, 1.0) * FILTER
+    first = tl.maximum((centre - support + 0.5).to(tl.int32), 0)
+    end = tl.minimum((centre + support + 0.5).to(tl.int32), count)
+    return first, end, first.to(tl.float32) - centre, tl.minimum(tl.div_rn(1.0, scale), 1.0)
+
+
+@triton.jit
+def store_channel(
+    total, channel, inverse, is_inside, levels, out, mask, channel_stride, repeat_stride,
+    ROUNDS: tl.constexpr, CUBIC: tl.constexpr, REPEATS: tl.constexpr,
+):  # fmt: skip
+    """Store one channel of a tile. ``total``: weighted sums. ``inverse``: inverse sums of the weights."""
+    level = tl.where(is_inside, total * inverse, 0.0)
+    table = levels + channel * 256
+    if ROUNDS:
+        level = half_to_even(tl.minimum(tl.maximum(level, 0.0), 255.0))
+        value = tl.load(table + level)
+    else:
+        first = tl.load(table)
+        value = first + level * tl.div_rn(tl.load(table + 255) - first, 255.0)
+    for repeat in tl.static_range(REPEATS):
+        address = out + channel * channel_stride + repeat * repeat_stride
+        tl.store(address, value.to(out.dtype.element_ty), mask=mask)
+
+
+@kernel
+def patches_kernel(
+    source, rows, levels, out, patch_h, patch_w, merge, patch_stride, y_stride, x_stride, channel_stride, repeat_stride,
+    PLANAR: tl.constexpr, CUBIC: tl.constexpr, ROUNDS: tl.constexpr, REPEATS: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_W: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of one image.
+
+    Args:
+        source: Bytes of the images.
+        rows: ``Arrangement.rows``.
+        levels: ``Resampling.levels``.
+        out: The output.
+        patch_h, patch_w, merge, patch_stride, y_stride, x_stride, channel_stride, repeat_stride: ``PatchOrder``.
+
+    Constants:
+        PLANAR: Whether each channel of an image is a plane; otherwise the channels of a pixel are adjacent.
+        CUBIC, ROUNDS: ``Resampling``.
+        REPEATS: ``PatchOrder.repeats``.
+
+    Grid: (tiles of the largest region, images, 1).
+    """
+    row = rows + tl.program_id(1) * COLUMN_COUNT
+    region_h = tl.load(row + 8).to(tl.int32)
+    region_w = tl.load(row + 9).to(tl.int32)
+    tiles_x = tl.cdiv(region_w, TILE_W)
+    tile_y = tl.program_id(0) // tiles_x
+    if tile_y * TILE_H >= region_h:
+        return
+    height = tl.load(row + 1).to(tl.int32)
+    width = tl.load(row + 2).to(tl.int32)
+    resized_h = tl.load(row + 4).to(tl.int32)
+    resized_w = tl.load(row + 5).to(tl.int32)
+    y = tile_y * TILE_H + tl.arange(0, TILE_H)
+    x = (tl.program_id(0) - tile_y * tiles_x) * TILE_W + tl.arange(0, TILE_W)
+    resized_y = tl.minimum(y, region_h - 1) + tl.load(row + 6).to(tl.int32)
+    resized_x = tl.minimum(x, region_w - 1) + tl.load(row + 7).to(tl.int32)
+    is_inside = ((resized_y >= 0) & (resized_y < resized_h))[:, None] & ((resized_x >= 0) & (resized_x < resized_w))[None, :]
+    resized_y = tl.minimum(tl.maximum(resized_y, 0), resized_h - 1)
+    resized_x = tl.minimum(tl.maximum(resized_x, 0), resized_w - 1)
+    FILTER: tl.constexpr = 2 if CUBIC else 1  # radius of the filter
+    first_y, end_y, distance_y, shrink_y = source_range(resized_y, resized_h, height, FILTER)
+    first_x, end_x, distance_x, shrink_x = source_range(resized_x, resized_w, width, FILTER)
+    line = tl.min(first_y, 0)
+    end = tl.max(end_y, 0)
+    taps = tl.max(end_x - first_x, 0)
+    pixel_stride = 1 if PLANAR else 3
+    plane_stride = height * width if PLANAR else 1
+    pixels = source + tl.load(row)
+    r = tl.zeros((TILE_H, TILE_W), tl.float32)
+    g = tl.zeros((TILE_H, TILE_W), tl.float32)
+    b = tl.zeros((TILE_H, TILE_W), tl.float32)
+    total_y = tl.zeros((TILE_H,), tl.float32)
+    total_x = tl.zeros((TILE_W,), tl.float32)
+    while line < end:
+        lines = line + tl.arange(0, LINES)
+        index = (lines[None, :] - first_y[:, None]).to(tl.float32)
+        weight_y = filter_weight((index + distance_y[:, None] + 0.5) * shrink_y, FILTER)
+        weight_y = tl.where(lines[None, :] < height, weight_y, 0.0)
+        total_y += tl.sum(weight_y, 1)
+        addresses = pixels + (lines * width)[:, None] * pixel_stride + first_x[None, :] * pixel_stride
+        line_r = tl.zeros((LINES, TILE_W), tl.float32)
+        line_g = tl.zeros((LINES, TILE_W), tl.float32)
+        line_b = tl.zeros((LINES, TILE_W), tl.float32)
+        total_x = tl.zeros((TILE_W,), tl.float32)
+        tap = 0
+        while tap < taps:
+            is_tap = first_x + tap < end_x
+            weight = tl.where(is_tap, filter_weight((tap + distance_x + 0.5) * shrink_x, FILTER), 0.0)
+            mask = (lines < height)[:, None] & is_tap[None, :]
+            address = addresses + tap * pixel_stride
+            line_r += weight[None, :] * tl.load(address, mask=mask, other=0).to(tl.float32)
+            line_g += weight[None, :] * tl.load(address + plane_stride, mask=mask, other=0).to(tl.float32)
+            line_b += weight[None, :] * tl.load(address + 2 * plane_stride, mask=mask, other=0).to(tl.float32)
+            total_x += weight
+            tap += 1
+        r = tl.dot(weight_y, line_r, r, input_precision="ieee")
+        g = tl.dot(weight_y, line_g, g, input_precision="ieee")
+        b = tl.dot(weight_y, line_b, b, input_precision="ieee")
+        line += LINES
+    inverse = tl.div_rn(1.0, total_y)[:, None] * tl.div_rn(1.0, total_x)[None, :]
+    mask = (y < region_h)[:, None] & (x < region_w)[None, :]
+    patch_y = y // patch_h
+    patch_x = x // patch_w
+    position_y = (
+        patch_y // merge * tl.load(row + 10) + patch_y % merge * merge * patch_stride + (y - patch_y * patch_h) * y_stride
+    )
+    position_x = (patch_x // merge * merge * merge + patch_x % merge) * patch_stride + (x - patch_x * patch_w) * x_stride
+    address = out + tl.load(row + 3) + position_y[:, None] + position_x[None, :]
+    store_channel(r, 0, inverse, is_inside, levels, address, mask, channel_stride, repeat_stride, ROUNDS, CUBIC, REPEATS)
+    store_channel(g, 1, inverse, is_inside, levels, address, mask, channel_stride, repeat_stride, ROUNDS, CUBIC, REPEATS)
+    store_channel(b, 2, inverse, is_inside, levels, address, mask, channel_stride, repeat_stride, ROUNDS, CUBIC, REPEATS)
+
+
+def write_patches(
+    images: Ragged, arrangement: Arrangement, grids: NDArray[np.int64], resampling: Resampling, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Resize images and write them as patches, on the current stream. See ``dispatch.write_patches``.
+
+    Cost:
+        One launch, and one asynchronous copy from pinned memory. A fill with zeros if the output is padded.
+    """
+    device = images.device
+    rows = arrangement.rows
+    numbers = torch.empty(rows.size + grids.size, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    numbers.numpy()[: rows.size] = rows.ravel()
+    numbers.numpy()[rows.size :] = grids.ravel()
+    with on_device(device):
+        rows_on_device, grids_on_device = numbers.to(device, non_blocking=True).split([rows.size, grids.size])
+        out = arrangement.empty(dtype, device)
+        tiles = int((-(-rows[:, 8:10] // TILE)).prod(1).max())
+        *strides, repeats = arrangement.order
+        launch = _patches_launch(images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats)
+        tensors = images.data, rows_on_device, resampling.levels_on(device), out
+        launch(tensors, (tiles, len(rows), 1), strides)
+    return out, grids_on_device.view(grids.shape)
+
+
+@functools.cache
+def _patches_launch(*constants: Any) -> Launch:
+    """Prepare the launch of ``write_patches``, for the first four constants of the kernel."""
+    names = ("PLANAR", "CUBIC", "ROUNDS", "REPEATS", "TILE_H", "TILE_W", "LINES")
+    return Launch(patches_kernel, (1, 1, 1), (), dict(zip(names, (*constants, *TILE, LINES), strict=True)))

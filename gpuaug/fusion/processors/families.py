@@ -1,0 +1,244 @@
+"""Image processors of transformers, one class per family: target sizes, order of the output, names of the outputs.
+
+A *grid* is what a processor returns about the size of an image, such as a row of ``image_grid_thw``.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.backends.patches import Arrangement, PatchOrder
+
+Sizes = NDArray[np.int64]
+"""(N, 2) heights and widths of images in pixels."""
+
+
+class Images(NamedTuple):
+    """Output of processors with one output size: SigLIP, CLIP, ViT, DINOv3."""
+
+    pixel_values: Tensor
+    """(N, 3, H, W)"""
+
+
+class PaddedImages(NamedTuple):
+    """Output of Pixtral's processor."""
+
+    pixel_values: Tensor
+    """(N, 3, H, W), with zeros to the right of and below smaller images."""
+    image_sizes: Tensor
+    """(N, 2) int64: heights and widths of the resized images."""
+
+
+class Patches(NamedTuple):
+    """Output of Qwen2-VL's processor."""
+
+    pixel_values: Tensor
+    """(patches of all images, values per patch)"""
+    image_grid_thw: Tensor
+    """(N, 3) int64: patches along time, height and width."""
+
+
+class PaddedPatches(NamedTuple):
+    """Output of SigLIP2's processor."""
+
+    pixel_values: Tensor
+    """(N, maximum number of patches, values per patch), with zeros after the patches of an image."""
+    pixel_attention_mask: Tensor
+    """(N, maximum number of patches) int32: 1 for the patches of the image."""
+    spatial_shapes: Tensor
+    """(N, 2) int64: patches along height and width."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rules of a processor."""
+
+    Output: ClassVar[type[Images | PaddedImages | Patches | PaddedPatches]]
+    """Type of the result."""
+    rounds: ClassVar[bool] = True
+    """Whether resized images are rounded to bytes."""
+
+    @abstractmethod
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized.
+
+        Raises:
+            ArgumentError: If the processor does not accept an image of one of the sizes.
+        """
+
+    @abstractmethod
+    def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
+
+    @abstractmethod
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return the shape of the output, its order, the offset of each image in it, (N,), and whether it is padded."""
+
+    def regions(self, resized: Sizes) -> NDArray[np.int64]:
+        """Return top, left, height and width of the part of each resized image that is written, (N, 4)."""
+        return np.column_stack([np.zeros_like(resized), resized])
+
+    def arrangement(self, sizes: Sizes, starts: NDArray[np.int64]) -> tuple[Arrangement, Sizes]:
+        """Return the arrangement and the grids of images. ``starts``: offset of each image in the source, (N,)."""
+        resized = self.resized(sizes)
+        shape, order, offsets, padded = self.arrange(resized)
+        regions = self.regions(resized)
+        merge_rows = regions[:, 3] // order.width * order.merge * order.patch
+        rows = np.column_stack([starts, sizes, offsets, resized, regions, merge_rows])
+        return Arrangement(shape, order, rows, padded), self.grids(resized)
+
+
+@dataclass(frozen=True)
+class OneSize(Family):
+    """Images of one size: resized to a size, or to a shorter side and cropped around the centre."""
+
+    Output = Images
+    size: tuple[int, ...]
+    """Height and width, or the shorter side."""
+    crop: tuple[int, int] | None
+    """Height and width of the centre crop."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        if len(self.size) == 2:
+            return np.broadcast_to(self.size, sizes.shape)
+        longer = self.size[0] * sizes.max(1) / sizes.min(1)
+        return np.where(sizes == sizes.min(1, keepdims=True), self.size[0], longer.astype(np.int64)[:, None])
+
+    def grids(self, resized: Sizes) -> Sizes:
+        return np.broadcast_to(self._out, resized.shape)
+
+    @property
+    def _out(self) -> tuple[int, ...]:
+        return self.size if self.crop is None else self.crop
+
+    def regions(self, resized: Sizes) -> NDArray[np.int64]:
+        margins = resized - self._out
+        # Half of the margin is rounded down, also where the crop is larger than the image.
+        corners = np.sign(margins) * (np.abs(margins) // 2)
+        return np.column_stack([corners, self.grids(resized)])
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        return *_planes(len(resized), *self._out), False
+
+
+@dataclass(frozen=True)
+class OneFloatSize(OneSize):
+    """DINOv3's processor, which converts bytes to floats before it resizes them."""
+
+    rounds = False
+
+
+def _planes(count: int, height: int, width: int) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64]]:
+    """Return shape, order and offsets of images (3, height, width), which are one patch each."""
+    area = height * width
+    return (count, 3, height, width), PatchOrder(height, width, 1, 0, width, 1, area), np.arange(count) * 3 * area
+
+
+@dataclass(frozen=True)
+class PixtralFamily(Family):
+    """Images up to a size, rounded up to whole patches, and padded to the largest of the batch."""
+
+    Output = PaddedImages
+    size: tuple[int, int]
+    """Largest height and width."""
+    patch: tuple[int, int]
+    """Height and width of a patch."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        ratios = (sizes / self.size).max(1, keepdims=True)
+        sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
+        return -(-sizes // self.patch) * self.patch
+
+    def grids(self, resized: Sizes) -> Sizes:
+        return resized
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        return *_planes(len(resized), *resized.max(0, initial=1).tolist()), True
+
+
+@dataclass(frozen=True)
+class QwenFamily(Family):
+    """Patches of images whose number of pixels is in a range, packed, in groups that the model merges."""
+
+    Output = Patches
+    patch: int
+    merge: int
+    temporal: int
+    """Copies of an image, which is a clip of equal frames."""
+    min_pixels: int
+    max_pixels: int
+
+    MOST_RATIO: ClassVar[int] = 200
+    """Largest aspect ratio."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        _check_ratios(sizes, self.MOST_RATIO)
+        factor = self.patch * self.merge
+        pixels = sizes.prod(1, keepdims=True)
+        rounded = np.rint(sizes / factor) * factor
+        shrink = np.sqrt(pixels / self.max_pixels)
+        smaller = np.maximum(factor, np.floor(sizes / shrink / factor) * factor)
+        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor) * factor
+        area = rounded.prod(1, keepdims=True)
+        return np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded)).astype(np.int64)
+
+    def grids(self, resized: Sizes) -> Sizes:
+        return np.column_stack([np.ones(len(resized), np.int64), resized // self.patch])
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        area = self.patch**2
+        length = 3 * self.temporal * area
+        counts = (resized // self.patch).prod(1)
+        order = PatchOrder(
+            *(self.patch, self.patch, self.merge, length, self.patch, 1, self.temporal * area, area, self.temporal)
+        )
+        return (int(counts.sum()), length), order, (counts.cumsum() - counts) * length, False
+
+
+def _check_ratios(sizes: Sizes, most: int) -> None:
+    """Raise an error if the aspect ratio of an image is larger than ``most``."""
+    long = np.flatnonzero(sizes.max(1) > most * sizes.min(1))
+    if len(long):
+        height, width = sizes[long[0]].tolist()
+        raise ArgumentError(
+            f"Images must have an aspect ratio of at most {most} for this processor, got height {height} and width {width} of "
+            f"image {long[0]}. Crop it, or leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class Siglip2Family(Family):
+    """Patches of images that are resized to a number of patches close to a maximum, and padded to the maximum."""
+
+    Output = PaddedPatches
+    patch: int
+    most: int
+    """Maximum number of patches."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        # The bisection of transformers, with the same roundings, for all images at once.
+        eps = 1e-5
+        lower, upper = np.full(len(sizes), eps / 10), np.full(len(sizes), 100.0)
+        while (upper - lower >= eps).any():
+            scale = (lower + upper) / 2
+            fits = self._patches(sizes, scale).prod(1) <= self.most
+            lower, upper = np.where(fits, scale, lower), np.where(fits, upper, scale)
+        return (self._patches(sizes, lower) * self.patch).astype(np.int64)
+
+    def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the number of patches along height and width of scaled images, (N, 2)."""
+        patches: NDArray[np.float64] = np.maximum(np.ceil(sizes * scale[:, None] / self.patch), 1)
+        return patches
+
+    def grids(self, resized: Sizes) -> Sizes:
+        return resized // self.patch
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        length = 3 * self.patch**2
+        order = PatchOrder(self.patch, self.patch, 1, length, 3 * self.patch, 3, 1)
+        return (len(resized), self.most, length), order, np.arange(len(resized)) * self.most * length, True
