@@ -1,7 +1,7 @@
 """``collate_encoded``: pack undecoded image files into one flat buffer."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +26,7 @@ Decoders read whole words, and beyond the end of a file.
 """
 
 
-def collate_encoded(samples: Sequence[Any]) -> Batch:
+def collate_encoded(samples: Sequence[Any], *, flatten: Hashable | None = None) -> Batch:
     """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
     An image is one of: a path, as ``read_encoded(path)`` or of ``pathlib``, or as a str if it is the whole sample; the bytes of
@@ -38,6 +38,10 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
     Args:
         samples: Samples of the same structure. A member holds images or clips if its value in the first sample is one. But
             bytes may also be labels: they are images if in any sample they begin like an image file.
+        flatten: Key or index of a member that is a list of images per sample, whose length differs between samples and may be
+            0. The batch has all images there, in the order of the samples, and their numbers per sample, (B,) int64, in a
+            further member: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a list
+            of images has the same length in each sample, and the batch has a list of ``Encoded``.
 
     Returns:
         Batch of the samples' structure, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per member
@@ -47,7 +51,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
     Raises:
         ArgumentTypeError: If no member is an encoded image, or a sample lacks an image that the first sample has.
-        ArgumentError: If ``samples`` is empty, samples differ in structure, or clips differ in number of frames.
+        ArgumentError: If ``samples`` is empty, samples differ in structure, clips differ in number of frames, or ``flatten``
+            does not name a list in each sample.
         DeviceError: If there are clips, and PyAV is not installed.
 
     Cost:
@@ -66,7 +71,7 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
         >>> images.headers.table["height"].tolist(), images.headers.problems, labels
         ([30, 0], {1: '[Errno 2] No such file or directory'}, tensor([3, 4]))
     """
-    return MemberCollate(are_encoded, _pack, refuse)(samples)
+    return MemberCollate(are_encoded, _pack, refuse)(samples, flatten)
 
 
 def _pack(images: Sequence[Any], path: str) -> Encoded:
@@ -79,7 +84,7 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
     Raises:
         ArgumentTypeError: If a value is not an encoded image or clip.
     """
-    if type(images[0]) is Clip:
+    if images and type(images[0]) is Clip:
         return pack_clips(images, path)
     sources = [name_and_bytes(image, path, position_text(index, path)) for index, image in enumerate(images)]
     read_problems: dict[int, str] = {}

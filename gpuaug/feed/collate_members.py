@@ -73,37 +73,49 @@ class MemberCollate:
         self._pack = pack
         self._refuse = refuse
 
-    def __call__(self, samples: Sequence[Any]) -> Batch:
+    def __call__(self, samples: Sequence[Any], flatten: Any = None) -> Batch:
         """Collate samples that all have the structure of the first sample.
+
+        Args:
+            samples: (B,) samples.
+            flatten: Key or index of a member that is a list of images per sample, of any length. ``None``: no member.
 
         Raises:
             ArgumentTypeError: If ``samples`` is not a sequence.
-            ArgumentError: If ``samples`` is empty, or a sample has another structure than the first.
+            ArgumentError: If ``samples`` is empty, a sample has another structure than the first, or no list under ``flatten``.
         """
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray | memoryview):
             way_out = "Pass the function itself to the DataLoader: collate_fn=…."
             raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
             raise ArgumentError("A batch must have a sample, got none. Leave empty batches out of the batch sampler.")
+        if flatten is not None:
+            return self._by_member(samples, "", flatten)
         if self._are_images(samples, ""):
             return self._pack(samples, "")
         if not batches.is_container(samples[0]):
             self._refuse(samples[0], position_text(0, ""))
         return self._by_member(samples, "")
 
-    def _by_member(self, samples: Sequence[Any], path: str) -> Batch:
+    def _by_member(self, samples: Sequence[Any], path: str, flatten: Any = None) -> Batch:
         """Collate samples that are containers, member by member.
 
         Args:
             samples: (B,) containers of the same structure.
             path: Path of the containers within the samples.
+            flatten: See ``__call__``.
 
         Raises:
             ArgumentTypeError, ArgumentError: If no member holds images.
         """
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
-        packers = {name: self._packer(column, member_path) for name, (member_path, column) in columns.items()}
+        packers = {
+            name: self._pack_lists if name == flatten else self._packer(column, member_path)
+            for name, (member_path, column) in columns.items()
+        }
+        if flatten is not None:
+            _check_lists(first, flatten, columns.get(flatten, ("", []))[1])
         if not any(packers.values()):  # no member has images. The error is about the member that is most like an image
             member_path, value = max(
                 ((member_path, column[0]) for member_path, column in columns.values()),
@@ -112,9 +124,16 @@ class MemberCollate:
             )
             self._refuse(value, position_text(0, member_path))
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
+        if flatten is not None:
+            counts = torch.tensor([len(images) for images in columns[flatten][1]], device="cpu")
+            collated[f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)] = counts
         if type(first) in {tuple, list}:
             return list(collated.values())  # like default_collate, which returns a list for a tuple
         return batches.replace(first, collated)
+
+    def _pack_lists(self, lists: Sequence[Sequence[Any]], path: str) -> Any:
+        """Pack the images of all lists of a member, in the order of the samples."""
+        return self._pack([image for images in lists for image in images], path)
 
     def _packer(self, values: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
         """Return the function that packs the images, or lists of images, of a member; ``None`` for other members."""
@@ -128,6 +147,24 @@ class MemberCollate:
             if self._are_images(elements, f"{path}[{index}]"):
                 return self._by_member
         return None
+
+
+def _check_lists(first: Any, flatten: Any, lists: Sequence[Any]) -> None:
+    """Raise an error if ``flatten`` does not name a list in each sample. ``first``: first sample. ``lists``: the members."""
+    if not isinstance(first, Mapping) and type(first) not in {tuple, list}:
+        raise ArgumentError(
+            f"Samples must be dicts or tuples with flatten={flatten!r}, got {type(first).__name__}. "
+            "Return a dict, to which the numbers of images are added."
+        )
+    if not lists:
+        names = ", ".join(map(repr, batches.member_names(first)))
+        raise ArgumentError(f"flatten must name a member of the samples, got {flatten!r}. They have {names}.")
+    for number, images in enumerate(lists):
+        if not isinstance(images, tuple | list):
+            raise ArgumentTypeError(
+                f"The member {flatten!r} of a sample must be a list of images with flatten={flatten!r}, got "
+                f"{type(images).__name__} in sample {number}. Return an empty list for a sample without images."
+            )
 
 
 def position_text(sample: int, path: str) -> str:

@@ -9,7 +9,7 @@ blends images of a batch, as MixUp does.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +36,12 @@ from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.pixels import IMAGE_DTYPES
-from gpuaug.fusion.processors.fused import FusedProcessor, fuse_processor
-from gpuaug.fusion.processors.read import ImageProcessor, is_image_processor
+from gpuaug.fusion.processors.fused import fuse_processor
+from gpuaug.fusion.processors.read import is_image_processor
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
-
-
-@overload
-def fuse(pipeline: ImageProcessor, **options: Any) -> FusedProcessor: ...
-
-
-@overload
-def fuse(pipeline: Any, **options: Any) -> "Fused": ...
 
 
 def fuse(
@@ -64,13 +56,14 @@ def fuse(
     boxes: Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"] = "xyxy",
     num_classes: int | None = None,
     label_smoothing: float = 0.0,
-) -> "Fused | FusedProcessor":
+) -> "Fused":
     """Compile a pipeline of Kornia or torchvision into as few kernel launches as possible.
 
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
-            transform or ``Compose``, or a sequence of them. It is not modified or moved, and later changes of the settings of
-            its modules have no effect. Parameters are drawn independently per sample, which is an image or a clip.
+            transform or ``Compose``, or a sequence of them; or an image processor of transformers, with ``ragged=True`` and at
+            most ``dtype``. It is not modified or moved, and later changes of the settings of its modules have no effect.
+            Parameters are drawn independently per sample, which is an image or a clip.
         dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
             By default float32 for Kornia, and the input type for torchvision, unless the pipeline converts it. The computation
             is in float32, except that blurs with a kernel of 5 to 33 pixels on the longer side may use float16 weights and
@@ -94,10 +87,12 @@ def fuse(
             the argument ``num_classes``, also if a transform of the pipeline has it.
 
     Returns:
-        A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``.
+        A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``. For an image processor it is a
+        ``FusedProcessor``.
 
     Raises:
-        ArgumentTypeError: If ``pipeline`` is not a module or a transform, or contains a transform that cannot run on a batch.
+        ArgumentTypeError: If ``pipeline`` is not a module or a transform, or contains a transform that cannot run on a batch,
+            or is an image processor of another type than ``FusedProcessor`` supports.
         ArgumentError: If the pipeline is empty or has nothing to compute, or an argument has an invalid value or is
             incompatible with the pipeline.
 
@@ -131,7 +126,8 @@ def fuse(
                 "An image processor must be fused with ragged=True, and of the other arguments at most a dtype of floats, got "
                 f"{options}. Write gpuaug.fuse(processor, ragged=True)."
             )
-        return fuse_processor(pipeline, dtype)
+        # Not a union or an overload, with which type checkers would not know the result for a pipeline of type Any.
+        return cast("Fused", fuse_processor(pipeline, dtype))
     fused = Fused(pipeline, options)
     fused._warnings.when_fused()
     return fused

@@ -9,9 +9,7 @@ import textwrap
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
@@ -122,27 +120,11 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
     return op.windows(numbers, sides, boxes, owners)
 
 
-def write_patches(
-    images: Ragged, arrangement: Arrangement, grids: NDArray[np.int64], resampling: Resampling, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Resize images and write them as patches. See ``gpuaug.fusion.backends.patches.write_patches``.
-
-    Args:
-        images: Ragged images of 3 channels of bytes.
-        arrangement: Arrangement of the images in the output.
-        grids: (N, k) numbers about the images, to return on the device of the images.
-        resampling: Arithmetic of the resize.
-        dtype: Dtype of the output.
-
-    Returns:
-        The output and the grids.
-    """
-    if images.data.is_cuda and len(images) and _triton_backend(images.device) is not None:
-        from gpuaug.fusion.backends.triton import patches as patches_kernel
-
-        return patches_kernel.write_patches(images, arrangement, grids, resampling, dtype)
-    grids_on_device = torch.from_numpy(np.ascontiguousarray(grids)).to(images.device)
-    return patches.write_patches(images, arrangement, resampling, dtype), grids_on_device
+def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
+    """Resize images of 3 channels of bytes, and write them as patches, of ``dtype``."""
+    if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
+        return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
+    return patches.write_patches(images, arrangement, resampling, dtype)
 
 
 def backend_name(device: torch.device) -> str:

@@ -4,21 +4,17 @@ A *region* is the part of a resized image that is written. The parts of a region
 """
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.ragged import Ragged
-
-IMAGE_COLUMNS = (
-    *("source", "height", "width", "out", "resized_height", "resized_width"),
-    *("top", "left", "region_height", "region_width", "merge_row"),
-)
-"""Columns of ``Arrangement.rows``."""
+from gpuaug.core.ragged import Ragged, buffer_length
 
 
 class PatchOrder(NamedTuple):
@@ -65,15 +61,18 @@ class Arrangement:
     """Shape of the output."""
     order: PatchOrder
     rows: NDArray[np.int64]
-    """(N, 11) ``IMAGE_COLUMNS``: offset of the image in the source; its height and width; offset of its first value in the
+    """(N, 11) offset of the image in the source; its height and width; offset of its first value in the
     output; height and width of the resized image; top, left, height and width of the region; distance between rows of groups.
     """
     padded: bool
     """Whether the output has values that belong to no image. They are 0."""
 
-    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a tensor for the output."""
-        return (torch.zeros if self.padded else torch.empty)(self.shape, dtype=dtype, device=device)
+    def allocate(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor for the output. Outputs of similar size have storages of one size, which the allocator reuses."""
+        length = math.prod(self.shape)
+        storage = torch.empty(buffer_length(length * dtype.itemsize) // dtype.itemsize, dtype=dtype, device=device)
+        out = storage[:length].view(self.shape)
+        return out.zero_() if self.padded else out
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +105,32 @@ class Resampling:
         table = self.levels_on(levels.device)
         if self.rounds:
             return torch.stack([channel[index] for channel, index in zip(table, levels.long(), strict=True)])
-        first, last = table[:, :1, None], table[:, -1:, None]
-        return first + levels * ((last - first) / 255)
+        first = table[:, :1, None]
+        return first + levels * ((table[:, -1:, None] - first) / 255)
+
+
+def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Return copies of arrays on a device. The arrays of a call are one asynchronous copy from pinned memory."""
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    lengths = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # aligned for every dtype
+    host = torch.empty(sum(lengths), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+
+    def views(buffer: Tensor) -> list[Tensor]:
+        parts = zip(tensors, buffer.split(lengths), strict=True)
+        return [part.view(tensor.dtype)[: tensor.numel()].view(tensor.shape) for tensor, part in parts]
+
+    for view, tensor in zip(views(host), tensors, strict=True):
+        view.copy_(tensor)
+    return views(host.to(device, non_blocking=True))
 
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
     """Resize images of 3 channels of bytes, and write them as patches. The reference for the kernel."""
-    out = arrangement.empty(dtype, images.device)
+    out = arrangement.allocate(dtype, images.device)
     flat = out.view(-1)
     order = arrangement.order
-    strides = torch.tensor([order.channel, order.repeat], device=images.device)
     channels, repeats = (torch.arange(count, device=images.device) for count in (3, order.repeats))
-    planes = (channels[:, None] * strides[0] + repeats * strides[1])[..., None, None]
+    planes = (channels[:, None] * order.channel + repeats * order.repeat)[..., None, None]
     for image, row in zip(images, arrangement.rows.tolist(), strict=True):
         _, _, _, first, resized_height, resized_width, top, left, height, width, merge_row = row
         resized = resampling.resized(image.float(), resized_height, resized_width)

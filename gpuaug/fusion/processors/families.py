@@ -4,8 +4,9 @@ A *grid* is what a processor returns about the size of an image, such as a row o
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,17 +80,22 @@ class Family:
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return the shape of the output, its order, the offset of each image in it, (N,), and whether it is padded."""
 
+    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
+        """Return the arrays of the result after ``pixel_values``."""
+        return (grids,)
+
     def regions(self, resized: Sizes) -> NDArray[np.int64]:
         """Return top, left, height and width of the part of each resized image that is written, (N, 4)."""
         return np.column_stack([np.zeros_like(resized), resized])
 
-    def arrangement(self, sizes: Sizes, starts: NDArray[np.int64]) -> tuple[Arrangement, Sizes]:
-        """Return the arrangement and the grids of images. ``starts``: offset of each image in the source, (N,)."""
+    def arrangement(self, sizes: Sizes) -> tuple[Arrangement, Sizes]:
+        """Return the arrangement and the grids of images, which are one after the other in the source."""
+        areas = sizes.prod(1) * 3
         resized = self.resized(sizes)
         shape, order, offsets, padded = self.arrange(resized)
         regions = self.regions(resized)
         merge_rows = regions[:, 3] // order.width * order.merge * order.patch
-        rows = np.column_stack([starts, sizes, offsets, resized, regions, merge_rows])
+        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions, merge_rows])
         return Arrangement(shape, order, rows, padded), self.grids(resized)
 
 
@@ -100,29 +106,37 @@ class OneSize(Family):
     Output = Images
     size: tuple[int, ...]
     """Height and width, or the shorter side."""
-    crop: tuple[int, int] | None
+    crop: tuple[int, ...] | None
     """Height and width of the centre crop."""
 
     def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized."""
         if len(self.size) == 2:
             return np.broadcast_to(self.size, sizes.shape)
         longer = self.size[0] * sizes.max(1) / sizes.min(1)
         return np.where(sizes == sizes.min(1, keepdims=True), self.size[0], longer.astype(np.int64)[:, None])
 
     def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
         return np.broadcast_to(self._out, resized.shape)
+
+    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
+        """Return nothing: all images have one size."""
+        return ()
 
     @property
     def _out(self) -> tuple[int, ...]:
         return self.size if self.crop is None else self.crop
 
     def regions(self, resized: Sizes) -> NDArray[np.int64]:
+        """Return the part of each resized image that is written."""
         margins = resized - self._out
         # Half of the margin is rounded down, also where the crop is larger than the image.
         corners = np.sign(margins) * (np.abs(margins) // 2)
         return np.column_stack([corners, self.grids(resized)])
 
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
         return *_planes(len(resized), *self._out), False
 
 
@@ -146,18 +160,21 @@ class PixtralFamily(Family):
     Output = PaddedImages
     size: tuple[int, int]
     """Largest height and width."""
-    patch: tuple[int, int]
+    patch: tuple[int, ...]
     """Height and width of a patch."""
 
     def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized."""
         ratios = (sizes / self.size).max(1, keepdims=True)
         sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
         return -(-sizes // self.patch) * self.patch
 
     def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
         return resized
 
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
         return *_planes(len(resized), *resized.max(0, initial=1).tolist()), True
 
 
@@ -177,6 +194,7 @@ class QwenFamily(Family):
     """Largest aspect ratio."""
 
     def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized."""
         _check_ratios(sizes, self.MOST_RATIO)
         factor = self.patch * self.merge
         pixels = sizes.prod(1, keepdims=True)
@@ -188,9 +206,11 @@ class QwenFamily(Family):
         return np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded)).astype(np.int64)
 
     def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
         return np.column_stack([np.ones(len(resized), np.int64), resized // self.patch])
 
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
         area = self.patch**2
         length = 3 * self.temporal * area
         counts = (resized // self.patch).prod(1)
@@ -221,24 +241,31 @@ class Siglip2Family(Family):
     """Maximum number of patches."""
 
     def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized."""
         # The bisection of transformers, with the same roundings, for all images at once.
         eps = 1e-5
         lower, upper = np.full(len(sizes), eps / 10), np.full(len(sizes), 100.0)
         while (upper - lower >= eps).any():
             scale = (lower + upper) / 2
-            fits = self._patches(sizes, scale).prod(1) <= self.most
+            height, width = self._patches(sizes, scale)
+            fits = height * width <= self.most
             lower, upper = np.where(fits, scale, lower), np.where(fits, upper, scale)
-        return (self._patches(sizes, lower) * self.patch).astype(np.int64)
+        return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
 
     def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the number of patches along height and width of scaled images, (N, 2)."""
-        patches: NDArray[np.float64] = np.maximum(np.ceil(sizes * scale[:, None] / self.patch), 1)
-        return patches
+        """Return the numbers of patches along height and width of scaled images, (2, N)."""
+        return np.maximum(np.ceil(sizes.T * scale / self.patch), 1)
+
+    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
+        """Return the grids, and before them the mask of the patches."""
+        return (np.arange(self.most) < grids.prod(1)[:, None]).astype(np.int32), grids
 
     def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
         return resized // self.patch
 
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
         length = 3 * self.patch**2
         order = PatchOrder(self.patch, self.patch, 1, length, 3 * self.patch, 3, 1)
         return (len(resized), self.most, length), order, np.arange(len(resized)) * self.most * length, True

@@ -11,6 +11,7 @@ from gpuaug.core.encoded import ClipHeaders, Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, shown
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.processors.families import Images, PaddedImages, PaddedPatches, Patches, Sizes
 from gpuaug.fusion.processors.read import TESTED, Definition, read, version_of_transformers
 
@@ -90,21 +91,11 @@ class FusedProcessor(nn.Module):
             raise ArgumentError(
                 f"images must be whole images, got windows of {images}. Remove the crop between DecodeStage and this stage."
             )
-        areas = shapes.sizes.prod(1) * 3
-        arrangement, grids = definition.family.arrangement(shapes.sizes, areas.cumsum() - areas)
+        family = definition.family
+        arrangement, grids = family.arrangement(shapes.sizes)
         with torch.no_grad():
-            return self._output(*dispatch.write_patches(images, arrangement, grids, definition.resampling, dtype))
-
-    def _output(self, pixel_values: Tensor, grids: Tensor) -> Output:
-        """Return the result of a batch."""
-        kind = self.definition[0].family.Output
-        if kind is Images:
-            return Images(pixel_values)
-        if kind is PaddedPatches:
-            counts = grids.prod(1, keepdim=True)
-            mask = torch.arange(pixel_values.shape[1], device=counts.device) < counts
-            return PaddedPatches(pixel_values, mask.int(), grids)
-        return kind(pixel_values, grids)
+            pixel_values = dispatch.write_patches(images, arrangement, definition.resampling, dtype)
+            return family.Output(pixel_values, *send(family.results(grids), images.device))
 
     def extra_repr(self) -> str:
         """Class of the processor and output dtype."""

@@ -1,8 +1,9 @@
 """From an image processor of transformers to its family and arithmetic. transformers is not imported."""
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,13 +28,6 @@ class Definition(NamedTuple):
     resampling: Resampling
 
 
-class ImageProcessor(Protocol):
-    """Attributes by which an image processor of transformers is recognized, for type checkers."""
-
-    image_mean: Any
-    do_resize: Any
-
-
 def is_image_processor(value: Any) -> bool:
     """Return whether ``value`` looks like an image processor of transformers."""
     return hasattr(value, "image_mean") and hasattr(value, "do_resize")
@@ -53,13 +47,16 @@ def read(processor: Any) -> Definition:
             f"An image processor must be one of {', '.join(_READERS)} of transformers, got {kind.__name__}. "
             "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
         )
-    settings = _Settings(processor)
-    settings.require("do_resize", True)
-    settings.require("do_pad", True if kind.__name__ == "PixtralImageProcessor" else None, False)
+    refuse = partial(_refuse, processor)
+    if not processor.do_resize:
+        refuse("do_resize", "True")
+    pads = kind.__name__ == "PixtralImageProcessor"
+    if bool(getattr(processor, "do_pad", None)) != pads:
+        refuse("do_pad", str(pads))
     cubic = _CUBIC.get(getattr(processor.resample, "value", processor.resample))
     if cubic is None:
-        settings.refuse("resample", "bilinear or bicubic")
-    family = read_family(settings)
+        refuse("resample", "bilinear or bicubic")
+    family = read_family(processor)
     return Definition(kind.__name__, family, Resampling(bool(cubic), family.rounds, _levels(processor)))
 
 
@@ -68,69 +65,57 @@ def version_of_transformers() -> str:
     return str(getattr(sys.modules.get("transformers"), "__version__", "an unknown version"))
 
 
-class _Settings:
-    """Settings of a processor, and errors about them."""
+def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
+    """Raise the error about a setting."""
+    raise ArgumentError(
+        f"{name} of {type(processor).__name__} must be {rule}, got {shown(getattr(processor, name, None))}. "
+        "Call the processor itself, in the dataset."
+    )
 
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
-        self._name = type(processor).__name__
 
-    def get(self, name: str) -> Any:
-        return getattr(self._processor, name, None)
-
-    def require(self, name: str, *values: Any) -> None:
-        """Raise an error if a setting has none of ``values``. ``None``, unset, is False."""
-        if bool(self.get(name)) not in map(bool, values):
-            self.refuse(name, " or ".join(map(repr, values)))
-
-    def refuse(self, name: str, rule: str) -> None:
-        """Raise the error about a setting."""
-        raise ArgumentError(
-            f"{name} of {self._name} must be {rule}, got {shown(self.get(name))}. Call the processor itself, in the dataset."
-        )
-
-    def sides(self, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the numbers of a size. ``choices``: possible keys of the size, such as height and width."""
-        value = self.get(name)
-        value = {} if value is None else {"height": value, "width": value} if isinstance(value, int) else dict(value)
-        sides: Mapping[str, int] = {key: side for key, side in value.items() if side is not None}
-        for keys in choices:
-            if set(keys) == set(sides):
-                return tuple(int(sides[key]) for key in keys)
-        self.refuse(name, " or ".join(" and ".join(keys) for keys in choices))
-        raise AssertionError
+def _sides(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the numbers of a size. ``choices``: possible keys of the size, such as height and width."""
+    value = getattr(processor, name)
+    value = {"height": value, "width": value} if isinstance(value, int) else dict(value or {})
+    sides = {key: int(side) for key, side in value.items() if side is not None}
+    for keys in choices:
+        if set(keys) == set(sides):
+            return tuple(sides[key] for key in keys)
+    _refuse(processor, name, " or ".join(" and ".join(keys) for keys in choices))
 
 
 _SQUARE = ("height", "width")
 
 
-def _one_size(settings: _Settings, family: type[OneSize] = OneSize) -> OneSize:
-    crop = settings.sides("crop_size", _SQUARE) if settings.get("do_center_crop") else None
-    shapes = (_SQUARE,) if crop is None else (_SQUARE, ("shortest_edge",))
-    return family(settings.sides("size", *shapes), crop and (crop[0], crop[1]))
+def _one_size(processor: Any, family: type[OneSize] = OneSize) -> OneSize:
+    if not getattr(processor, "do_center_crop", False):
+        return family(_sides(processor, "size", _SQUARE), None)
+    return family(_sides(processor, "size", _SQUARE, ("shortest_edge",)), _sides(processor, "crop_size", _SQUARE))
 
 
-def _float_size(settings: _Settings) -> OneSize:
-    settings.require("do_rescale", True)
-    return _one_size(settings, OneFloatSize)
+def _float_size(processor: Any) -> OneSize:
+    if not processor.do_rescale:
+        _refuse(processor, "do_rescale", "True")
+    return _one_size(processor, OneFloatSize)
 
 
-def _pixtral(settings: _Settings) -> Family:
-    settings.require("do_center_crop", None)
-    size, patch = settings.sides("size", ("longest_edge",), _SQUARE), settings.sides("patch_size", _SQUARE)
-    return PixtralFamily((size[0], size[-1]), (patch[0], patch[1]))
+def _pixtral(processor: Any) -> PixtralFamily:
+    if getattr(processor, "do_center_crop", False):
+        _refuse(processor, "do_center_crop", "False")
+    size = _sides(processor, "size", ("longest_edge",), _SQUARE)
+    return PixtralFamily((size[0], size[-1]), _sides(processor, "patch_size", _SQUARE))
 
 
-def _qwen(settings: _Settings) -> Family:
-    smallest, largest = settings.sides("size", ("shortest_edge", "longest_edge"))
-    return QwenFamily(*map(settings.get, ("patch_size", "merge_size", "temporal_patch_size")), smallest, largest)
+def _qwen(processor: Any) -> QwenFamily:
+    smallest, largest = _sides(processor, "size", ("shortest_edge", "longest_edge"))
+    return QwenFamily(processor.patch_size, processor.merge_size, processor.temporal_patch_size, smallest, largest)
 
 
-def _siglip2(settings: _Settings) -> Family:
-    return Siglip2Family(settings.get("patch_size"), settings.get("max_num_patches"))
+def _siglip2(processor: Any) -> Siglip2Family:
+    return Siglip2Family(processor.patch_size, processor.max_num_patches)
 
 
-_READERS: dict[str, tuple[str, Callable[[_Settings], Family]]] = {
+_READERS: dict[str, tuple[str, Callable[[Any], Family]]] = {
     "Qwen2VLImageProcessor": ("qwen2_vl.image_processing_qwen2_vl", _qwen),
     "Siglip2ImageProcessor": ("siglip2.image_processing_siglip2", _siglip2),
     "SiglipImageProcessor": ("siglip.image_processing_siglip", _one_size),

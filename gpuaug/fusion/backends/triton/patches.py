@@ -7,15 +7,13 @@ groups. In each group it sums the pixels of each line along x, and multiplies th
 import functools
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.patches import IMAGE_COLUMNS, Arrangement, Resampling
+from gpuaug.fusion.backends.patches import Arrangement, Resampling, send
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.backends.triton.taps import filter_weight, half_to_even
 
@@ -25,7 +23,8 @@ TILE = (16, 64)
 LINES = 16
 """Source lines per group. ``tl.dot`` needs at least 16."""
 
-COLUMN_COUNT = tl.constexpr(len(IMAGE_COLUMNS))
+COLUMN_COUNT = tl.constexpr(11)
+"""Columns of ``Arrangement.rows``."""
 
 
 @triton.jit
@@ -44,11 +43,20 @@ def source_range(pixel, resized, count, FILTER: tl.constexpr):
 
 
 @triton.jit
-def store_channel(
-    total, channel, inverse, is_inside, levels, out, mask, channel_stride, repeat_stride,
-    ROUNDS: tl.constexpr, CUBIC: tl.constexpr, REPEATS: tl.constexpr,
-):  # fmt: skip
-    """Store one channel of a tile. ``total``: weighted sums. ``inverse``: inverse sums of the weights."""
+def tap_weight(tap, first, end, distance, shrink, FILTER: tl.constexpr):
+    """Return whether source pixel ``first + tap`` is in ``source_range``, and its weight."""
+    is_tap = first + tap < end
+    return is_tap, tl.where(is_tap, filter_weight((tap + distance + 0.5) * shrink, FILTER), 0.0)
+
+
+@triton.jit
+def store_channel(total, channel, inverse, is_inside, levels, out, mask, strides, ROUNDS: tl.constexpr, REPEATS: tl.constexpr):
+    """Store one channel of a tile, with the mask ``mask``.
+
+    ``total``: weighted sums. ``inverse``: inverse sums of the weights. ``is_inside``: mask of the pixels in the resized image.
+    ``strides``: distances between channels, and between copies of a channel.
+    """
+    channel_stride, repeat_stride = strides
     level = tl.where(is_inside, total * inverse, 0.0)
     table = levels + channel * 256
     if ROUNDS:
@@ -70,16 +78,12 @@ def patches_kernel(
 ):  # fmt: skip
     """Write a tile of one image.
 
-    Args:
-        source: Bytes of the images.
-        rows: ``Arrangement.rows``.
-        levels: ``Resampling.levels``.
-        out: The output.
-        patch_h, patch_w, merge, patch_stride, y_stride, x_stride, channel_stride, repeat_stride: ``PatchOrder``.
+    ``source``: bytes of the images. ``rows``: ``Arrangement.rows``. ``levels``: ``Resampling.levels``. The integers are the
+    fields of ``PatchOrder``.
 
     Constants:
         PLANAR: Whether each channel of an image is a plane; otherwise the channels of a pixel are adjacent.
-        CUBIC, ROUNDS: ``Resampling``.
+        CUBIC, ROUNDS: Fields of ``Resampling``.
         REPEATS: ``PatchOrder.repeats``.
 
     Grid: (tiles of the largest region, images, 1).
@@ -116,6 +120,12 @@ def patches_kernel(
     b = tl.zeros((TILE_H, TILE_W), tl.float32)
     total_y = tl.zeros((TILE_H,), tl.float32)
     total_x = tl.zeros((TILE_W,), tl.float32)
+    # Not in the loop over lines, where the compiler would then exchange the weights between threads at every tap.
+    tap = 0
+    while tap < taps:
+        _, weight_x = tap_weight(tap, first_x, end_x, distance_x, shrink_x, FILTER)
+        total_x += weight_x
+        tap += 1
     while line < end:
         lines = line + tl.arange(0, LINES)
         index = (lines[None, :] - first_y[:, None]).to(tl.float32)
@@ -126,17 +136,14 @@ def patches_kernel(
         line_r = tl.zeros((LINES, TILE_W), tl.float32)
         line_g = tl.zeros((LINES, TILE_W), tl.float32)
         line_b = tl.zeros((LINES, TILE_W), tl.float32)
-        total_x = tl.zeros((TILE_W,), tl.float32)
         tap = 0
         while tap < taps:
-            is_tap = first_x + tap < end_x
-            weight = tl.where(is_tap, filter_weight((tap + distance_x + 0.5) * shrink_x, FILTER), 0.0)
-            mask = (lines < height)[:, None] & is_tap[None, :]
+            is_tap, weight = tap_weight(tap, first_x[None, :], end_x[None, :], distance_x[None, :], shrink_x, FILTER)
+            mask = (lines < height)[:, None] & is_tap
             address = addresses + tap * pixel_stride
-            line_r += weight[None, :] * tl.load(address, mask=mask, other=0).to(tl.float32)
-            line_g += weight[None, :] * tl.load(address + plane_stride, mask=mask, other=0).to(tl.float32)
-            line_b += weight[None, :] * tl.load(address + 2 * plane_stride, mask=mask, other=0).to(tl.float32)
-            total_x += weight
+            line_r += weight * tl.load(address, mask=mask, other=0).to(tl.float32)
+            line_g += weight * tl.load(address + plane_stride, mask=mask, other=0).to(tl.float32)
+            line_b += weight * tl.load(address + 2 * plane_stride, mask=mask, other=0).to(tl.float32)
             tap += 1
         r = tl.dot(weight_y, line_r, r, input_precision="ieee")
         g = tl.dot(weight_y, line_g, g, input_precision="ieee")
@@ -146,38 +153,30 @@ def patches_kernel(
     mask = (y < region_h)[:, None] & (x < region_w)[None, :]
     patch_y = y // patch_h
     patch_x = x // patch_w
-    position_y = (
-        patch_y // merge * tl.load(row + 10) + patch_y % merge * merge * patch_stride + (y - patch_y * patch_h) * y_stride
-    )
+    position_y = patch_y // merge * tl.load(row + 10) + patch_y % merge * merge * patch_stride
+    position_y += (y - patch_y * patch_h) * y_stride
     position_x = (patch_x // merge * merge * merge + patch_x % merge) * patch_stride + (x - patch_x * patch_w) * x_stride
     address = out + tl.load(row + 3) + position_y[:, None] + position_x[None, :]
-    store_channel(r, 0, inverse, is_inside, levels, address, mask, channel_stride, repeat_stride, ROUNDS, CUBIC, REPEATS)
-    store_channel(g, 1, inverse, is_inside, levels, address, mask, channel_stride, repeat_stride, ROUNDS, CUBIC, REPEATS)
-    store_channel(b, 2, inverse, is_inside, levels, address, mask, channel_stride, repeat_stride, ROUNDS, CUBIC, REPEATS)
+    strides = channel_stride, repeat_stride
+    store_channel(r, 0, inverse, is_inside, levels, address, mask, strides, ROUNDS, REPEATS)
+    store_channel(g, 1, inverse, is_inside, levels, address, mask, strides, ROUNDS, REPEATS)
+    store_channel(b, 2, inverse, is_inside, levels, address, mask, strides, ROUNDS, REPEATS)
 
 
-def write_patches(
-    images: Ragged, arrangement: Arrangement, grids: NDArray[np.int64], resampling: Resampling, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Resize images and write them as patches, on the current stream. See ``dispatch.write_patches``.
+def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
+    """Resize images and write them as patches, of ``dtype``, on the current stream.
 
     Cost:
         One launch, and one asynchronous copy from pinned memory. A fill with zeros if the output is padded.
     """
-    device = images.device
-    rows = arrangement.rows
-    numbers = torch.empty(rows.size + grids.size, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    numbers.numpy()[: rows.size] = rows.ravel()
-    numbers.numpy()[rows.size :] = grids.ravel()
-    with on_device(device):
-        rows_on_device, grids_on_device = numbers.to(device, non_blocking=True).split([rows.size, grids.size])
-        out = arrangement.empty(dtype, device)
-        tiles = int((-(-rows[:, 8:10] // TILE)).prod(1).max())
+    with on_device(images.device):
+        (rows,) = send((arrangement.rows,), images.device)
+        out = arrangement.allocate(dtype, images.device)
+        tiles = int((-(-arrangement.rows[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
         launch = _patches_launch(images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats)
-        tensors = images.data, rows_on_device, resampling.levels_on(device), out
-        launch(tensors, (tiles, len(rows), 1), strides)
-    return out, grids_on_device.view(grids.shape)
+        launch((images.data, rows, resampling.levels_on(images.device), out), (tiles, len(rows), 1), strides)
+    return out
 
 
 @functools.cache
