@@ -45,10 +45,11 @@ FUSION = {
     "backends": {"pixels", "ops", "clips", "policies", "program"},
     "table": {"ops", "program", "backends"},
     "forms": {"pixels", "ops", "clips", "options", "program", "backends"},
+    "processors": {"backends"},
     "explain": {"ops", "policies", "program", "table"},
     "fuse": {
         *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),
-        "explain",
+        *("processors", "explain"),
     },
     "normalization": set(),
 }

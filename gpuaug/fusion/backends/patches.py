@@ -95,10 +95,10 @@ class Resampling:
         image = torch.nn.functional.interpolate(image[None], size, mode=mode, align_corners=False, antialias=True)[0]
         return image.clamp_(0, 255).round_() if self.rounds else image
 
-    @functools.cache  # noqa: B019  # keeps 3 KiB per device
-    def levels_on(self, device: torch.device) -> Tensor:
-        """Return ``levels`` on a device."""
-        return self.levels.to(device)
+    @functools.cache  # noqa: B019  # keeps 3 KiB per device and dtype
+    def levels_on(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return ``levels`` on a device, of ``dtype`` if levels are rounded, so that values are read from it as they are."""
+        return self.levels.to(device, dtype if self.rounds else torch.float32)
 
     def values(self, levels: Tensor) -> Tensor:
         """Return the values of levels, (3, H, W) float32."""

@@ -50,6 +50,8 @@ def read(processor: Any) -> Definition:
     refuse = partial(_refuse, processor)
     if not processor.do_resize:
         refuse("do_resize", "True")
+    if not (processor.do_rescale or processor.do_normalize):
+        refuse("do_normalize", "True if do_rescale is False")
     pads = kind.__name__ == "PixtralImageProcessor"
     if bool(getattr(processor, "do_pad", None)) != pads:
         refuse("do_pad", str(pads))

@@ -175,7 +175,7 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         tiles = int((-(-arrangement.rows[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
         launch = _patches_launch(images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats)
-        launch((images.data, rows, resampling.levels_on(images.device), out), (tiles, len(rows), 1), strides)
+        launch((images.data, rows, resampling.levels_on(images.device, dtype), out), (tiles, len(rows), 1), strides)
     return out
 
 
