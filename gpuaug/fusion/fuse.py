@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpuaug.core.devices import plain_torch_reason
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, one_of, whole_number
+from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
@@ -121,13 +121,8 @@ def fuse(
         label_smoothing=label_smoothing,
     )
     if is_image_processor(pipeline):
-        if options != Options(dtype=dtype, ragged=True) or dtype is torch.uint8:
-            raise ArgumentError(
-                "An image processor must be fused with ragged=True, and of the other arguments at most a dtype of floats, got "
-                f"{options}. Write gpuaug.fuse(processor, ragged=True)."
-            )
         # Not a union or an overload, with which type checkers would not know the result for a pipeline of type Any.
-        return cast("Fused", fuse_processor(pipeline, dtype))
+        return cast("Fused", fuse_processor(pipeline, options))
     fused = Fused(pipeline, options)
     fused._warnings.when_fused()
     return fused

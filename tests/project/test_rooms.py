@@ -45,7 +45,7 @@ FUSION = {
     "backends": {"pixels", "ops", "clips", "policies", "program"},
     "table": {"ops", "program", "backends"},
     "forms": {"pixels", "ops", "clips", "options", "program", "backends"},
-    "processors": {"backends"},
+    "processors": {"options", "backends"},
     "explain": {"ops", "policies", "program", "table"},
     "fuse": {
         *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),

@@ -12,6 +12,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, sh
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.options import Options
 from gpuaug.fusion.processors.families import Images, PaddedImages, PaddedPatches, Patches, Sizes
 from gpuaug.fusion.processors.read import TESTED, Definition, read, version_of_transformers
 
@@ -102,16 +103,23 @@ class FusedProcessor(nn.Module):
         return f"{self.definition[0].name}, {self.definition[1]}"
 
 
-def fuse_processor(processor: Any, dtype: torch.dtype | None) -> FusedProcessor:
+def fuse_processor(processor: Any, options: Options) -> FusedProcessor:
     """Return the module for an image processor, for ``gpuaug.fuse``.
 
     Raises:
         ArgumentTypeError: If the exact type of the processor is not supported.
-        ArgumentError: If a setting is not supported, or a version of transformers that was not tested returns another result.
+        ArgumentError: If a setting or an option is not supported, or a version of transformers that was not tested returns
+            another result.
     """
-    fused = FusedProcessor(read(processor), dtype or torch.float32)
+    definition, dtype = read(processor), options.dtype
+    if options != Options(dtype=dtype, ragged=True) or dtype is torch.uint8:
+        raise ArgumentError(
+            "An image processor must be fused with ragged=True, and of the other arguments at most a dtype of floats, got "
+            f"{options}. Write gpuaug.fuse(processor, ragged=True)."
+        )
+    fused = FusedProcessor(definition, dtype or torch.float32)
     version = version_of_transformers()
-    if version not in TESTED and not _is_equal(processor, FusedProcessor(fused.definition[0], torch.float32)):
+    if version not in TESTED and not _is_equal(processor, FusedProcessor(definition, torch.float32)):
         raise ArgumentError(
             f"transformers must be {' or '.join(TESTED)} or return the same values, got {version}, whose "
             f"{type(processor).__name__} returns others. Install a tested version, or call the processor in the dataset."
