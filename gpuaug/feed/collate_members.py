@@ -89,13 +89,11 @@ class MemberCollate:
             raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
             raise ArgumentError("A batch must have a sample, got none. Leave empty batches out of the batch sampler.")
-        if flatten is not None:
-            return self._by_member(samples, "", flatten)
-        if self._are_images(samples, ""):
+        if flatten is None and self._are_images(samples, ""):
             return self._pack(samples, "")
         if not batches.is_container(samples[0]):
             self._refuse(samples[0], position_text(0, ""))
-        return self._by_member(samples, "")
+        return self._by_member(samples, "", flatten)
 
     def _by_member(self, samples: Sequence[Any], path: str, flatten: Any = None) -> Batch:
         """Collate samples that are containers, member by member.
@@ -110,12 +108,11 @@ class MemberCollate:
         """
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
+        lists = [] if flatten is None else _lists(first, flatten, columns)
         packers = {
             name: self._pack_lists if name == flatten else self._packer(column, member_path)
             for name, (member_path, column) in columns.items()
         }
-        if flatten is not None:
-            _check_lists(first, flatten, columns.get(flatten, ("", []))[1])
         if not any(packers.values()):  # no member has images. The error is about the member that is most like an image
             member_path, value = max(
                 ((member_path, column[0]) for member_path, column in columns.values()),
@@ -125,7 +122,7 @@ class MemberCollate:
             self._refuse(value, position_text(0, member_path))
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
         if flatten is not None:
-            counts = torch.tensor([len(images) for images in columns[flatten][1]], device="cpu")
+            counts = torch.tensor([len(images) for images in lists], device="cpu")
             collated[f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)] = counts
         if type(first) in {tuple, list}:
             return list(collated.values())  # like default_collate, which returns a list for a tuple
@@ -149,22 +146,34 @@ class MemberCollate:
         return None
 
 
-def _check_lists(first: Any, flatten: Any, lists: Sequence[Any]) -> None:
-    """Raise an error if ``flatten`` does not name a list in each sample. ``first``: first sample. ``lists``: the members."""
+def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]]) -> list[Any]:
+    """Return the lists of images of the samples.
+
+    Args:
+        first: First sample.
+        flatten: Key or index of the member.
+        columns: Name → (path, values in all samples), for each member.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample.
+    """
     if not isinstance(first, Mapping) and type(first) not in {tuple, list}:
         raise ArgumentError(
             f"Samples must be dicts or tuples with flatten={flatten!r}, got {type(first).__name__}. "
             "Return a dict, to which the numbers of images are added."
         )
-    if not lists:
-        names = ", ".join(map(repr, batches.member_names(first)))
-        raise ArgumentError(f"flatten must name a member of the samples, got {flatten!r}. They have {names}.")
+    # The types are compared first, because an array or tensor is not equal or unequal to a key.
+    lists = next((column for name, (_, column) in columns.items() if type(name) is type(flatten) and name == flatten), None)
+    if lists is None:
+        names = ", ".join(map(repr, columns))
+        raise ArgumentError(f"flatten must be a key or index of the samples, got {shown(flatten)}. They have {names}.")
     for number, images in enumerate(lists):
         if not isinstance(images, tuple | list):
             raise ArgumentTypeError(
                 f"The member {flatten!r} of a sample must be a list of images with flatten={flatten!r}, got "
-                f"{type(images).__name__} in sample {number}. Return an empty list for a sample without images."
+                f"{type(images).__name__} in sample {number}. Return [] for a sample without images."
             )
+    return lists
 
 
 def position_text(sample: int, path: str) -> str:

@@ -42,10 +42,11 @@ class PatchOrder(NamedTuple):
     repeats: int = 1
     """Number of copies of each channel."""
 
-    def rows(self, y: Tensor, merge_row: int) -> Tensor:
-        """Return the positions of rows ``y`` of a region, (H,) int64. ``merge_row``: distance between rows of groups."""
+    def rows(self, y: Tensor, width: int) -> Tensor:
+        """Return the positions of rows ``y`` of a region, (H,) int64. ``width``: width of the region in pixels."""
         patch, row = y // self.height, y % self.height
-        return patch // self.merge * merge_row + patch % self.merge * self.merge * self.patch + row * self.y
+        group_row = width // self.width * self.merge * self.patch
+        return patch // self.merge * group_row + patch % self.merge * self.merge * self.patch + row * self.y
 
     def columns(self, x: Tensor) -> Tensor:
         """Return the positions of columns ``x`` of a region, relative to the positions of the rows, (W,) int64."""
@@ -61,8 +62,8 @@ class Arrangement:
     """Shape of the output."""
     order: PatchOrder
     rows: NDArray[np.int64]
-    """(N, 11) offset of the image in the source; its height and width; offset of its first value in the
-    output; height and width of the resized image; top, left, height and width of the region; distance between rows of groups.
+    """(N, 10) offset of the image in the source; its height and width; offset of its first value in the output; height and
+    width of the resized image; top, left, height and width of the region.
     """
     padded: bool
     """Whether the output has values that belong to no image. They are 0."""
@@ -132,12 +133,12 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     channels, repeats = (torch.arange(count, device=images.device) for count in (3, order.repeats))
     planes = (channels[:, None] * order.channel + repeats * order.repeat)[..., None, None]
     for image, row in zip(images, arrangement.rows.tolist(), strict=True):
-        _, _, _, first, resized_height, resized_width, top, left, height, width, merge_row = row
+        _, _, _, first, resized_height, resized_width, top, left, height, width = row
         resized = resampling.resized(image.float(), resized_height, resized_width)
         # Negative padding crops.
         edges = (-left, left + width - resized_width, -top, top + height - resized_height)
         values = resampling.values(torch.nn.functional.pad(resized, edges)).to(dtype)
         y, x = (torch.arange(side, device=images.device) for side in (height, width))
-        positions = first + planes + order.rows(y, merge_row)[:, None] + order.columns(x)
+        positions = first + planes + order.rows(y, width)[:, None] + order.columns(x)
         flat[positions] = values[:, None].expand(positions.shape)
     return out

@@ -94,8 +94,7 @@ class Family:
         resized = self.resized(sizes)
         shape, order, offsets, padded = self.arrange(resized)
         regions = self.regions(resized)
-        merge_rows = regions[:, 3] // order.width * order.merge * order.patch
-        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions, merge_rows])
+        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions])
         return Arrangement(shape, order, rows, padded), self.grids(resized)
 
 
@@ -244,12 +243,14 @@ class Siglip2Family(Family):
         """Return the sizes to which images are resized."""
         # The bisection of transformers, with the same roundings, for all images at once.
         eps = 1e-5
-        lower, upper = np.full(len(sizes), eps / 10), np.full(len(sizes), 100.0)
+        lower = np.full(len(sizes), eps / 10)
+        upper = np.full(len(sizes), 100.0)
         while (upper - lower >= eps).any():
             scale = (lower + upper) / 2
             height, width = self._patches(sizes, scale)
             fits = height * width <= self.most
-            lower, upper = np.where(fits, scale, lower), np.where(fits, upper, scale)
+            lower = np.where(fits, scale, lower)
+            upper = np.where(fits, upper, scale)
         return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
 
     def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -82,7 +82,8 @@ class FusedProcessor(nn.Module):
                 f"images must be a gpuaug.Ragged, got {shown(images)}. Return gpuaug.collate_ragged(…) from collate_fn, or "
                 "pass gpuaug.DecodeStage() before this stage."
             )
-        shapes, definition, dtype = images.shapes, *self.definition
+        definition, dtype = self.definition
+        shapes = images.shapes
         if shapes.channels != 3 or images.data.dtype != torch.uint8 or shapes.frames:
             raise ArgumentError(
                 f"images must be images of 3 channels of uint8, got {images} of {images.data.dtype}. "
@@ -111,13 +112,13 @@ def fuse_processor(processor: Any, options: Options) -> FusedProcessor:
         ArgumentError: If a setting or an option is not supported, or a version of transformers that was not tested returns
             another result.
     """
-    definition, dtype = read(processor), options.dtype
-    if options != Options(dtype=dtype, ragged=True) or dtype is torch.uint8:
+    definition = read(processor)
+    if options != Options(dtype=options.dtype, ragged=True) or options.dtype is torch.uint8:
         raise ArgumentError(
             "An image processor must be fused with ragged=True, and of the other arguments at most a dtype of floats, got "
             f"{options}. Write gpuaug.fuse(processor, ragged=True)."
         )
-    fused = FusedProcessor(definition, dtype or torch.float32)
+    fused = FusedProcessor(definition, options.dtype or torch.float32)
     version = version_of_transformers()
     if version not in TESTED and not _is_equal(processor, FusedProcessor(definition, torch.float32)):
         raise ArgumentError(
@@ -141,7 +142,8 @@ def _is_equal(processor: Any, fused: FusedProcessor) -> bool:
     areas = sizes.prod(1) * 3
     places = torch.from_numpy(np.column_stack([areas.cumsum() - areas, sizes]))
     batch = Ragged(torch.cat([image.flatten() for image in images]), places, Shapes(sizes, 3, "chw"))
-    result, expected = fused(batch)._asdict(), dict(processor(images, return_tensors="pt"))
+    result = fused(batch)._asdict()
+    expected = dict(processor(images, return_tensors="pt"))
     levels = fused.definition[0].resampling.levels
     level = (levels[:, 1] - levels[:, 0]).abs().max().item() * 1.01
     return expected.keys() == result.keys() and all(

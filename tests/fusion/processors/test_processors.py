@@ -9,7 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from support.batches.ragged import images_of, pack
+from support.batches.ragged import cut, images_of, pack
 from support.comparison.values import assert_values
 from support.files.images import noise
 from support.processors.stand_ins import NAMES, expected, stand_in
@@ -173,13 +173,13 @@ def test_lists_in_tuples_have_their_counts_at_the_end():
 @pytest.mark.parametrize(
     ("samples", "flatten", "words"),
     [
-        ([{"images": []}], "image", "flatten must name a member of the samples, got 'image'. They have 'images'"),
+        ([{"images": []}], "image", "flatten must be a key or index of the samples, got 'image'. They have 'images'"),
         (
             [{"images": []}, {"images": None}],
             "images",
             "must be a list of images with flatten='images', got NoneType in sample 1",
         ),
-        ([[3]], 1, "flatten must name a member of the samples, got 1"),
+        ([[3]], 1, "flatten must be a key or index of the samples, got 1"),
     ],
 )
 def test_wrong_members_to_flatten_are_named(samples, flatten, words):
@@ -247,6 +247,9 @@ def test_images_that_cannot_be_processed_are_refused(make):
     pixels = fused(make(QWEN))
     with pytest.raises(gpuaug.ArgumentError, match=r"aspect ratio of at most 200 .* got height 1 and width 201 of image 1"):
         pixels(pack(images_of([(8, 8), (1, 201)])))
+    whole = pack(images_of([(40, 50), (30, 60)]), "hwc")
+    with pytest.raises(gpuaug.ArgumentError, match="images must be whole images, got windows of Ragged"):
+        pixels(cut(whole, np.array([[3, 4, 20, 30], [0, 0, 30, 60]])))
     with pytest.raises(gpuaug.ArgumentError, match="images of 3 channels of uint8, got"):
         pixels(pack(images_of([(8, 8)], channels=1)))
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be a gpuaug.Ragged, got Tensor"):

@@ -23,7 +23,7 @@ TILE = (16, 64)
 LINES = 16
 """Source lines per group. ``tl.dot`` needs at least 16."""
 
-COLUMN_COUNT = tl.constexpr(11)
+COLUMN_COUNT = tl.constexpr(10)
 """Columns of ``Arrangement.rows``."""
 
 
@@ -153,8 +153,8 @@ def patches_kernel(
     mask = (y < region_h)[:, None] & (x < region_w)[None, :]
     patch_y = y // patch_h
     patch_x = x // patch_w
-    position_y = patch_y // merge * tl.load(row + 10) + patch_y % merge * merge * patch_stride
-    position_y += (y - patch_y * patch_h) * y_stride
+    group_row = region_w // patch_w * merge * patch_stride
+    position_y = patch_y // merge * group_row + patch_y % merge * merge * patch_stride + (y - patch_y * patch_h) * y_stride
     position_x = (patch_x // merge * merge * merge + patch_x % merge) * patch_stride + (x - patch_x * patch_w) * x_stride
     address = out + tl.load(row + 3) + position_y[:, None] + position_x[None, :]
     strides = channel_stride, repeat_stride
