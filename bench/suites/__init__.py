@@ -32,6 +32,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "chain": ("bench.suites.training.chain", []),
     "branches": ("bench.suites.training.branches", []),
     "latents": ("bench.suites.training.latents", []),
+    "processors": ("bench.suites.training.processors", []),
     "handover": ("bench.suites.transport.handover", []),
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),

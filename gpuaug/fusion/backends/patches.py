@@ -42,16 +42,31 @@ class PatchOrder(NamedTuple):
     repeats: int = 1
     """Number of copies of each channel."""
 
-    def rows(self, y: Tensor, width: int) -> Tensor:
-        """Return the positions of rows ``y`` of a region, (H,) int64. ``width``: width of the region in pixels."""
-        patch, row = y // self.height, y % self.height
-        group_row = width // self.width * self.merge * self.patch
-        return patch // self.merge * group_row + patch % self.merge * self.merge * self.patch + row * self.y
+    def view(self, out: Tensor, first: int, height: int, width: int) -> Tensor:
+        """Return a view of the values of a region.
 
-    def columns(self, x: Tensor) -> Tensor:
-        """Return the positions of columns ``x`` of a region, relative to the positions of the rows, (W,) int64."""
-        patch, column = x // self.width, x % self.width
-        return (patch // self.merge * self.merge**2 + patch % self.merge) * self.patch + column * self.x
+        Args:
+            out: The output.
+            first: Offset of the first value of the image.
+            height: Height of the region in pixels.
+            width: Width of the region in pixels.
+
+        Shape:
+            - returns: (3, copies, rows of groups, rows of a group, rows of a patch, columns of these)
+        """
+        patch_height = min(self.height, height)
+        patch_width = min(self.width, width)
+        group = self.merge * patch_height, self.merge * patch_width
+        size = (
+            *(3, self.repeats, height // group[0], self.merge, patch_height),
+            *(width // group[1], self.merge, patch_width),
+        )
+        group_row = width // patch_width * self.merge * self.patch
+        strides = (
+            *(self.channel, self.repeat, group_row, self.merge * self.patch, self.y),
+            *(self.merge**2 * self.patch, self.patch, self.x),
+        )
+        return out.as_strided(size, strides, out.storage_offset() + first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +120,7 @@ class Resampling:
         """Return the values of levels, (3, H, W) float32."""
         table = self.levels_on(levels.device)
         if self.rounds:
-            return torch.stack([channel[index] for channel, index in zip(table, levels.long(), strict=True)])
+            return table.gather(1, levels.flatten(1).long()).view(levels.shape)
         first = table[:, :1, None]
         return first + levels * ((table[:, -1:, None] - first) / 255)
 
@@ -128,17 +143,12 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
     """Resize images of 3 channels of bytes, and write them as patches. The reference for the kernel."""
     out = arrangement.allocate(dtype, images.device)
-    flat = out.view(-1)
-    order = arrangement.order
-    channels, repeats = (torch.arange(count, device=images.device) for count in (3, order.repeats))
-    planes = (channels[:, None] * order.channel + repeats * order.repeat)[..., None, None]
     for image, row in zip(images, arrangement.rows.tolist(), strict=True):
         _, _, _, first, resized_height, resized_width, top, left, height, width = row
         resized = resampling.resized(image.float(), resized_height, resized_width)
         # Negative padding crops.
         edges = (-left, left + width - resized_width, -top, top + height - resized_height)
-        values = resampling.values(torch.nn.functional.pad(resized, edges)).to(dtype)
-        y, x = (torch.arange(side, device=images.device) for side in (height, width))
-        positions = first + planes + order.rows(y, width)[:, None] + order.columns(x)
-        flat[positions] = values[:, None].expand(positions.shape)
+        values = resampling.values(torch.nn.functional.pad(resized, edges))
+        target = arrangement.order.view(out, first, height, width)
+        target.copy_(values.view(target.shape[0], 1, *target.shape[2:]))
     return out
