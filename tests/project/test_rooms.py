@@ -64,7 +64,7 @@ BUDGETS = {
     "core": 1_560,
     "decode": 4_490,
     "feed": 2_457,
-    "fusion": 13_122,
+    "fusion": 13_130,
     "integrations": 49,
     "loader": 1_366,
     "profiler": 1_179,

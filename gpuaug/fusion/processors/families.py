@@ -3,6 +3,7 @@
 A *grid* is what a processor returns about the size of an image, such as a row of ``image_grid_thw``.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,13 +65,31 @@ class Family:
     rounds: ClassVar[bool] = True
     """Whether resized images are rounded to bytes."""
 
-    @abstractmethod
-    def resized(self, sizes: Sizes) -> Sizes:
+    most_ratio: ClassVar[float] = math.inf
+    """Largest aspect ratio."""
+
+    def targets(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized.
 
         Raises:
             ArgumentError: If the processor does not accept an image of one of the sizes.
         """
+        with np.errstate(divide="ignore", invalid="ignore"):  # images without pixels
+            wrong = (sizes < 1).any(1) | (sizes.max(1) / sizes.min(1) > self.most_ratio)
+            resized = self.resized(sizes)
+        wrong |= (resized < 1).any(1)
+        if wrong.any():
+            index = int(wrong.argmax())
+            height, width = sizes[index].tolist()
+            raise ArgumentError(
+                "Images must have a pixel before and after the resize, and for Qwen2-VL an aspect ratio of at most 200, got "
+                f"height {height} and width {width} of image {index}. Crop it, or leave it out."
+            )
+        return resized
+
+    @abstractmethod
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized, unchecked."""
 
     @abstractmethod
     def grids(self, resized: Sizes) -> Sizes:
@@ -91,7 +110,7 @@ class Family:
     def arrangement(self, sizes: Sizes) -> tuple[Arrangement, Sizes]:
         """Return the arrangement and the grids of images, which are one after the other in the source."""
         areas = sizes.prod(1) * 3
-        resized = self.resized(sizes)
+        resized = self.targets(sizes)
         shape, order, offsets, padded = self.arrange(resized)
         regions = self.regions(resized)
         rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions])
@@ -109,7 +128,7 @@ class OneSize(Family):
     """Height and width of the centre crop."""
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized."""
+        """Return the sizes to which images are resized, unchecked."""
         if len(self.size) == 2:
             return np.broadcast_to(self.size, sizes.shape)
         longer = self.size[0] * sizes.max(1) / sizes.min(1)
@@ -163,7 +182,7 @@ class PixtralFamily(Family):
     """Height and width of a patch."""
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized."""
+        """Return the sizes to which images are resized, unchecked."""
         ratios = (sizes / self.size).max(1, keepdims=True)
         sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
         return -(-sizes // self.patch) * self.patch
@@ -189,12 +208,10 @@ class QwenFamily(Family):
     min_pixels: int
     max_pixels: int
 
-    MOST_RATIO: ClassVar[int] = 200
-    """Largest aspect ratio."""
+    most_ratio = 200
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized."""
-        _check_ratios(sizes, self.MOST_RATIO)
+        """Return the sizes to which images are resized, unchecked."""
         factor = self.patch * self.merge
         pixels = sizes.prod(1, keepdims=True)
         rounded = np.rint(sizes / factor) * factor
@@ -219,17 +236,6 @@ class QwenFamily(Family):
         return (int(counts.sum()), length), order, (counts.cumsum() - counts) * length, False
 
 
-def _check_ratios(sizes: Sizes, most: int) -> None:
-    """Raise an error if the aspect ratio of an image is larger than ``most``."""
-    long = np.flatnonzero(sizes.max(1) > most * sizes.min(1))
-    if len(long):
-        height, width = sizes[long[0]].tolist()
-        raise ArgumentError(
-            f"Images must have an aspect ratio of at most {most} for this processor, got height {height} and width {width} of "
-            f"image {long[0]}. Crop it, or leave it out."
-        )
-
-
 @dataclass(frozen=True)
 class Siglip2Family(Family):
     """Patches of images that are resized to a number of patches close to a maximum, and padded to the maximum."""
@@ -240,7 +246,7 @@ class Siglip2Family(Family):
     """Maximum number of patches."""
 
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized."""
+        """Return the sizes to which images are resized, unchecked."""
         # The bisection of transformers, with the same roundings, for all images at once.
         eps = 1e-5
         lower = np.full(len(sizes), eps / 10)

@@ -154,6 +154,13 @@ def test_lists_of_images_are_flattened_in_sample_order(size, workers, make):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
+def test_images_without_pixels_are_refused(name, size, make):
+    with pytest.raises(gpuaug.ArgumentError, match=rf"got height {size[0]} and width {size[1]} of image 1\."):
+        fused(make(name))(pack([torch.zeros(3, *each, dtype=torch.uint8) for each in ((8, 8), size)]))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_batch_without_images_has_results_of_length_0(name, make):
     pixels = fused(make(name))
     nothing = read([{"images": []}], flatten="images")["images"]
@@ -245,8 +252,10 @@ def test_a_version_with_other_names_is_refused(make):
 
 def test_images_that_cannot_be_processed_are_refused(make):
     pixels = fused(make(QWEN))
-    with pytest.raises(gpuaug.ArgumentError, match=r"aspect ratio of at most 200 .* got height 1 and width 201 of image 1"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"aspect ratio of at most 200, got height 1 and width 201 of image 1"):
         pixels(pack(images_of([(8, 8), (1, 201)])))
+    with pytest.raises(gpuaug.ArgumentError, match="got height 9 and width 990 of image 0"):
+        fused(make("PixtralImageProcessor"))(pack(images_of([(9, 990)])))
     whole = pack(images_of([(40, 50), (30, 60)]), "hwc")
     with pytest.raises(gpuaug.ArgumentError, match="images must be whole images, got windows of Ragged"):
         pixels(cut(whole, np.array([[3, 4, 20, 30], [0, 0, 30, 60]])))
