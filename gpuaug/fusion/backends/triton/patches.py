@@ -174,13 +174,13 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         out = arrangement.allocate(dtype, images.device)
         tiles = int((-(-arrangement.rows[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
-        launch = _patches_launch(images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats)
+        launch = _patches_launch(dtype, images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats)
         launch((images.data, rows, resampling.levels_on(images.device, dtype), out), (tiles, len(rows), 1), strides)
     return out
 
 
 @functools.cache
-def _patches_launch(*constants: Any) -> Launch:
-    """Prepare the launch of ``write_patches``, for the first four constants of the kernel."""
+def _patches_launch(dtype: torch.dtype, *constants: Any) -> Launch:
+    """Prepare the launch of ``write_patches``, for outputs of ``dtype``, and the first four constants of the kernel."""
     names = ("PLANAR", "CUBIC", "ROUNDS", "REPEATS", "TILE_H", "TILE_W", "LINES")
     return Launch(patches_kernel, (1, 1, 1), (), dict(zip(names, (*constants, *TILE, LINES), strict=True)))
