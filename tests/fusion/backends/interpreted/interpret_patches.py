@@ -1,7 +1,6 @@
 """The kernel that writes patches of image processors, against torch."""
 
 import itertools
-from unittest import mock
 
 import torch
 from support.batches.pairwise import pairwise
@@ -23,8 +22,7 @@ def failures(*, every):
         family, resampling = read_stand_in(name)[1:]
         batch = pack(images_of(SIZES), layout)
         arrangement, _ = family.arrangement(batch.shapes.sizes)
-        with mock.patch.object(patches, "TILE", (16, 32)):
-            got = patches.write_patches(batch, arrangement, resampling, dtype)
+        got = patches.write_patches(batch, arrangement, resampling, dtype)
         wanted = in_torch.write_patches(batch, arrangement, resampling, dtype)
         text = beyond_thresholds(got, wanted, batch, arrangement, resampling)
         if text:
