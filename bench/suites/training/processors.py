@@ -34,7 +34,7 @@ import gpuaug
 from bench.data import loaders, web_images
 from bench.harness import call_rows, flags, measurement
 from bench.harness.loops import autocast_dtype
-from bench.harness.optional_rows import MissingError, OptionalRow
+from bench.harness.optional_rows import OptionalRow
 from gpuaug.benchkit.windows import Variant
 
 QWEN = "Qwen2-VL"
@@ -67,7 +67,9 @@ def processor(name: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise SystemExit(str(MissingError("The suite processors needs transformers: pip install transformers."))) from error
+        raise SystemExit(
+            "The suite processors cannot run, because transformers is not installed. Run pip install transformers."
+        ) from error
     return getattr(transformers, CLASSES[name])()
 
 
@@ -139,7 +141,9 @@ def decoded_rows(name: str, options: Namespace, batch_size: int, _stack: ExitSta
     by_size = {tuple(image.shape): image for image in map(files.__getitem__, range(len(files)))}
     images = list(by_size.values())[:batch_size]
     if len(images) < batch_size:
-        raise SystemExit(f"--files must be large enough for {batch_size} images of different sizes, got {options.files}.")
+        raise SystemExit(
+            f"--files must be large enough for {batch_size} images of different sizes, got {options.files}. Raise it."
+        )
     ragged = gpuaug.collate_ragged([image.permute(1, 2, 0).contiguous().numpy() for image in images]).to(options.device)
     images = [image.to(options.device) for image in images]
     pixels = gpuaug.fuse(processor(name), ragged=True)
