@@ -25,6 +25,7 @@ from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.explain import Explanation
 from gpuaug.fusion.forms.sanitize import sanitize
 from gpuaug.fusion.fuse import Fused, fuse
+from gpuaug.fusion.processors.fused import FusedProcessor
 from gpuaug.loader.stats import Stats
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.profile import profile
@@ -62,6 +63,7 @@ __all__ = [
     "FeatureStage",
     "FixedSizeCrop",
     "Fused",
+    "FusedProcessor",
     "GpuAugError",
     "GpuAugWarning",
     "IteratorEndedError",

@@ -34,6 +34,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "latents": ("bench.suites.training.latents", []),
     "cache": ("bench.suites.training.cache", []),
     "cache_accuracy": ("bench.suites.training.cache_accuracy", []),
+    "processors": ("bench.suites.training.processors", []),
     "handover": ("bench.suites.transport.handover", []),
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),

@@ -105,8 +105,8 @@ class _Samples:
         if index is not None:
             rows = index.find([files[0].row_id for _, files in results])
             for (_, files), row in zip(results, rows, strict=True):
-                for number, file in enumerate(files):
-                    file.row = {} if number and row is not None else row
+                for file in files:
+                    file.row = {} if file.number and row is not None else row
         return [result for result, _ in results]
 
     def _with_files(self, sample: Any) -> tuple[Any, list[CachedFile]]:
@@ -124,9 +124,10 @@ class _Samples:
                 "Return gpuaug.read_encoded(path), or the bytes of a file, from the data set."
             )
         name, row_id = self._identity(sample, files)
-        for file in files:
+        for number, file in enumerate(files):
             file.name = name
             file.row_id = row_id
+            file.number = number
         return result, files
 
     def _identity(self, sample: Any, files: Sequence[CachedFile]) -> tuple[str, RowId]:

@@ -21,6 +21,9 @@ MOST_WARPED = 2**20
 MOST_ELEMENTS = 2**31
 """Exclusive limit of the number of values of an image, or of a ragged batch. Kernels index values in 32 bits."""
 
+BUFFER_SIZE_RATIO = 1.125
+"""Ratio of consecutive sizes of pixel buffers. Batches of similar size get buffers of one size, which the allocator reuses."""
+
 Layout = Literal["hwc", "chw"]
 
 
@@ -183,3 +186,9 @@ class Ragged:
             The copy.
         """
         return Ragged(self.data.pin_memory(*args), self.places.pin_memory(*args), self.shapes)
+
+
+def buffer_length(length: int) -> int:
+    """Return the size to allocate for ``length`` bytes: the next power of ``BUFFER_SIZE_RATIO``, in pages of 4096 bytes."""
+    power = max(int(BUFFER_SIZE_RATIO ** np.ceil(np.log(max(length, 1)) / np.log(BUFFER_SIZE_RATIO))), length)
+    return -(-power // 4096) * 4096

@@ -1,7 +1,7 @@
 """``collate_encoded``: pack undecoded image files into one flat buffer."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,7 +28,7 @@ Decoders read whole words, and beyond the end of a file.
 """
 
 
-def collate_encoded(samples: Sequence[Any]) -> Batch:
+def collate_encoded(samples: Sequence[Any], *, flatten: Hashable | None = None) -> Batch:
     """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
     An image is one of: a path, as ``read_encoded(path)`` or of ``pathlib``, or as a str if it is the whole sample; the bytes of
@@ -40,6 +40,10 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
     Args:
         samples: Samples of the same structure. A member holds images or clips if its value in the first sample is one. But
             bytes may also be labels: they are images if in any sample they begin like an image file.
+        flatten: Key or index of a member that is a list of images per sample, whose length differs between samples and may be
+            0. The batch has all images there, in the order of the samples, and their numbers per sample, (B,) int64, in a
+            further member: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a list
+            of images has the same length in each sample, and the batch has a list of ``Encoded``.
 
     Returns:
         Batch of the samples' structure, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per member
@@ -49,7 +53,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
     Raises:
         ArgumentTypeError: If no member is an encoded image, or a sample lacks an image that the first sample has.
-        ArgumentError: If ``samples`` is empty, samples differ in structure, or clips differ in number of frames.
+        ArgumentError: If ``samples`` is empty, samples differ in structure, clips differ in number of frames, or ``flatten``
+            does not name a list in each sample.
         DeviceError: If there are clips, and PyAV is not installed.
 
     Cost:
@@ -68,7 +73,7 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
         >>> images.headers.table["height"].tolist(), images.headers.problems, labels
         ([30, 0], {1: '[Errno 2] No such file or directory'}, tensor([3, 4]))
     """
-    return MemberCollate(are_encoded, _pack, refuse)(samples)
+    return MemberCollate(are_encoded, _pack, refuse)(samples, flatten)
 
 
 def _pack(images: Sequence[Any], path: str) -> Encoded | Rows:
@@ -81,9 +86,9 @@ def _pack(images: Sequence[Any], path: str) -> Encoded | Rows:
     Raises:
         ArgumentTypeError: If a value is not an encoded image or clip.
     """
-    if type(images[0]) is Clip:
+    if images and type(images[0]) is Clip:
         return pack_clips(images, path)
-    if all(type(image) is CachedFile for image in images):
+    if images and all(type(image) is CachedFile for image in images):
         return _pack_rows(images, lambda missing: _pack_files(missing, path))
     return _pack_files(images, path)
 
@@ -155,8 +160,14 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
         pack_files: Function that packs images.
 
     Raises:
-        ArgumentError: If the rows differ in their columns, or in the shape of a column that has one shape per batch.
+        ArgumentError: If the rows differ in their columns, or in the shape of a column that has one shape per batch; if images
+            are in lists of different lengths.
     """
+    if len({file.number for file in files}) > 1:
+        raise ArgumentError(
+            f"A data set with a feature cache must have one row per sample, got images of {len({file.name for file in files})} "
+            f"samples as {len(files)} samples. Leave out flatten=, or wrap no data set."
+        )
     missing = [file.row is None for file in files]
     found = [file.row for file in files if file.row is not None]
     first = found[0] if found else {}

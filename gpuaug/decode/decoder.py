@@ -26,11 +26,12 @@ from torch import Tensor
 
 from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.ragged import buffer_length
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
-from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf, buffer_length
+from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf
 from gpuaug.decode.work import Work, allocate_pixels
 
 

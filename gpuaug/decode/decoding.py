@@ -166,7 +166,7 @@ class Decoding:
         """
         if self._raises and self._problems:
             self._refuse(self._problems, "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage.")
-        if len(self._all_problems) == self._count:
+        if self._all_problems and len(self._all_problems) == self._count:
             self._refuse(
                 self._all_problems,
                 "Leave it out of the dataset: on_error='replace' needs at least one sample per batch that can be decoded.",

@@ -103,12 +103,14 @@ class CachedFile(EncodedFile):
         content: Bytes of the file; ``None`` for a file that is not read yet.
     """
 
-    __slots__ = ("content", "name", "row", "row_id")
+    __slots__ = ("content", "name", "number", "row", "row_id")
 
     row_id: RowId
     """Identity of the sample."""
     name: str
     """Name of the sample."""
+    number: int
+    """Number of the image in the sample, from 0."""
     row: Row | None
     """Row of the sample; ``None`` if it is missing. Empty for further images of a sample whose row was read."""
 

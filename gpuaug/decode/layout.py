@@ -16,9 +16,6 @@ from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.decode.decoders.base import FileDecoder
 
-BUFFER_SIZE_RATIO = 1.125
-"""Ratio of consecutive sizes of pixel buffers. Batches of similar size get buffers of one size, which the allocator reuses."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -366,12 +363,6 @@ def _channels_and_type(headers: Headers, index: int) -> str:
     """Return the number of channels and the dtype of an image as text."""
     count = int(headers.table["stored_channels"][index])
     return f"{count} channel{'s' if count > 1 else ''} of {SAMPLE_TYPES[int(headers.table['type'][index])]}"
-
-
-def buffer_length(length: int) -> int:
-    """Return the size to allocate for ``length`` bytes: the next power of ``BUFFER_SIZE_RATIO``, in pages of 4096 bytes."""
-    power = max(int(BUFFER_SIZE_RATIO ** np.ceil(np.log(max(length, 1)) / np.log(BUFFER_SIZE_RATIO))), length)
-    return -(-power // 4096) * 4096
 
 
 def _scales(short_sides: NDArray[np.int64], min_side: int | None) -> NDArray[np.int64]:

@@ -73,37 +73,46 @@ class MemberCollate:
         self._pack = pack
         self._refuse = refuse
 
-    def __call__(self, samples: Sequence[Any]) -> Batch:
+    def __call__(self, samples: Sequence[Any], flatten: Any = None) -> Batch:
         """Collate samples that all have the structure of the first sample.
+
+        Args:
+            samples: (B,) samples.
+            flatten: Key or index of a member that is a list of images per sample, of any length. ``None``: no member.
 
         Raises:
             ArgumentTypeError: If ``samples`` is not a sequence.
-            ArgumentError: If ``samples`` is empty, or a sample has another structure than the first.
+            ArgumentError: If ``samples`` is empty, a sample has another structure than the first, or no list under ``flatten``.
         """
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray | memoryview):
             way_out = "Pass the function itself to the DataLoader: collate_fn=…."
             raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
             raise ArgumentError("A batch must have a sample, got none. Leave empty batches out of the batch sampler.")
-        if self._are_images(samples, ""):
+        if flatten is None and self._are_images(samples, ""):
             return self._pack(samples, "")
         if not batches.is_container(samples[0]):
             self._refuse(samples[0], position_text(0, ""))
-        return self._by_member(samples, "")
+        return self._by_member(samples, "", flatten)
 
-    def _by_member(self, samples: Sequence[Any], path: str) -> Batch:
+    def _by_member(self, samples: Sequence[Any], path: str, flatten: Any = None) -> Batch:
         """Collate samples that are containers, member by member.
 
         Args:
             samples: (B,) containers of the same structure.
             path: Path of the containers within the samples.
+            flatten: See ``__call__``.
 
         Raises:
             ArgumentTypeError, ArgumentError: If no member holds images.
         """
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
-        packers = {name: self._packer(column, member_path) for name, (member_path, column) in columns.items()}
+        lists = [] if flatten is None else _lists(first, flatten, columns)
+        packers = {
+            name: self._pack_lists if name == flatten else self._packer(column, member_path)
+            for name, (member_path, column) in columns.items()
+        }
         if not any(packers.values()):  # no member has images. The error is about the member that is most like an image
             member_path, value = max(
                 ((member_path, column[0]) for member_path, column in columns.values()),
@@ -112,9 +121,16 @@ class MemberCollate:
             )
             self._refuse(value, position_text(0, member_path))
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
+        if flatten is not None:
+            counts = torch.tensor([len(images) for images in lists], device="cpu")
+            collated[f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)] = counts
         if type(first) in {tuple, list}:
             return list(collated.values())  # like default_collate, which returns a list for a tuple
         return batches.replace(first, collated)
+
+    def _pack_lists(self, lists: Sequence[Sequence[Any]], path: str) -> Any:
+        """Pack the images of all lists of a member, in the order of the samples."""
+        return self._pack([image for images in lists for image in images], path)
 
     def _packer(self, values: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
         """Return the function that packs the images, or lists of images, of a member; ``None`` for other members."""
@@ -128,6 +144,36 @@ class MemberCollate:
             if self._are_images(elements, f"{path}[{index}]"):
                 return self._by_member
         return None
+
+
+def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]]) -> list[Any]:
+    """Return the lists of images of the samples.
+
+    Args:
+        first: First sample.
+        flatten: Key or index of the member.
+        columns: Name → (path, values in all samples), for each member.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample.
+    """
+    if not isinstance(first, Mapping) and type(first) not in {tuple, list}:
+        raise ArgumentError(
+            f"Samples must be dicts or tuples with flatten={flatten!r}, got {type(first).__name__}. "
+            "Return a dict, to which the numbers of images are added."
+        )
+    # The types are compared first, because an array or tensor is not equal or unequal to a key.
+    lists = next((column for name, (_, column) in columns.items() if type(name) is type(flatten) and name == flatten), None)
+    if lists is None:
+        names = ", ".join(map(repr, columns))
+        raise ArgumentError(f"flatten must be a key or index of the samples, got {shown(flatten)}. They have {names}.")
+    for number, images in enumerate(lists):
+        if not isinstance(images, tuple | list):
+            raise ArgumentTypeError(
+                f"The member {flatten!r} of a sample must be a list of images with flatten={flatten!r}, got "
+                f"{type(images).__name__} in sample {number}. Return [] for a sample without images."
+            )
+    return lists
 
 
 def position_text(sample: int, path: str) -> str:

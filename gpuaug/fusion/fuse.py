@@ -9,7 +9,7 @@ blends images of a batch, as MixUp does.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.pixels import IMAGE_DTYPES
+from gpuaug.fusion.processors.fused import fuse_processor
+from gpuaug.fusion.processors.read import is_image_processor
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
@@ -59,8 +61,9 @@ def fuse(
 
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
-            transform or ``Compose``, or a sequence of them. It is not modified or moved, and later changes of the settings of
-            its modules have no effect. Parameters are drawn independently per sample, which is an image or a clip.
+            transform or ``Compose``, or a sequence of them; or an image processor of transformers, with ``ragged=True`` and at
+            most ``dtype``. It is not modified or moved, and later changes of the settings of its modules have no effect.
+            Parameters are drawn independently per sample, which is an image or a clip.
         dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
             By default float32 for Kornia, and the input type for torchvision, unless the pipeline converts it. The computation
             is in float32, except that blurs with a kernel of 5 to 33 pixels on the longer side may use float16 weights and
@@ -84,10 +87,12 @@ def fuse(
             the argument ``num_classes``, also if a transform of the pipeline has it.
 
     Returns:
-        A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``.
+        A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``. For an image processor it is a
+        ``FusedProcessor``.
 
     Raises:
-        ArgumentTypeError: If ``pipeline`` is not a module or a transform, or contains a transform that cannot run on a batch.
+        ArgumentTypeError: If ``pipeline`` is not a module or a transform, or contains a transform that cannot run on a batch,
+            or is an image processor of another type than ``FusedProcessor`` supports.
         ArgumentError: If the pipeline is empty or has nothing to compute, or an argument has an invalid value or is
             incompatible with the pipeline.
 
@@ -115,6 +120,9 @@ def fuse(
         num_classes=num_classes,
         label_smoothing=label_smoothing,
     )
+    if is_image_processor(pipeline):
+        # Not a union or an overload, with which type checkers would not know the result for a pipeline of type Any.
+        return cast("Fused", fuse_processor(pipeline, options))
     fused = Fused(pipeline, options)
     fused._warnings.when_fused()
     return fused

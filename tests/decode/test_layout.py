@@ -9,9 +9,9 @@ from support.files.encoded import room_of
 from support.files.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format, Headers
-from gpuaug.core.ragged import Windows
+from gpuaug.core.ragged import Windows, buffer_length
 from gpuaug.decode.decoders.engines import MOST_SIDE
-from gpuaug.decode.layout import Layout, Options, buffer_length, problems, rotated_upright, source_indices
+from gpuaug.decode.layout import Layout, Options, problems, rotated_upright, source_indices
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
 

@@ -30,8 +30,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
+VLM = ROOT / "docs" / "vlm.md"
 BUCKET = ROOT / "docs" / "bucket.md"  # tests/frameworks/test_bucket.py runs its examples, from a store
-WITH_EXAMPLES = [page for page in PAGES if "```python" in page.read_text() and page not in (FRAMEWORKS, BUCKET)]
+WITH_EXAMPLES = [page for page in PAGES if "```python" in page.read_text() and page not in (FRAMEWORKS, BUCKET, VLM)]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -51,11 +52,32 @@ def test_examples_with_frameworks_run(package):
     )
 
 
+@pytest.mark.frameworks
+@pytest.mark.filterwarnings("ignore")
+def test_examples_with_a_vision_language_model_run():
+    pytest.importorskip("transformers")
+    names = run_examples(VLM, BLOCK.finditer(VLM.read_text()))
+    samples, model = [names["Chats"]()[index] for index in range(4)], names["model"].eval()
+
+    def loss_and_count(samples):
+        decode, patches = names["stages"]()
+        batch = names["collate"](samples)
+        values = patches.transform(decode(batch.pop("images"), device=model.device))._asdict()
+        batch |= values if len(values["image_grid_thw"]) else {}
+        loss = model(**{name: value.to(model.device) for name, value in batch.items()}, use_cache=False).loss
+        return loss.item(), int((batch["labels"] != -100).sum())
+
+    packed, total = loss_and_count(samples)
+    alone = [loss_and_count([sample]) for sample in samples]
+    assert packed == pytest.approx(sum(loss * count for loss, count in alone) / total, abs=1e-5)
+
+
 def run_examples(page, matches):
     namespace = {}
     for match in matches:
         line = match.string[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
+    return namespace
 
 
 def test_every_example_is_one_that_runs():

@@ -15,7 +15,8 @@ from torch import Tensor
 from gpuaug.core.devices import TRITON_FAILURES
 from gpuaug.core.errors import DOCUMENTATION, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends import torch_backend
+from gpuaug.fusion.backends import patches, torch_backend
+from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
@@ -117,6 +118,13 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
 
         return windows_kernel.box_windows(op, numbers, sides, boxes, owners)
     return op.windows(numbers, sides, boxes, owners)
+
+
+def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
+    """Resize images of 3 channels of bytes, and write them as patches, of ``dtype``."""
+    if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
+        return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
+    return patches.write_patches(images, arrangement, resampling, dtype)
 
 
 def backend_name(device: torch.device) -> str:

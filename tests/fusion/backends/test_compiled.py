@@ -20,12 +20,13 @@ from support.comparison.replay import photographs
 from support.gpu.compiled import CompileOnly
 from support.ops import pipelines
 from support.ops.op_cases import CASES
+from support.processors.stand_ins import read_stand_in
 from support.targets.mask_lists import PIPELINES, rows_of
 from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
@@ -334,6 +335,28 @@ def test_box_kernel_compiles_for_a_gpu(name, dtype, monkeypatch):
             values, valid, BoxMapping(form, form, matrix, places if form.share else (1, 1), (8, 8), owners, clip), leaves
         )
     assert len(made) == 2
+
+
+PROCESSORS = ["Qwen2VLImageProcessor", "ViTImageProcessor", "DINOv3ViTImageProcessor"]
+"""A bicubic and a bilinear resize that are rounded to bytes, and one that is not."""
+
+
+@pytest.mark.parametrize(("name", "layout"), by_turns(PROCESSORS, ["hwc", "chw"]))
+def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
+    made = {}
+    monkeypatch.setattr(patches, "patches_kernel", CompileOnly(patches.patches_kernel, made))
+    monkeypatch.setattr(patches, "_patches_launch", patches._patches_launch.__wrapped__)
+    family, resampling = read_stand_in(name)[1:]
+    batch = pack(images_of([(40, 60), (60, 40)]), layout)
+    for dtype in (torch.float32, torch.bfloat16):
+        patches.write_patches(batch, family.arrangement(batch.shapes.sizes)[0], resampling, dtype)
+    assert len(made) == 2
+    for compiled in made.values():
+        assert compiled.asm["cubin"]
+        # Within the loop over the pixels of a line, threads exchange nothing.
+        inner_loop = compiled.asm["ttgir"].split("scf.while")[-1].partition("scf.yield")[0]
+        assert inner_loop.count("tt.load") == 3
+        assert "convert_layout" not in inner_loop
 
 
 @pytest.mark.parametrize("name", PIPELINES)

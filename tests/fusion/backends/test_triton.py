@@ -13,7 +13,19 @@ from support.public.fuzzing import outcome
 import gpuaug
 
 FOLDER = Path(__file__).parent / "interpreted"
-PARTS = ("16_bits", "pipelines", "clips", "compositions", "crops", "filters", "labels", "readers", "skipped", "targets")
+PARTS = (
+    "16_bits",
+    "pipelines",
+    "clips",
+    "compositions",
+    "crops",
+    "filters",
+    "labels",
+    "patches",
+    "readers",
+    "skipped",
+    "targets",
+)
 
 # Two processes of equal length keep two workers busy.
 FIRST_HALF = ("clips", "pipelines", "readers")

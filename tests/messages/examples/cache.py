@@ -160,3 +160,13 @@ def iterators_that_share_a_data_set(told):
     older = iter(loader(cache.wrap(samples()), 0))
     next(iter(loader(cache.wrap(samples()), 1)))
     assert len(list(older)) == 2
+
+
+@example("Leave out flatten=, or wrap no data set")
+def lists_of_images_with_a_cache(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    lists = [{"image": list(map(gpuaug.read_encoded, photographs()))}]
+    with told:
+        gpuaug.collate_encoded(cache.wrap(lists).__getitems__([0]), flatten="image")
+    assert len(gpuaug.collate_encoded(lists, flatten="image")["image"]) == 2
+    assert len(gpuaug.collate_encoded(cache.wrap(lists).__getitems__([0]))["image"]) == 2

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from support.files.encoded import encoded
 from support.loader.checkpoints import Counter
+from support.processors.stand_ins import read_stand_in
 from support.profiler.profiler_reports import load, report
 from torch import nn
 
@@ -25,6 +26,7 @@ DRAWS = AUGMENT.draw(IMAGES.shape, seed=0)
 RAGGED = gpuaug.collate_ragged(list(IMAGES))
 ENCODED = gpuaug.collate_encoded([encoded()])
 ENCODER = nn.Flatten()
+PROCESSOR = gpuaug.FusedProcessor(read_stand_in("ViTImageProcessor"), torch.float32)
 STATE = {"version": 2, "seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}, "ranks": 1}
 STATE["stages"] = {}
 TARGETS = [{"boxes": torch.zeros(1, 4), "valid": torch.tensor([True])}]
@@ -221,6 +223,8 @@ PARAMETERS = {
         lambda v: AUGMENT.explain(dtype=v), torch.float64, LEFT_OUT, wrong=(torch.int64, "float32")
     ),
     "Fused.explain(shape)": Parameter(AUGMENT.explain, (2, 3, 8, 8), LEFT_OUT, **SHAPE),
+    "FusedProcessor.forward(images)": Parameter(PROCESSOR, RAGGED, wrong=(ENCODED,)),
+    "FusedProcessor.grids(images)": Parameter(PROCESSOR.grids, ENCODED, wrong=([ENCODED],)),
     "Fused.forward(inputs)": Parameter(AUGMENT, IMAGES, {"images"}, "inputs?|images", wrong=(ENCODED, RAGGED, IMAGES.long())),
     "Fused.forward(data_keys)": Parameter(
         lambda v: AUGMENT(IMAGES, data_keys=v), ["input"], LEFT_OUT, wrong=("input", [["input"]])
@@ -263,6 +267,9 @@ PARAMETERS = {
     "TransformStage(name)": Parameter(lambda v: TransformStage(AUGMENT, name=v), "augment", LEFT_OUT | STR),
     "collate_encoded(samples)": Parameter(
         gpuaug.collate_encoded, [encoded()], {"a list", "a tuple"}, "samples?|images", wrong=([5], [(encoded(), 1), 2])
+    ),
+    "collate_encoded(flatten)": Parameter(
+        lambda v: gpuaug.collate_encoded([{"images": [encoded()], "one": encoded()}], flatten=v), "images", LEFT_OUT
     ),
     "collate_ragged(samples)": Parameter(gpuaug.collate_ragged, list(IMAGES), called="samples?", wrong=([5], [IMAGES[0], 2])),
     "collate_ragged(convert)": Parameter(lambda v: gpuaug.collate_ragged(list(IMAGES), convert=v), False, FLAG),

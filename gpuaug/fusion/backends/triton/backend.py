@@ -35,6 +35,7 @@ from gpuaug.fusion.backends.triton.launch import (
 )
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix_launch
+from gpuaug.fusion.backends.triton.patches import write_patches as write_patches
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, IndexMaps

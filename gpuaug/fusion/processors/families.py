@@ -1,0 +1,278 @@
+"""Image processors of transformers, one class per family: target sizes, order of the output, names of the outputs.
+
+A *grid* is what a processor returns about the size of an image, such as a row of ``image_grid_thw``.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.backends.patches import Arrangement, PatchOrder
+
+Sizes = NDArray[np.int64]
+"""(N, 2) heights and widths of images in pixels."""
+
+
+class Images(NamedTuple):
+    """Output of processors with one output size: SigLIP, CLIP, ViT, DINOv3."""
+
+    pixel_values: Tensor
+    """(N, 3, H, W)"""
+
+
+class PaddedImages(NamedTuple):
+    """Output of Pixtral's processor."""
+
+    pixel_values: Tensor
+    """(N, 3, H, W), with zeros to the right of and below smaller images."""
+    image_sizes: Tensor
+    """(N, 2) int64: heights and widths of the resized images."""
+
+
+class Patches(NamedTuple):
+    """Output of Qwen2-VL's processor."""
+
+    pixel_values: Tensor
+    """(patches of all images, values per patch)"""
+    image_grid_thw: Tensor
+    """(N, 3) int64: patches along time, height and width."""
+
+
+class PaddedPatches(NamedTuple):
+    """Output of SigLIP2's processor."""
+
+    pixel_values: Tensor
+    """(N, maximum number of patches, values per patch), with zeros after the patches of an image."""
+    pixel_attention_mask: Tensor
+    """(N, maximum number of patches) int32: 1 for the patches of the image."""
+    spatial_shapes: Tensor
+    """(N, 2) int64: patches along height and width."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rules of a processor."""
+
+    Output: ClassVar[type[Images | PaddedImages | Patches | PaddedPatches]]
+    """Type of the result."""
+    rounds: ClassVar[bool] = True
+    """Whether resized images are rounded to bytes."""
+
+    most_ratio: ClassVar[float] = math.inf
+    """Largest aspect ratio."""
+
+    def targets(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized.
+
+        Raises:
+            ArgumentError: If the processor does not accept an image of one of the sizes.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):  # images without pixels
+            wrong = (sizes < 1).any(1) | (sizes.max(1) / sizes.min(1) > self.most_ratio)
+            resized = self.resized(sizes)
+        wrong |= (resized < 1).any(1)
+        if wrong.any():
+            index = int(wrong.argmax())
+            height, width = sizes[index].tolist()
+            raise ArgumentError(
+                "Images must have a pixel before and after the resize, and for Qwen2-VL an aspect ratio of at most 200, got "
+                f"height {height} and width {width} of image {index}. Crop it, or leave it out."
+            )
+        return resized
+
+    @abstractmethod
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized, unchecked."""
+
+    @abstractmethod
+    def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
+
+    @abstractmethod
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return the shape of the output, its order, the offset of each image in it, (N,), and whether it is padded."""
+
+    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
+        """Return the arrays of the result after ``pixel_values``."""
+        return (grids,)
+
+    def regions(self, resized: Sizes) -> NDArray[np.int64]:
+        """Return top, left, height and width of the part of each resized image that is written, (N, 4)."""
+        return np.column_stack([np.zeros_like(resized), resized])
+
+    def arrangement(self, sizes: Sizes) -> tuple[Arrangement, Sizes]:
+        """Return the arrangement and the grids of images, which are one after the other in the source."""
+        areas = sizes.prod(1) * 3
+        resized = self.targets(sizes)
+        shape, order, offsets, padded = self.arrange(resized)
+        regions = self.regions(resized)
+        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions])
+        return Arrangement(shape, order, rows, padded), self.grids(resized)
+
+
+@dataclass(frozen=True)
+class OneSize(Family):
+    """Images of one size: resized to a size, or to a shorter side and cropped around the centre."""
+
+    Output = Images
+    size: tuple[int, ...]
+    """Height and width, or the shorter side."""
+    crop: tuple[int, ...] | None
+    """Height and width of the centre crop."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized, unchecked."""
+        if len(self.size) == 2:
+            return np.broadcast_to(self.size, sizes.shape)
+        longer = self.size[0] * sizes.max(1) / sizes.min(1)
+        return np.where(sizes == sizes.min(1, keepdims=True), self.size[0], longer.astype(np.int64)[:, None])
+
+    def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
+        return np.broadcast_to(self._out, resized.shape)
+
+    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
+        """Return nothing: all images have one size."""
+        return ()
+
+    @property
+    def _out(self) -> tuple[int, ...]:
+        return self.size if self.crop is None else self.crop
+
+    def regions(self, resized: Sizes) -> NDArray[np.int64]:
+        """Return the part of each resized image that is written."""
+        margins = resized - self._out
+        # Half of the margin is rounded down, also where the crop is larger than the image.
+        corners = np.sign(margins) * (np.abs(margins) // 2)
+        return np.column_stack([corners, self.grids(resized)])
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
+        return *_planes(len(resized), *self._out), False
+
+
+@dataclass(frozen=True)
+class OneFloatSize(OneSize):
+    """DINOv3's processor, which converts bytes to floats before it resizes them."""
+
+    rounds = False
+
+
+def _planes(count: int, height: int, width: int) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64]]:
+    """Return shape, order and offsets of images (3, height, width), which are one patch each."""
+    area = height * width
+    return (count, 3, height, width), PatchOrder(height, width, 1, 0, width, 1, area), np.arange(count) * 3 * area
+
+
+@dataclass(frozen=True)
+class PixtralFamily(Family):
+    """Images up to a size, rounded up to whole patches, and padded to the largest of the batch."""
+
+    Output = PaddedImages
+    size: tuple[int, int]
+    """Largest height and width."""
+    patch: tuple[int, ...]
+    """Height and width of a patch."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized, unchecked."""
+        ratios = (sizes / self.size).max(1, keepdims=True)
+        sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
+        return -(-sizes // self.patch) * self.patch
+
+    def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
+        return resized
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
+        return *_planes(len(resized), *resized.max(0, initial=1).tolist()), True
+
+
+@dataclass(frozen=True)
+class QwenFamily(Family):
+    """Patches of images whose number of pixels is in a range, packed, in groups that the model merges."""
+
+    Output = Patches
+    patch: int
+    merge: int
+    temporal: int
+    """Copies of an image, which is a clip of equal frames."""
+    min_pixels: int
+    max_pixels: int
+
+    most_ratio = 200
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized, unchecked."""
+        factor = self.patch * self.merge
+        pixels = sizes.prod(1, keepdims=True)
+        rounded = np.rint(sizes / factor) * factor
+        shrink = np.sqrt(pixels / self.max_pixels)
+        smaller = np.maximum(factor, np.floor(sizes / shrink / factor) * factor)
+        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor) * factor
+        area = rounded.prod(1, keepdims=True)
+        return np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded)).astype(np.int64)
+
+    def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
+        return np.column_stack([np.ones(len(resized), np.int64), resized // self.patch])
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
+        area = self.patch**2
+        length = 3 * self.temporal * area
+        counts = (resized // self.patch).prod(1)
+        order = PatchOrder(
+            *(self.patch, self.patch, self.merge, length, self.patch, 1, self.temporal * area, area, self.temporal)
+        )
+        return (int(counts.sum()), length), order, (counts.cumsum() - counts) * length, False
+
+
+@dataclass(frozen=True)
+class Siglip2Family(Family):
+    """Patches of images that are resized to a number of patches close to a maximum, and padded to the maximum."""
+
+    Output = PaddedPatches
+    patch: int
+    most: int
+    """Maximum number of patches."""
+
+    def resized(self, sizes: Sizes) -> Sizes:
+        """Return the sizes to which images are resized, unchecked."""
+        # The bisection of transformers, with the same roundings, for all images at once.
+        eps = 1e-5
+        lower = np.full(len(sizes), eps / 10)
+        upper = np.full(len(sizes), 100.0)
+        while (upper - lower >= eps).any():
+            scale = (lower + upper) / 2
+            height, width = self._patches(sizes, scale)
+            fits = height * width <= self.most
+            lower = np.where(fits, scale, lower)
+            upper = np.where(fits, upper, scale)
+        return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
+
+    def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the numbers of patches along height and width of scaled images, (2, N)."""
+        return np.maximum(np.ceil(sizes.T * scale / self.patch), 1)
+
+    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
+        """Return the grids, and before them the mask of the patches."""
+        return (np.arange(self.most) < grids.prod(1)[:, None]).astype(np.int32), grids
+
+    def grids(self, resized: Sizes) -> Sizes:
+        """Return the grid of each resized image, (N, k)."""
+        return resized // self.patch
+
+    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+        """Return shape, order, offsets and padding of the output."""
+        length = 3 * self.patch**2
+        order = PatchOrder(self.patch, self.patch, 1, length, 3 * self.patch, 3, 1)
+        return (len(resized), self.most, length), order, np.arange(len(resized)) * self.most * length, True

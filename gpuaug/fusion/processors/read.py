@@ -1,0 +1,142 @@
+"""From an image processor of transformers to its family and arithmetic. transformers is not imported."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.fusion.backends.patches import Resampling
+from gpuaug.fusion.processors.families import Family, OneFloatSize, OneSize, PixtralFamily, QwenFamily, Siglip2Family
+
+TESTED = ("5.24.0",)
+"""Versions of transformers whose processors the tests compare."""
+
+_CUBIC = {2: False, 3: True, "bilinear": False, "bicubic": True, None: False}
+"""Interpolation of PIL or torchvision → whether it is bicubic."""
+
+
+class Definition(NamedTuple):
+    """Everything that determines the result for a batch."""
+
+    name: str
+    """Class of the processor."""
+    family: Family
+    resampling: Resampling
+
+
+def is_image_processor(value: Any) -> bool:
+    """Return whether ``value`` looks like an image processor of transformers."""
+    return hasattr(value, "image_mean") and hasattr(value, "do_resize")
+
+
+def read(processor: Any) -> Definition:
+    """Read the settings of an image processor.
+
+    Raises:
+        ArgumentTypeError: If the exact type of the processor is not supported.
+        ArgumentError: If a setting is not supported.
+    """
+    kind = type(processor)
+    module, read_family = _READERS.get(kind.__name__, ("", None))
+    if read_family is None or kind.__module__ != f"transformers.models.{module}":
+        raise ArgumentTypeError(
+            f"An image processor must be one of {', '.join(_READERS)} of transformers, got {kind.__name__}. "
+            "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
+        )
+    refuse = partial(_refuse, processor)
+    if not processor.do_resize:
+        refuse("do_resize", "True")
+    if not (processor.do_rescale or processor.do_normalize):
+        refuse("do_normalize", "True if do_rescale is False")
+    pads = kind.__name__ == "PixtralImageProcessor"
+    if bool(getattr(processor, "do_pad", None)) != pads:
+        refuse("do_pad", str(pads))
+    cubic = _CUBIC.get(getattr(processor.resample, "value", processor.resample))
+    if cubic is None:
+        refuse("resample", "bilinear or bicubic")
+    family = read_family(processor)
+    return Definition(kind.__name__, family, Resampling(bool(cubic), family.rounds, _levels(processor)))
+
+
+def version_of_transformers() -> str:
+    """Return the version of the imported package."""
+    return str(getattr(sys.modules.get("transformers"), "__version__", "an unknown version"))
+
+
+def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
+    """Raise the error about a setting."""
+    raise ArgumentError(
+        f"{name} of {type(processor).__name__} must be {rule}, got {shown(getattr(processor, name, None))}. "
+        "Call the processor itself, in the dataset."
+    )
+
+
+def _sides(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the numbers of a size. ``choices``: possible keys of the size, such as height and width."""
+    value = getattr(processor, name)
+    value = {"height": value, "width": value} if isinstance(value, int) else dict(value or {})
+    sides = {key: int(side) for key, side in value.items() if side is not None}
+    for keys in choices:
+        if set(keys) == set(sides):
+            return tuple(sides[key] for key in keys)
+    _refuse(processor, name, " or ".join(" and ".join(keys) for keys in choices))
+
+
+_SQUARE = ("height", "width")
+
+
+def _one_size(processor: Any, family: type[OneSize] = OneSize) -> OneSize:
+    if not getattr(processor, "do_center_crop", False):
+        return family(_sides(processor, "size", _SQUARE), None)
+    return family(_sides(processor, "size", _SQUARE, ("shortest_edge",)), _sides(processor, "crop_size", _SQUARE))
+
+
+def _float_size(processor: Any) -> OneSize:
+    if not processor.do_rescale:
+        _refuse(processor, "do_rescale", "True")
+    return _one_size(processor, OneFloatSize)
+
+
+def _pixtral(processor: Any) -> PixtralFamily:
+    if getattr(processor, "do_center_crop", False):
+        _refuse(processor, "do_center_crop", "False")
+    size = _sides(processor, "size", ("longest_edge",), _SQUARE)
+    return PixtralFamily((size[0], size[-1]), _sides(processor, "patch_size", _SQUARE))
+
+
+def _qwen(processor: Any) -> QwenFamily:
+    smallest, largest = _sides(processor, "size", ("shortest_edge", "longest_edge"))
+    return QwenFamily(processor.patch_size, processor.merge_size, processor.temporal_patch_size, smallest, largest)
+
+
+def _siglip2(processor: Any) -> Siglip2Family:
+    return Siglip2Family(processor.patch_size, processor.max_num_patches)
+
+
+_READERS: dict[str, tuple[str, Callable[[Any], Family]]] = {
+    "Qwen2VLImageProcessor": ("qwen2_vl.image_processing_qwen2_vl", _qwen),
+    "Siglip2ImageProcessor": ("siglip2.image_processing_siglip2", _siglip2),
+    "SiglipImageProcessor": ("siglip.image_processing_siglip", _one_size),
+    "CLIPImageProcessor": ("clip.image_processing_clip", _one_size),
+    "ViTImageProcessor": ("vit.image_processing_vit", _one_size),
+    "DINOv3ViTImageProcessor": ("dinov3_vit.image_processing_dinov3_vit", _float_size),
+    "PixtralImageProcessor": ("pixtral.image_processing_pixtral", _pixtral),
+}
+"""Class of transformers → its module and the function that reads its settings."""
+
+
+def _levels(processor: Any) -> Tensor:
+    """Return the value of each byte of each channel, (3, 256) float32, with the roundings of the processor."""
+    levels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 256)
+    rescale = processor.rescale_factor if processor.do_rescale else 1.0
+    if not processor.do_normalize:
+        return (levels * rescale).float()
+    mean, std = (
+        (torch.tensor(numbers, device="cpu") * (1.0 / rescale)).expand(3)[:, None]
+        for numbers in (processor.image_mean, processor.image_std)
+    )
+    return (levels.float() - mean) / std
