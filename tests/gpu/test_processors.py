@@ -32,9 +32,10 @@ def test_kernel_equals_torch_beyond_rounding_thresholds(name, layout, dtype):
     large = {"size": QWEN_SIZE} if name.startswith("Qwen") else {"size": {"longest_edge": 1024}}
     settings = large if name.startswith(("Qwen", "Pixtral")) else {}
     family, resampling = read_stand_in(name, **settings)[1:]
-    batch = pack(images_of([*SIZES, *random_sizes(6, 0)]), layout).to("cuda")
+    batch = pack(images_of([*SIZES, *random_sizes(6, 0)]), layout)
     arrangement, _ = family.arrangement(batch.shapes.sizes)
-    got = dispatch.write_patches(batch, arrangement, resampling, dtype)
+    got = dispatch.write_patches(batch.to("cuda"), arrangement, resampling, dtype).cpu()
+    # On the CPU: on CUDA, torch shrinks by a factor of at most about 60.
     wanted = patches.write_patches(batch, arrangement, resampling, dtype)
     assert beyond_thresholds(got, wanted, batch, arrangement, resampling) == ""
 
@@ -71,7 +72,7 @@ def test_memory_stays_flat_over_batches_of_random_length(monkeypatch):
 def test_results_are_those_of_a_cpu(monkeypatch):
     """In a loader, with grids on the card."""
     pixels = gpuaug.fuse(stand_in("Siglip2ImageProcessor", monkeypatch), ragged=True)
-    batch = pack(images_of([(480, 640), (300, 200)]))
+    batch = pack(images_of([(480, 640), (300, 200)])).pin_memory()
     (got,) = gpuaug.StreamedLoader([batch], [pixels], device="cuda")
     wanted = pixels(batch)
     assert got._fields == wanted._fields
