@@ -49,6 +49,29 @@ class Trainer:
         return loss
 
 
+class DenoiserTrainer:
+    """Training step of a denoiser: noise, forward, mean squared error, backward, AdamW. Does not synchronise the host."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
+
+    def __call__(self, latents: Tensor, states: Tensor) -> Tensor:
+        latents = latents.float()
+        noise = torch.randn_like(latents)
+        times = torch.rand(len(latents), device=self.device)
+        noise_share = times[:, None, None, None]
+        dtype = autocast_dtype(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            predicted = self.model((1 - noise_share) * latents + noise_share * noise, times, states)
+        loss = nn.functional.mse_loss(predicted.float(), noise)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
 def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterator[int]]:
     """Return the ``steps`` of a ``Variant``, which call ``step(images, labels)`` for each batch."""
 
@@ -130,3 +153,11 @@ def under_autocast(encoder: nn.Module, device: torch.device) -> Prepare:
             return encoder(images)
 
     return encode
+
+
+def top1_percent(model: nn.Module, val_tensors: tuple[Tensor, Tensor], dtype: torch.dtype | None) -> float:
+    """Return the percentage of images that ``model`` classifies correctly. ``val_tensors``: (images, labels)."""
+    images, labels = val_tensors
+    with torch.inference_mode(), torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        predictions = torch.cat([model(chunk).argmax(1) for chunk in images.split(256)])
+    return 100 * (predictions == labels).float().mean().item()

@@ -50,7 +50,7 @@ from bench.data import character_images, image_folders
 from bench.data.pipelines import MEAN, STD
 from bench.harness import flags, measurement
 from bench.harness.console import console, print_rows
-from bench.harness.loops import Serial, autocast_dtype
+from bench.harness.loops import Serial, autocast_dtype, top1_percent
 from bench.harness.optional_rows import SkippedRow, select_rows
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
@@ -156,14 +156,6 @@ def train(
         "images_per_s": (len(rate_times_s) - 1) * steps * options.batch[0] / (rate_times_s[-1] - rate_times_s[0]),
         "wall_s": times_s[-1] - times_s[0],
     }
-
-
-def top1_percent(model: nn.Module, val_tensors: tuple[Tensor, Tensor], dtype: torch.dtype | None) -> float:
-    """Return the percentage of images that ``model`` classifies correctly. ``val_tensors``: (images, labels)."""
-    images, labels = val_tensors
-    with torch.inference_mode(), torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-        predictions = torch.cat([model(chunk).argmax(1) for chunk in images.split(256)])
-    return 100 * (predictions == labels).float().mean().item()
 
 
 def rows_of(runs: dict[str, list[dict[str, float]]], batch_size: int) -> list[dict[str, Any]]:

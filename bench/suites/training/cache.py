@@ -40,8 +40,7 @@ import gpuaug
 from bench.data import diffusion_models as models
 from bench.data import encoded_images, loaders
 from bench.harness import flags, measurement
-from bench.harness.loops import Trainer, autocast_dtype, frozen, loop
-from bench.suites.training.latents import DenoiserTrainer
+from bench.harness.loops import DenoiserTrainer, Trainer, autocast_dtype, frozen, loop
 from gpuaug.benchkit.windows import Variant
 
 BATCHES = {"probe": 256, "latents": 64, "latents, train": 8}

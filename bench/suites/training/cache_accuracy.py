@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, RandomSampler
 import gpuaug
 from bench.harness import flags, measurement
 from bench.harness.console import console, print_rows
-from bench.suites.augmentation.accuracy import top1_percent
+from bench.harness.loops import top1_percent
 from gpuaug.benchkit.environment import environment
 
 SIZE, WIDTH = 32, 64
@@ -37,7 +37,7 @@ COLUMNS = ("name", "top1_percent", "top1_low_percent", "top1_high_percent")
 
 def digits() -> tuple[Tensor, Tensor]:
     """Return the images (N, 3, 32, 32) uint8 and labels (N,) of scikit-learn's digits."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # not a package of an extra
 
     loaded = load_digits()
     images = torch.from_numpy(loaded.images * 255 / 16).byte()

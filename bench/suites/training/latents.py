@@ -24,42 +24,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import gpuaug
 from bench.data import diffusion_models as models
 from bench.data import loaders
 from bench.harness import flags, measurement
 from bench.harness.console import console
-from bench.harness.loops import autocast_dtype, frozen, loop, under_autocast
+from bench.harness.loops import DenoiserTrainer, autocast_dtype, frozen, loop, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 Encode = Callable[[Tensor], Tensor]
 TOKENS = 77
 """Number of tokens of a text."""
-
-
-class DenoiserTrainer:
-    """Training step of a denoiser: noise, forward, mean squared error, backward, AdamW. Does not synchronise the host."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model = model
-        self.device = device
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
-
-    def __call__(self, latents: Tensor, states: Tensor) -> Tensor:
-        latents = latents.float()
-        noise = torch.randn_like(latents)
-        times = torch.rand(len(latents), device=self.device)
-        noise_share = times[:, None, None, None]
-        dtype = autocast_dtype(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            predicted = self.model((1 - noise_share) * latents + noise_share * noise, times, states)
-        loss = nn.functional.mse_loss(predicted.float(), noise)
-        loss.backward()
-        self.optimizer.step()
-        return loss
 
 
 class Serial:
