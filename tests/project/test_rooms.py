@@ -58,19 +58,19 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 78,
+    "__init__": 81,
     "benchkit": 745,
-    "cache": 1_074,
+    "cache": 1_077,
     "cli": 273,
     "core": 1_591,
     "decode": 4_539,
     "feed": 2_431,
     "fusion": 12_335,
     "integrations": 49,
-    "loader": 1_265,
-    "profiler": 1_201,
-    "stages": 1_906,
-    "viewer": 854,
+    "loader": 1_273,
+    "profiler": 1_199,
+    "stages": 1_999,
+    "viewer": 855,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 
