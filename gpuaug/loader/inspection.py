@@ -56,6 +56,7 @@ class Inspection:
             depth: Maximum number of batches that are launched ahead of the training loop.
             bound_stages: Stages to run; ``None``: ``stages``.
         """
+        self._shared.device_setup.fix_device_index()  # before the stages are bound to lanes
         return self.loader._begin(depth, [bound for bound, _ in self.stages] if bound_stages is None else bound_stages)
 
     def copy(self, host_batch: Batch) -> Batch:

@@ -165,8 +165,14 @@ class _BoundSchedule(BoundStage):
         return self._by_epoch
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return the versions of the decoders of all stages, under the key of the schedule's name."""
-        return {key: text for bound in self._bound_stages.values() for key, text in bound.versions(required_keys).items()}
+        """Return key in a checkpoint → decoders of all stages, also of stages that have not run yet."""
+        bound_stages = self._bound_stages.values()
+        keys = {*required_keys, *(key for bound in bound_stages for key in bound.versions(required_keys))}
+        texts: dict[str, list[str]] = {}
+        for bound in bound_stages:
+            for key, text in bound.versions(keys).items():
+                texts.setdefault(key, []).append(text)
+        return {key: "; ".join(dict.fromkeys(parts)) for key, parts in texts.items()}
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that all stages hold."""

@@ -67,9 +67,9 @@ BUDGETS = {
     "feed": 2_431,
     "fusion": 12_335,
     "integrations": 49,
-    "loader": 1_273,
+    "loader": 1_274,
     "profiler": 1_199,
-    "stages": 1_999,
+    "stages": 2_005,
     "viewer": 855,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.

@@ -6,6 +6,7 @@ import torch
 from matplotlib.text import Text
 from protocol.scenarios import Source, install
 from support.comparison.values import assert_values
+from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -186,14 +187,23 @@ def test_a_member_that_another_stage_of_the_epoch_reads_as_images_is_no_target()
         list(streamed)
 
 
-def test_decoders_of_all_epochs_are_part_of_the_state():
-    streamed = loader([gpuaug.until(1, DecodeStage(), DecodeStage(channels=1))])
-    list(streamed)
-    state = streamed.state_dict()
-    assert set(state["decoders"]) == {"decode"}
-    state["decoders"]["decode"] = "another"
-    with pytest.raises(gpuaug.ArgumentError, match="The decoder of stage 'decode' must be another"):
-        loader([gpuaug.until(1, DecodeStage(), DecodeStage(channels=1))]).load_state_dict(state)
+def test_decoders_of_all_epochs_are_part_of_the_state(monkeypatch):
+    def made(later):
+        return loader([gpuaug.until(2, DecodeStage(backend="cpu"), DecodeStage(backend=later))])
+
+    nvjpeg_double.use(monkeypatch)
+    stopped = made("auto")
+    list(stopped)
+    states = [stopped.state_dict()]
+    list(stopped)
+    next(iter(stopped))
+    states.append(stopped.state_dict())
+    for state in states:
+        made("auto").load_state_dict(state)
+        assert set(state["decoders"]) == {"decode"}
+        state["stages"] = made("cpu").state_dict()["stages"]
+        with pytest.raises(gpuaug.ArgumentError, match="The decoder of stage 'decode' must be"):
+            made("cpu").load_state_dict(state)
 
 
 class Holding(gpuaug.Stage):
