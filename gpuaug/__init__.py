@@ -33,6 +33,7 @@ from gpuaug.profiler.report import Part, Report
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
+from gpuaug.stages.schedule import schedule, until
 from gpuaug.viewer.figure import show
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ __all__ = [
     "read_clip",
     "read_encoded",
     "sanitize",
+    "schedule",
     "show",
     "step_first",
+    "until",
 ]

@@ -51,14 +51,15 @@ class CachedStages:
     """Stages up to a ``FeatureStage`` with ``cache=``.
 
     Args:
-        stages: (``BoundStage``, ``Stage``) of these stages, in order.
+        stages: These stages, in order. A schedule before the encoder stands for its stage in the epoch.
         lanes: Lanes of the loader.
     """
 
-    def __init__(self, stages: Sequence[tuple[BoundStage, Stage]], lanes: Lanes) -> None:
-        self.stages = stages
+    def __init__(self, stages: Sequence[Stage], lanes: Lanes) -> None:
+        self.count = len(stages)
+        """Number of these stages."""
         self.lanes = lanes
-        encoder = stages[-1][1]
+        encoder = stages[-1]
         assert isinstance(encoder, FeatureStage)
         self.cache: FeatureCache = encoder.cache
         self.recorder = Recorder(lanes.lane("cache"))
@@ -72,13 +73,15 @@ class CachedStages:
         """Numbers of rows that were read, encoded, written, and dropped because too many batches were waiting."""
         return self.read, self.encoded, self.recorder.written, self.recorder.dropped
 
-    def begin(self, loader: Any, position: Position, behind: Sequence[BoundStage], *, is_used: bool) -> "CachedEpoch":
+    def begin(
+        self, loader: Any, position: Position, stages: Sequence[tuple[BoundStage, Stage]], *, is_used: bool
+    ) -> "CachedEpoch":
         """Begin an epoch: compute the key, and set the view that workers read.
 
         Args:
             loader: The wrapped loader.
             position: Position of the first batch.
-            behind: Stages of the loader behind these stages.
+            stages: (``BoundStage``, ``Stage``) of all stages that run in the epoch, in order.
             is_used: Whether to read and record rows. Otherwise, as for a measurement of single stages, all samples are encoded.
 
         Raises:
@@ -97,7 +100,7 @@ class CachedStages:
         view = newest = -1
         folder = samples = None
         if is_used:
-            key = self._key(position)
+            key = self._key(stages[: self.count], position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, key, view)
             shards = shard_numbers(folder)
@@ -107,14 +110,14 @@ class CachedStages:
         for dataset in datasets:
             dataset.view.set(key, view, newest)
         views = [(dataset.view, dataset.view.version) for dataset in datasets]
-        return CachedEpoch(
-            self, position.epoch, folder, views, samples, behind, all(dataset._key is not None for dataset in datasets)
-        )
+        is_named = all(dataset._key is not None for dataset in datasets)
+        behind = [bound for bound, _ in stages[self.count :]]
+        return CachedEpoch(self, position.epoch, folder, views, samples, stages[: self.count], behind, is_named)
 
-    def _key(self, position: Position) -> str:
+    def _key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> str:
         """Return the key of the stages, and warn if the cache has rows of other keys only."""
         cache = self.cache
-        parts = key_parts(self.stages, position.seed, self.lanes.device)
+        parts = key_parts(stages, position.seed, self.lanes.device)
         key = key_of(parts)
         if key == cache.key:
             return key
@@ -144,6 +147,8 @@ class CachedEpoch:
     """(view that the workers of a data set read, its version when the iterator began) of each data set."""
     samples: int | None
     """Number of samples of the data set, until the size of the cache was estimated."""
+    stages: Sequence[tuple[BoundStage, Stage]]
+    """(``BoundStage``, ``Stage``) of the cached stages, in order."""
     behind: Sequence[BoundStage]
     """Stages that run in all epochs."""
     is_named: bool
@@ -154,12 +159,12 @@ class CachedEpoch:
     @property
     def encoder(self) -> BoundStage:
         """The stage whose results are stored, after the results of the stages before it."""
-        return self.cached.stages[-1][0]
+        return self.stages[-1][0]
 
     @property
     def count(self) -> int:
         """Number of stages that are skipped if all rows of a batch were read."""
-        return len(self.cached.stages)
+        return len(self.stages)
 
     def take(self, batch: Batch) -> "tuple[Batch, Taken | None]":
         """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows, if they are used.
@@ -211,7 +216,7 @@ class CachedEpoch:
         self.is_checked = True
         members = batches.member_names(before)
         others = {name for name in members if name not in image_names and str(name) not in written}
-        for bound, stage in self.cached.stages:
+        for bound, stage in self.stages:
             names = members if bound.selection.on is None else bound.selection.names(before)
             read = [name for name in names if name in others]
             if read and not self.is_named and not isinstance(stage, DecodeStage):

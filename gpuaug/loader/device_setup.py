@@ -10,7 +10,7 @@ from gpuaug.cache.cached_stages import CachedStages
 from gpuaug.core import devices
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.streams import Lanes
-from gpuaug.stages.base import BoundStage, HeldBytes, Stage, as_stages, bind_all, names_of
+from gpuaug.stages.base import BoundStage, HeldBytes, Stage, as_stages, bind_all, names_of, of_epoch
 from gpuaug.stages.copy import Copier
 from gpuaug.stages.feature import check_device
 
@@ -70,7 +70,8 @@ class DeviceSetup:
         """
         new = tuple(as_stages(value))
         for stage in new:
-            check_device(stage, self._device)
+            for stage_of_epoch in stage.by_epoch.values():
+                check_device(stage_of_epoch, self._device)
         bound_stages = None if self._device != self.device else bind_all(new, self.lanes)
         self._stages = new
         self._delete_cached("bound_stages", "cached_stages")
@@ -79,7 +80,7 @@ class DeviceSetup:
 
     @cached_property
     def bound_stages(self) -> list[BoundStage]:
-        """One ``BoundStage`` per stage: the stage together with its lane."""
+        """One ``BoundStage`` per stage: the stage together with its lane. ``stages_at`` has the stages of an epoch."""
         return bind_all(self._stages, self.lanes)
 
     @cached_property
@@ -95,7 +96,7 @@ class DeviceSetup:
                 f"One stage of a loader must have a cache, got {len(places)}. It stores the results of the stages before it, "
                 "too: put the other encoder before it, without cache=."
             )
-        return CachedStages(self.stage_pairs[: places[0] + 1], self.lanes) if places else None
+        return CachedStages(self._stages[: places[0] + 1], self.lanes) if places else None
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""
@@ -109,8 +110,15 @@ class DeviceSetup:
 
     @property
     def stage_pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """(``BoundStage``, ``Stage``) of each stage, in order."""
+        """(``BoundStage``, ``Stage``) of each of the user's stages, in order, with schedules as single stages."""
         return tuple(zip(self.bound_stages, self._stages, strict=True))
+
+    def stages_at(self, epoch: int) -> tuple[tuple[BoundStage, Stage], ...]:
+        """Return (``BoundStage``, ``Stage``) of each stage that runs in an epoch, in order."""
+        pairs = tuple((of_epoch(bound.by_epoch, epoch), of_epoch(stage.by_epoch, epoch)) for bound, stage in self.stage_pairs)
+        for bound, _ in pairs:
+            bound.other_selections = [stage.selection for other, stage in pairs if other is not bound]
+        return pairs
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name}={stage!r}" for name, stage in zip(names_of(self._stages), self._stages, strict=True))

@@ -25,12 +25,14 @@ class Inspection:
     """Access to the internals of a loader, for the profiler and the viewer.
 
     Args:
-        loader: The loader. Iterators of ``begin`` change its counters and epoch, which ``restored_at_end`` restores.
+        loader: The loader. Iterators of ``begin`` change its counters and epoch, which ``restored_at_end`` restores. All of
+            them run the stages of the epoch of the loader's next iterator, also if their own epochs are later.
     """
 
     def __init__(self, loader: StreamedLoader) -> None:
         self.loader = loader
         self._shared = loader._shared
+        self._epoch = self._shared.progress.next_epoch
 
     @property
     def lanes(self) -> Lanes:
@@ -45,16 +47,17 @@ class Inspection:
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
         """(``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane."""
-        return self._shared.device_setup.stage_pairs
+        return self._shared.device_setup.stages_at(self._epoch)
 
     def begin(self, depth: int, bound_stages: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         """Begin an iterator.
 
         Args:
             depth: Maximum number of batches that are launched ahead of the training loop.
-            bound_stages: Stages to run; ``None``: the stages of the loader.
+            bound_stages: Stages to run; ``None``: ``stages``.
         """
-        return self.loader._begin(depth, bound_stages)
+        self._shared.device_setup.fix_device_index()  # before the stages are bound to lanes
+        return self.loader._begin(depth, [bound for bound, _ in self.stages] if bound_stages is None else bound_stages)
 
     def copy(self, host_batch: Batch) -> Batch:
         """Queue the copy of a batch to the device on the current lane. Lists of target dicts may become ``PackedTargets``."""

@@ -284,7 +284,7 @@ class StreamedLoader:
 
         Args:
             depth: Depth of a measurement, in which a feature cache is not used; ``None``: the depth of the loader.
-            bound_stages: Stages to run; ``None``: the stages of the loader.
+            bound_stages: Stages to run; ``None``: the stages of the loader in the epoch of the iterator.
         """
         self._warn_if_ranks_read_the_same()
         warn_if_not_prepared(self.loader)
@@ -293,16 +293,17 @@ class StreamedLoader:
         # of its workers from the global generators, which hold a stage's seed while another thread is in the stage.
         with rng.generator_lock:
             shared.device_setup.fix_device_index()
-            bound_stages = shared.device_setup.bound_stages if bound_stages is None else bound_stages
-            max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
+            epoch = shared.progress.next_epoch
+            stages = shared.device_setup.stages_at(epoch)
+            bound_stages = [bound for bound, _ in stages] if bound_stages is None else bound_stages
+            max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
             cached_stages = shared.device_setup.cached_stages
             cached = None
             if cached_stages is not None:
-                position = Position(self.seed, shared.progress.next_epoch, rank, 0)
-                behind = bound_stages[len(cached_stages.stages) :]
-                cached = cached_stages.begin(self.loader, position, behind, is_used=depth is None)
+                position = Position(self.seed, epoch, rank, 0)
+                cached = cached_stages.begin(self.loader, position, stages, is_used=depth is None)
             max_ahead = self._depth + max(max_submitted, int(cached is not None))
             feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)

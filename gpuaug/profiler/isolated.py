@@ -21,7 +21,6 @@ from gpuaug.core.streams import Lanes
 from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
-from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, can_trace, time_alone, trace_device_work, waits_at
 from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import COPY, DECODERS, SLOWER_THAN_ENGINES, STEP, Part
@@ -32,15 +31,15 @@ REPEATS = 10
 """Number of measured calls per part. The median is reported."""
 
 
-def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[Part]:
+def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iterator[Part]:
     """Measure the parts in the order of the work. The input of a part is the result of the previous part.
 
     Args:
-        loader: The loader whose copy and stages are measured.
+        inspection: Access to the loader whose copy and stages are measured.
         host_batch: A batch on the host, page-locked if batches of the wrapped loader are page-locked.
         step: One training step, on a batch that is on the device.
     """
-    inspection = Inspection(loader)
+    loader = inspection.loader
     device = loader.device
     lanes = inspection.lanes
     consumer = lanes.consumer()

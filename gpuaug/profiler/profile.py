@@ -120,7 +120,7 @@ class _Profile:
         """Time of beginning epochs in milliseconds per batch, for each streamed window."""
         self._waits_ms: list[float] = []
         """Wait of the training thread for the loader in milliseconds, for each batch of the streamed windows."""
-        self._batches = EndlessBatches(loader)
+        self._batches = EndlessBatches(self._inspection)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
         """Maximum number of batches that were loaded and not yet trained on."""
@@ -144,7 +144,7 @@ class _Profile:
             host_batch, pageable = self._cloned_host_batch()
             spans = self._record_spans()
         synchronize(self._device)
-        isolated = measure_parts(self._loader, host_batch, lambda: self._step(repeated()))
+        isolated = measure_parts(self._inspection, host_batch, lambda: self._step(repeated()))
         parts = [Part(LOAD, Spread.of(windows["load"])), *isolated]
         # The step was also measured in whole windows, which are more accurate than a few calls.
         step = Spread.of(windows["cached"])

@@ -12,14 +12,13 @@ from gpuaug.core.errors import ArgumentError, add_note
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.loader.inspection import Inspection, single_pass_error
 from gpuaug.loader.iterator import PipelinedIterator
-from gpuaug.loader.streamed_loader import StreamedLoader
 
 
 class EndlessBatches:
     """Endless batches of a loader, streamed or in line, or of the wrapped loader alone."""
 
-    def __init__(self, loader: StreamedLoader) -> None:
-        self._inspection = Inspection(loader)
+    def __init__(self, inspection: Inspection) -> None:
+        self._inspection = inspection
         self._iterator: PipelinedIterator | None = None
         self._has_yielded = False
         self.epoch_start_s = 0.0

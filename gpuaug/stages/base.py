@@ -7,10 +7,10 @@ image, which the loader may hold as ``PackedTargets``: one tensor per key.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -28,6 +28,8 @@ from gpuaug.stages.encoders import module_of
 from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Into, On, Selection
 
+T = TypeVar("T")
+
 
 class Stage(ABC):
     """Base class of stages. A stage does not depend on the loader that runs it.
@@ -42,14 +44,19 @@ class Stage(ABC):
         ArgumentError: If ``name`` is not a string or is empty, or if ``on`` and ``into`` cannot be combined.
     """
 
-    kind: ClassVar[str]
-    """Name of a stage of this class if the user passes none."""
+    kind: str
+    """Name of the stage if the user passes none: of its class, or of the stages of a schedule."""
 
     def __init__(self, *, on: On, into: Into, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise ArgumentError(f"name must be a non-empty string, got {shown(name)}. Leave it out for {self.kind!r}.")
         self.selection = Selection(on, into, kind=type(self).__name__)
         self.name = name
+
+    @property
+    def by_epoch(self) -> Mapping[int, "Stage"]:
+        """First epoch → stage that runs from this epoch on: ``{0: self}``, or the stages of a schedule."""
+        return {0: self}
 
     @abstractmethod
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
@@ -123,6 +130,11 @@ class BoundStage(ABC):
         """``on`` and ``into`` of the other stages of the loader."""
         self.selection = selection
         """``on`` and ``into`` of this stage."""
+
+    @property
+    def by_epoch(self) -> Mapping[int, "BoundStage"]:
+        """First epoch → stage that runs from this epoch on: ``{0: self}``, or the stages of a schedule."""
+        return {0: self}
 
     max_submitted: ClassVar[int] = 0
     """Maximum number of batches that are submitted and not yet launched. 0: the stage has no work on other threads."""
@@ -366,6 +378,15 @@ class _BoundTransform(BoundStage):
                 raise
 
 
+def as_stage(stage: Any) -> Stage:
+    """Return a stage; a callable is wrapped in a ``TransformStage``.
+
+    Raises:
+        ArgumentTypeError: If ``stage`` is neither a stage nor a callable.
+    """
+    return stage if isinstance(stage, Stage) else TransformStage(stage)
+
+
 def as_stages(stages: Any) -> list[Stage]:
     """Check the argument ``stages`` and wrap callables in a ``TransformStage``.
 
@@ -377,7 +398,7 @@ def as_stages(stages: Any) -> list[Stage]:
         raise ArgumentTypeError(
             f"stages must be a sequence of stages, got {type(stages).__name__}. Put it into a list: stages=[…]."
         )
-    all_stages = [stage if isinstance(stage, Stage) else TransformStage(stage) for stage in stages]
+    all_stages = [as_stage(stage) for stage in stages]
     user_names = [stage.name for stage in all_stages if stage.name is not None]
     for name in user_names:
         if user_names.count(name) > 1:
@@ -389,12 +410,12 @@ def as_stages(stages: Any) -> list[Stage]:
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
     """Bind each stage to a lane, under its name in the loader."""
-    bound_stages = [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
-    for bound_stage in bound_stages:
-        bound_stage.other_selections = [
-            stage.selection for stage, other in zip(stages, bound_stages, strict=True) if other is not bound_stage
-        ]
-    return bound_stages
+    return [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+
+
+def of_epoch(by_epoch: Mapping[int, T], epoch: int) -> T:
+    """Return the value for ``epoch`` of a mapping from the first epochs of values: of the largest key up to ``epoch``."""
+    return by_epoch[max(first for first in by_epoch if first <= epoch)]
 
 
 def names_of(stages: Sequence[Stage]) -> list[str]:

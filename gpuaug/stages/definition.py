@@ -45,7 +45,7 @@ def definition(stage: Stage) -> str:
 
     Modules of Kornia and torchvision are described by their attributes, other modules by the attributes that are named like
     parameters of their constructors, a function by its name, its defaults and the plain values in its closure, and the encoder
-    of a ``FeatureStage`` by its ``repr``. Code and weights are omitted.
+    of a ``FeatureStage`` by its ``repr``. Code and weights are omitted. A schedule is described by its epochs and stages.
 
     Args:
         stage: The stage.
@@ -53,9 +53,16 @@ def definition(stage: Stage) -> str:
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
     """
-    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
-    text = ", ".join(f"{name}={text_of(value)}" for name, value in arguments(stage).items())
+    texts = {epoch: _arguments_text(stage_of_epoch) for epoch, stage_of_epoch in stage.by_epoch.items()}
+    text = texts[0]
+    if len(texts) > 1:  # the epochs come first, because long text is truncated
+        text = "\n".join([f"epochs={tuple(texts)}", *(f"from epoch {epoch}, {part}" for epoch, part in texts.items())])
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… {_checksum(text.encode())}"
+
+
+def _arguments_text(stage: Stage) -> str:
+    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
+    return ", ".join(f"{name}={text_of(value)}" for name, value in arguments(stage).items())
 
 
 def arguments(stage: Stage) -> dict[str, Any]:

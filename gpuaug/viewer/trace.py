@@ -59,13 +59,14 @@ def trace_batch(loader: StreamedLoader) -> Trace:
     Cost:
         Loads one batch, and copies it to the host after each stage, synchronously.
     """
-    feature_stages = (index for index, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage))
-    count = next(feature_stages, len(loader.stages))  # number of stages before the first feature stage
-    states: list[Batch] = []
     inspection = Inspection(loader)
+    pairs = inspection.stages
+    feature_stages = (index for index, (_, stage) in enumerate(pairs) if isinstance(stage, FeatureStage))
+    count = next(feature_stages, len(pairs))  # number of stages before the first feature stage
+    states: list[Batch] = []
     # Stages that decode have work on other threads: max_submitted > 0. They are not recorded, so the first state is the decoded
     # batch.
-    stages = [bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
+    stages = [bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in pairs[:count]]
     with restored_at_end(loader), closing(inspection.begin(depth=0, bound_stages=stages)) as iterator:
         position = iterator.position
         consumer = inspection.lanes.consumer()
@@ -77,10 +78,10 @@ def trace_batch(loader: StreamedLoader) -> Trace:
             states.append(_on_host(batch, loader))
     stage_traces = [
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), CallSeeds(position, bound.name).next())
-        for bound, stage in zip(stages, loader.stages, strict=False)
+        for bound, stage in pairs[:count]
         if not bound.max_submitted
     ]
-    skipped_stages = tuple(bound.name for bound, _ in inspection.stages[count:])
+    skipped_stages = tuple(bound.name for bound, _ in pairs[count:])
     return Trace(position, tuple(stage_traces), tuple(states), skipped_stages)
 
 

@@ -22,6 +22,7 @@ from support.cache.cached_loaders import (
     Files,
     as_dict,
     assert_equal,
+    augmentation,
     encoder,
     epochs_of,
     loader,
@@ -119,6 +120,26 @@ def test_later_epochs_have_the_rows_of_recorded_epochs(form, workers, device, pa
     stats = streamed.stats()
     assert (stats.rows_encoded, stats.rows_read, stats.rows_written, stats.rows_dropped) == (2 * COUNT, 3 * COUNT, 2 * COUNT, 0)
     assert streamed.stats().eager + stats.replayed == 2 * -(-COUNT // 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_a_schedule_are_of_the_stage_of_the_epoch(device, paths, tmp_path):
+    other = gpuaug.fuse(K.AugmentationSequential(K.RandomCrop((12, 12))), ragged=True)
+    dataset = Files(paths, as_dict)
+    both = [
+        epochs_of(loader(dataset, stages(None, transform=transform, capture="never"), device=device), 5)
+        for transform in (augmentation(), other)
+    ]
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    first, augment, encode = stages(cache, capture="never")
+    changing = gpuaug.until(3, augment, gpuaug.TransformStage(other, on="image"))
+    streamed = loader(cache.wrap(dataset), [first, changing, encode], device=device)
+    epochs = epochs_of(streamed, 3)
+    with pytest.warns(GpuAugWarning, match="begins anew, because its rows were made with other"):
+        epochs += epochs_of(streamed, 3)
+    for rows, (stage, epoch) in zip(epochs, [(0, 0), (0, 1), (0, 0), (1, 3), (1, 4), (1, 3)], strict=True):
+        assert_equal(rows, both[stage][epoch])
+    assert (streamed.stats().rows_encoded, streamed.stats().rows_read) == (4 * COUNT, 2 * COUNT)
 
 
 @pytest.mark.parametrize("device", DEVICES)

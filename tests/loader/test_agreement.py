@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import ArgumentError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse
+from gpuaug import ArgumentError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse, schedule, until
 from gpuaug.core.errors import shown
 
 STRICT = "To resume with different batches, pass strict=False to load_state_dict."
@@ -37,6 +37,19 @@ DIFFERENT = {
     "an option": (fuse(pipeline()), fuse(pipeline(), views=2), "views=1", "views=2"),
     "a bare pipeline": (pipeline(), pipeline(0.8), "RandomHorizontalFlip(p=0.5", "RandomHorizontalFlip(p=0.8"),
     "an encoder": (FeatureStage(encoder()), FeatureStage(encoder(4)), "out_features=3", "out_features=4"),
+    "the epoch of a change": (
+        until(5, brighter, fuse(pipeline())),
+        until(6, brighter, fuse(pipeline())),
+        "epochs=(0, 5)",
+        "epochs=(0, 6)",
+    ),
+    "the stage of a later epoch": (
+        schedule(lambda p: fuse(pipeline(p)), {0: 0.5, 5: 0.6}),
+        schedule(lambda p: fuse(pipeline(p)), {0: 0.5, 5: 0.7}),
+        "RandomHorizontalFlip(p=0.6",
+        "RandomHorizontalFlip(p=0.7",
+    ),
+    "a schedule in place of a stage": (brighter, until(5, brighter, fuse(pipeline())), "transform=brighter", "epochs=(0, 5)"),
     "a line more": (nn.Sequential(nn.Flatten()), nn.Sequential(nn.Flatten(), nn.Flatten()), "nothing", "(1): Flatten"),
     "far down": (
         nn.Sequential(*(nn.Identity() for _ in range(300))),

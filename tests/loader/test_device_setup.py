@@ -1,5 +1,7 @@
 """Which device a loader takes, and when."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from protocol.scenarios import Source, install
@@ -63,3 +65,14 @@ def test_lanes_that_were_asked_for_earlier_are_made_anew(cuda):
     assert inspection.lanes.device == card(1)
     assert internals.shared(loader).device_setup.copier is not copier
     assert now.lane is inspection.lanes.lane("stage/transform") is not bound.lane
+
+
+def test_inspected_iterator_runs_stages_on_the_device_that_is_current_when_it_begins(cuda):
+    loader = StreamedLoader([cuda.host_batch()], [TransformStage(lambda images: images)], device="cuda")
+    inspection = Inspection(loader)
+    assert inspection.lanes.device == card(0)
+    cuda.current = 1
+    with closing(inspection.begin(0)) as iterator:
+        [bound] = internals.bound_stages(iterator)
+        assert bound.lane is inspection.lanes.lane("stage/transform")
+        assert inspection.lanes.device == card(1)

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.core.targets import PackedTargets
+from gpuaug.loader.inspection import Inspection
 from gpuaug.profiler import isolated
 from gpuaug.viewer.trace import trace_batch
 
@@ -118,7 +119,7 @@ def test_parts_are_measured_and_samples_shown_with_packed_dicts():
     dicts = Seen()
     stages = [augment(True), gpuaug.TransformStage(gpuaug.sanitize, on=1, name="drop"), gpuaug.TransformStage(dicts, on=1)]
     loader = gpuaug.StreamedLoader([batch], stages, device="cpu", seed=3)
-    parts = list(isolated.measure_parts(loader, batch, lambda: None))
+    parts = list(isolated.measure_parts(Inspection(loader), batch, lambda: None))
     assert [part.name for part in parts] == ["copy", "stage/augment", "stage/drop", "stage/transform", "step"]
     assert set(dicts.types) == {(list, frozenset({dict}))}
     trace = trace_batch(loader)

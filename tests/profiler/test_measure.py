@@ -17,6 +17,7 @@ from support.video.videos import video
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.streams import Lanes
 from gpuaug.decode.decoders import cpu
+from gpuaug.loader.inspection import Inspection
 from gpuaug.profiler import isolated, measure
 from gpuaug.profiler.measure import (
     DeviceWork,
@@ -126,7 +127,7 @@ def test_device_probes_on_a_cpu_give_none():
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 10, 11, 12, 13, 40])
 def test_pull_after_an_end_that_was_read_ahead_does_not_block(monkeypatch, count):
     cuda = install(monkeypatch, keeps_up=True)
-    passes, pulled = EndlessBatches(StreamedLoader(HostBatches(cuda, count), device="cuda", feed="plain")), []
+    passes, pulled = EndlessBatches(Inspection(StreamedLoader(HostBatches(cuda, count), device="cuda", feed="plain"))), []
     with passes:
         for taken in range(1, 16):
             passes.next(2)
@@ -141,7 +142,7 @@ def test_batches_are_launched_as_far_ahead_as_each_call_says(monkeypatch, loader
     cuda = install(monkeypatch, keeps_up=True)
     script_arrivals(monkeypatch, [True])
     loader = StreamedLoader(HostBatches(cuda, 6), device="cuda", feed="plain", depth=loaders_own)
-    passes, ready = EndlessBatches(loader), []
+    passes, ready = EndlessBatches(Inspection(loader)), []
     with passes:
         for depth in (0, 0, 2, 2, 0, 0, 2, 0):  # the seventh batch is the first of an epoch
             passes.next(depth)
@@ -164,7 +165,7 @@ def test_part_falls_back_to_wall_time_where_no_profiler_can_look(monkeypatch):
 def test_decoding_is_a_part_that_is_not_the_training_threads():
     batch, given = collate_encoded([(encoded(), 0), (encoded(40, 24), 1)]), []
     loader = StreamedLoader([batch], [DecodeStage(), lambda images: given.append(images) or images.data.float()], device="cpu")
-    decode, copy, transform, step = isolated.measure_parts(loader, batch, lambda: None)
+    decode, copy, transform, step = isolated.measure_parts(Inspection(loader), batch, lambda: None)
     assert [part.name for part in (decode, copy, transform, step)] == ["stage/decode", "copy", "stage/transform", "step"]
     assert (decode.kind, decode.host, decode.device_ms) == ("cpu decoder", None, None)
     assert all(len(images) == 2 for images in given)
@@ -174,7 +175,9 @@ def test_decoding_is_a_part_that_is_not_the_training_threads():
 def test_decoding_of_clips_is_a_part(monkeypatch):
     batch = collate_encoded([(read_clip(video(), 4), 0)])
     for kind in ("clip decoder", "video engines"):
-        decode, *_ = isolated.measure_parts(StreamedLoader([batch], [DecodeStage()], device="cpu"), batch, lambda: None)
+        decode, *_ = isolated.measure_parts(
+            Inspection(StreamedLoader([batch], [DecodeStage()], device="cpu")), batch, lambda: None
+        )
         assert decode.kind == kind
         nvdec_double.use(monkeypatch)
 
@@ -194,7 +197,7 @@ def test_the_decoder_that_batches_wait_for_is_found(monkeypatch, slow, kind):
     nvjpeg_double.use(monkeypatch)
     batch = collate_encoded([(encoded(), 0), (encoded(progressive=True), 1), (encoded(8, 8, "PNG"), 2)])
     stage = DecodeStage(backend="cpu" if slow == "cpu alone" else "auto")
-    decoding, *_ = isolated.measure_parts(StreamedLoader([batch], [stage], device="cpu"), batch, lambda: None)
+    decoding, *_ = isolated.measure_parts(Inspection(StreamedLoader([batch], [stage], device="cpu")), batch, lambda: None)
     assert decoding.kind == kind
 
 

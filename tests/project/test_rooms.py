@@ -59,19 +59,19 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 80,
+    "__init__": 83,
     "benchkit": 745,
-    "cache": 1_075,
+    "cache": 1_078,
     "cli": 273,
     "core": 1_595,
     "decode": 4_542,
     "feed": 2_457,
-    "fusion": 12_900,
+    "fusion": 12_895,
     "integrations": 49,
-    "loader": 1_265,
-    "profiler": 1_201,
-    "stages": 1_906,
-    "viewer": 854,
+    "loader": 1_274,
+    "profiler": 1_199,
+    "stages": 2_005,
+    "viewer": 855,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 

@@ -74,6 +74,11 @@ def thread(feed_iterator):
     return feed_iterator.thread
 
 
+def bound_stages(iterator):
+    """The stages that an iterator runs, in order."""
+    return iterator._bound_stages
+
+
 def submitted(iterator):
     """Batches whose work has been submitted, in order."""
     return iterator._submitted

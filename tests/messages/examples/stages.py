@@ -46,6 +46,13 @@ def name_twice(told):
     assert torch.equal(run(LABELS, stage(name="one"), stage(name="two")), LABELS)
 
 
+@example("The stages of a schedule must have one name")
+def names_that_change(told):
+    with told:
+        gpuaug.until(1, stage(name="one"), stage())
+    assert torch.equal(run(LABELS, gpuaug.until(1, stage(name="one"), stage(name="one"))), -LABELS)
+
+
 @example("Pass gpuaug.fuse(…), which draws for each image")
 def transform_that_draws_once(told):
     transform, images = v2.RandomCrop(4), torch.arange(64).view(1, 1, 8, 8).expand(16, 3, 8, 8).to(torch.uint8)

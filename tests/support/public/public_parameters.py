@@ -314,7 +314,16 @@ PARAMETERS = {
     "sanitize(per_box)": Parameter(
         lambda v: gpuaug.sanitize(TARGETS, per_box=v), ("boxes",), {"a list", "a tuple", "a set"} | EMPTY | LEFT_OUT
     ),
+    "schedule(make)": Parameter(
+        lambda v: gpuaug.schedule(v, {0: AUGMENT}), TransformStage, {"a module"}, "make|transform", foreign=(TypeError,)
+    ),
+    "schedule(values)": Parameter(
+        lambda v: gpuaug.schedule(lambda _: AUGMENT, v), {0: 1, 5: 2}, wrong=({1: 1}, {0: [1]}, {0: 1, -1: 2}, {0: 1, 2.0: 2})
+    ),
     "show(loader)": Parameter(lambda v: gpuaug.show(v), loader([IMAGES.float()], [AUGMENT])),
     "show(n)": Parameter(lambda v: gpuaug.show(loader([IMAGES.float()], [AUGMENT]), v), 2, FROM_1 | LARGE),
     "step_first(device)": Parameter(lambda v: gpuaug.step_first(v)(int)(), "cpu", **DEVICE),
+    "until(epoch)": Parameter(lambda v: gpuaug.until(v, AUGMENT, AUGMENT), 3, FROM_0 | LARGE),
+    "until(first)": Parameter(lambda v: gpuaug.until(3, v, AUGMENT), AUGMENT, CALLABLE, "transform", wrong=(K.RandomInvert,)),
+    "until(then)": Parameter(lambda v: gpuaug.until(3, AUGMENT, v), AUGMENT, CALLABLE, "transform", wrong=(K.RandomInvert,)),
 }

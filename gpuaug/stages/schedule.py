@@ -1,0 +1,183 @@
+"""Stages that change with the epoch: ``until`` and ``schedule``.
+
+All stages of a schedule are built and bound once. When an iterator begins, the loader takes the stages of its epoch
+(``by_epoch``) and runs these alone, so that the change depends on nothing but the epoch.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
+from gpuaug.core.rng import Position
+from gpuaug.core.streams import Event, Lanes
+from gpuaug.stages.base import BoundStage, HeldBytes, Stage, as_stage, of_epoch
+
+_COUNT_EPOCHS = "Count epochs from 0."
+
+
+def until(epoch: int, first: Any, then: Any) -> Stage:
+    """Return a stage that runs ``first`` in the epochs before ``epoch``, and ``then`` from ``epoch`` on.
+
+    Args:
+        epoch: First epoch of ``then``. 0: ``then`` runs in all epochs.
+        first: Stage, or callable to be wrapped in a ``TransformStage``. It may be the result of ``until`` or ``schedule``.
+        then: Stage or callable, like ``first``. It may read and write other members of the batch.
+
+    Returns:
+        The stage, with the name of ``first`` and ``then``.
+
+    Raises:
+        ArgumentError: If ``epoch`` is negative, ``first`` and ``then`` have different names, or one has a feature cache.
+        ArgumentTypeError: If ``epoch`` is not a whole number, or ``first`` or ``then`` is neither a stage nor a callable.
+
+    Cost:
+        As of ``schedule``.
+
+    Examples:
+        >>> stage = until(2, lambda images: images + 1, lambda images: images)
+        >>> loader = StreamedLoader([torch.zeros(1)], [stage], device="cpu")
+        >>> [batch.item() for epoch in range(4) for batch in loader]
+        [1.0, 1.0, 0.0, 0.0]
+    """
+    start = whole_number("epoch", epoch, _COUNT_EPOCHS)
+    stages = {0: as_stage(first), start: as_stage(then)}
+    return _Schedule(stages, stages)
+
+
+def schedule(make: Callable[[Any], Any], values: Mapping[int, Any]) -> Stage:
+    """Return a stage that changes with the epoch: from each epoch in ``values`` on, it is ``make(value)``.
+
+    In every epoch, batches equal those of a loader with the stage of this epoch in place of the schedule, bit for bit. The
+    epoch is the loader's: ``set_epoch`` and ``load_state_dict`` select the stage. Workers of the wrapped loader have no part.
+
+    Args:
+        make: Function that returns a stage, or a callable to be wrapped in a ``TransformStage``, for a value. It is called at
+            once, and only once for equal values.
+        values: First epoch → value, which applies until the next epoch in the mapping. Epoch 0 must have a value.
+
+    Returns:
+        The stage. Its name, on which random numbers depend, is the name of the stages that ``make`` returns. The stages are in
+        its attribute ``by_epoch``.
+
+    Raises:
+        ArgumentError: If epoch 0 has no value, an epoch is negative, the stages have different names, or one has a feature
+            cache.
+        ArgumentTypeError: If ``values`` is not a mapping from whole numbers to hashable values, or ``make`` is not callable or
+            returns neither a stage nor a callable.
+
+    Cost:
+        None per batch. The first batch of a stage takes as long as the first batch of a loader, for instance to compile
+        kernels. All stages hold their memory in all epochs, such as the CUDA graphs of two encoders.
+
+    Examples:
+        >>> stage = schedule(lambda factor: lambda images: images * factor, {0: 1, 2: 5})
+        >>> stage
+        schedule({0: 1, 2: 5})
+        >>> loader = StreamedLoader([torch.ones(1)], [stage], device="cpu")
+        >>> [batch.item() for epoch in range(4) for batch in loader]
+        [1.0, 1.0, 5.0, 5.0]
+    """
+    if not callable(make):
+        raise ArgumentTypeError(f"make must be a function that returns a stage, got {shown(make)}. Pass lambda value: ….")
+    if not isinstance(values, Mapping):
+        raise ArgumentTypeError(f"values must map epochs to values, got {shown(values)}. Pass {{0: value, 10: value}}.")
+    by_epoch = {whole_number("An epoch in values", epoch, _COUNT_EPOCHS): value for epoch, value in values.items()}
+    if 0 not in by_epoch:
+        raise ArgumentError(f"values must have a value for epoch 0, got {shown(by_epoch)}. Add 0: value.")
+    make_once = lru_cache(maxsize=None, typed=True)(lambda value: as_stage(make(value)))
+    stages: dict[int, Stage] = {}
+    last = None
+    for epoch, value in sorted(by_epoch.items(), key=itemgetter(0)):
+        if not isinstance(value, Hashable):
+            raise ArgumentTypeError(
+                f"values must hold hashable values, got {shown(value)}. Pass a tuple in place of a list: equal values share a "
+                "stage."
+            )
+        stage = make_once(value)
+        if stage is not last:
+            stages[epoch] = stage
+        last = stage
+    return _Schedule(stages, {epoch: by_epoch[epoch] for epoch in stages})
+
+
+class _Schedule(Stage):
+    """Stages that replace each other.
+
+    Args:
+        stages: First epoch → stage, in the order of the epochs. A stage may be a schedule.
+        values: First epoch → value from which the stage was made, for ``repr``.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], values: Mapping[int, Any]) -> None:
+        first = stages[0]
+        # The loader reads on and into of the stage of an epoch.
+        super().__init__(on=first.selection.on, into=first.selection.into, name=first.name)
+        for stage in stages.values():
+            if stage.name != first.name:
+                raise ArgumentError(
+                    f"The stages of a schedule must have one name, got {first.name!r} and {stage.name!r}. Pass the same name= "
+                    "to all, on which random numbers depend."
+                )
+            if getattr(stage, "cache", None) is not None:
+                raise ArgumentError(
+                    f"The stages of a schedule must have no feature cache, got {shown(stage)} with one. Pass the encoder as a "
+                    "separate stage after the schedule."
+                )
+        self.kind = first.kind
+        self._values = values
+        self._by_epoch = _flat(stages)
+
+    @property
+    def by_epoch(self) -> Mapping[int, Stage]:
+        """First epoch → stage that runs from this epoch on, in the order of the epochs."""
+        return self._by_epoch
+
+    def __repr__(self) -> str:
+        return f"schedule({self._values})"
+
+    def bind(self, name: str, lanes: Lanes) -> BoundStage:
+        """Bind each stage to the lane of ``name``."""
+        return _BoundSchedule(name, self, lanes)
+
+
+def _flat(stages: Mapping[int, Stage]) -> dict[int, Stage]:
+    """Return first epoch → stage with the stages of schedules in place of schedules."""
+    flat: dict[int, Stage] = {}
+    starts = [*stages]
+    for start, end in zip(starts, [*starts[1:], float("inf")], strict=True):
+        for epoch, stage in stages[start].by_epoch.items():
+            if epoch < end:
+                flat[max(epoch, start)] = stage
+    return flat
+
+
+class _BoundSchedule(BoundStage):
+    def __init__(self, name: str, stage: _Schedule, lanes: Lanes) -> None:
+        super().__init__(name, stage.selection, lanes)
+        self._bound_stages = {id(part): part.bind(name, lanes) for part in stage.by_epoch.values()}
+        self._by_epoch = {epoch: self._bound_stages[id(part)] for epoch, part in stage.by_epoch.items()}
+
+    @property
+    def by_epoch(self) -> Mapping[int, BoundStage]:
+        """First epoch → bound stage that runs from this epoch on."""
+        return self._by_epoch
+
+    def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
+        """Return key in a checkpoint → decoders of all stages, also of stages that have not run yet."""
+        bound_stages = self._bound_stages.values()
+        keys = {*required_keys, *(key for bound in bound_stages for key in bound.versions(required_keys))}
+        texts: dict[str, list[str]] = {}
+        for bound in bound_stages:
+            for key, text in bound.versions(keys).items():
+                texts.setdefault(key, []).append(text)
+        return {key: "; ".join(dict.fromkeys(parts)) for key, parts in texts.items()}
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of memory that all stages hold."""
+        return HeldBytes(*map(sum, zip(*(bound.held_bytes() for bound in self._bound_stages.values()), strict=True)))
+
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
+        """Run the stage of the epoch."""
+        return of_epoch(self._by_epoch, position.epoch).run(values, ready, position, iterator_state)
