@@ -125,7 +125,9 @@ device: NVIDIA H200, depth: 2, feed: ring, workers: 8, batches: 40, rounds: 3
 - GPU saturated: stages (5 ms) and the step (4 ms) keep the device busy for 9 ms, and a batch takes 9.2 ms. \
 Streams cannot speed up the loop further; only cheaper kernels can.
 - Overlap pays here: 13.8 ms per batch in line, 9.2 ms streamed, 1.50x.
-- Encoding ('encode') and the step overlap by 100% of the shorter time: alone, they take 3 and 4 ms."""
+- Encoding ('encode') and the step overlap by 100% of the shorter time: alone, they take 3 and 4 ms.
+- A feature cache would save up to 5.2 of the 9.2 ms per batch in epochs that read it: pass cache=gpuaug.FeatureCache(folder) \
+to the FeatureStage of encoder 'encode'."""
 
 
 def words(text):
