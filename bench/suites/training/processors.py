@@ -235,6 +235,7 @@ def step_rows(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opt
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("processors", __doc__, batch="16,64", seconds=0.6, repeats=3, spare=8)
+    parser.add_argument("--cases", help="separated by semicolons (default: all)")
     parser.add_argument("--files", type=int, default=512, help="number of files (default: %(default)s)")
     parser.add_argument("--width", type=int, default=1024, help="width of the model of the step (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=16, help="layers of each of its halves (default: %(default)s)")
@@ -245,6 +246,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             cases.append(({"case": name, "batch_size": size}, partial(decoded_rows, name, options, size)))
             cases.append(({"case": f"{name}, from files", "batch_size": size}, partial(file_rows, name, options, size)))
     cases.append(({"case": "training step", "batch_size": options.batch[0]}, partial(step_rows, options, options.batch[0])))
+    if options.cases:
+        cases = [case for case in cases if case[0]["case"] in options.cases.split(";")]
     return measurement.measure(
         "processors",
         options,
