@@ -80,7 +80,7 @@ def is_key_frame(codec: str, packet: bytes | memoryview) -> bool:
     An MP4 file without a table of key frames marks all packets as key frames. FFmpeg corrects the marks of VP9 and AV1.
 
     Args:
-        codec: FFmpeg's name of the codec. ``True`` for other codecs than H.264 and HEVC.
+        codec: FFmpeg's name of the codec. ``True`` for codecs other than H.264 and HEVC.
         packet: (bytes,) packet that its container marks as a key frame, with start codes.
     """
     units = _units(codec, packet)
@@ -93,15 +93,15 @@ def is_key_frame(codec: str, packet: bytes | memoryview) -> bool:
     )
 
 
-def is_instant(codec: str, packet: bytes | memoryview) -> bool:
-    """Return whether decoding can start at a key frame: no later frame, in decoding order, is predicted from earlier frames.
+def is_idr(codec: str, packet: bytes | memoryview) -> bool:
+    """Return whether a key frame is an IDR frame: no later frame, in decoding order, is predicted from earlier frames.
 
     Args:
-        codec: FFmpeg's name of the codec.
+        codec: FFmpeg's name of the codec. ``True`` for codecs other than H.264 and HEVC.
         packet: (bytes,) key frame, with start codes.
     """
-    instant = {_H264: (5,), _HEVC: (19, 20)}.get(codec)
-    return instant is None or any(kind in instant for kind, _ in _units(codec, packet))
+    idr_types = {_H264: (5,), _HEVC: (19, 20)}.get(codec)
+    return idr_types is None or any(kind in idr_types for kind, _ in _units(codec, packet))
 
 
 def is_reference(codec: str, packet: bytes | memoryview) -> bool:
