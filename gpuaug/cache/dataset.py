@@ -33,12 +33,12 @@ _CONTAINERS = {dict, list, tuple}
 class ViewToRead:
     """View that workers read, in memory that they share with the main process, which sets it before each epoch.
 
-    Workers of a ``DataLoader`` share the memory of its data set. A copy, such as by ``deepcopy``, has separate memory, which the
-    copy shares with its own workers.
+    Workers of a ``DataLoader`` share the memory of its data set. A copy, such as by ``deepcopy``, has separate memory, which it
+    shares with its own workers.
     """
 
     def __init__(self) -> None:
-        # Key (two halves), number of the view, newest shard. All are -1 before the first epoch.
+        # Key (two halves), view, newest shard. All are -1 before the first epoch.
         self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()
         self._opened: tuple[list[int], Index | None] = ([], None)
         self.version = 0

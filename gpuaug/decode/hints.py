@@ -148,8 +148,8 @@ def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
     """Warn that image ``index`` of a member is turned upright, and its targets are not."""
     warnings.warn(
         f"{targets} may not match the images, because EXIF turns {_sample(image, index)} upright (orientation "
-        f"{image.orientations[index]}), and does not turn {targets}. If they were annotated on images as stored, pass exif=False to "
-        "the DecodeStage. If they were annotated on upright images, they match: disable this warning with "
+        f"{image.orientations[index]}), and does not turn {targets}. If they were annotated on images as stored, pass "
+        "exif=False to the DecodeStage. If they were annotated on upright images, they match: disable this warning with "
         "warnings.filterwarnings('ignore', '.*may not match the images').",
         GpuAugWarning,
         stacklevel=2,

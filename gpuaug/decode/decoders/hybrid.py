@@ -51,8 +51,8 @@ CARD_HUFFMAN_PIXELS = 250_000
 
 If the card reads the codes, the host phase of a photograph of 12 megapixels takes 13 ms instead of 46 ms, and the host phase of
 0.2 megapixels 0.3 ms instead of 0.8 ms. But the card phase of the small photograph takes 0.13 ms of the card instead of 0.05
-ms, for which a training step may wait: ResNet-50 trained at 0.92 instead of 0.95 of its rate without decoding if the card read all Huffman codes of such small
-photographs, and at 0.94 with this number of pixels (H200, 2026-11-27).
+ms, for which a training step may wait: ResNet-50 trained at 0.92 instead of 0.95 of its rate without decoding if the card read
+all Huffman codes of such small photographs, and at 0.94 with this number of pixels (H200, 2026-11-27).
 """
 
 LARGE_PIXELS = 2**22
@@ -160,7 +160,7 @@ class Hybrid(FileDecoder):
         return first
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Return the function that decodes. It starts all phases, because two started batches could wait for each other's states."""
+        """Return the function that decodes. No phase starts earlier, because two batches could wait for each other's states."""
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Event:

@@ -20,11 +20,11 @@ Videos also have ``ftyp`` in bytes 4 to 7. Only the brand distinguishes images f
 """
 
 _BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
-"""Sizes in bytes of the second header of a BMP that PIL reads. The first bytes, BM, are not enough: a label may begin so."""
+"""Sizes in bytes of the second header of BMPs that PIL reads. The first bytes, BM, are not enough: a label may have them, too."""
 
 
 def _parse_gif(data: memoryview) -> Header:
-    """Parse the header. Count the extensions before the first image, which PIL reads block by block."""
+    """Parse the header. Count the blocks of extensions before the first image, because PIL reads block by block."""
     metadata = Metadata()
     position = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while position + 2 < len(data) and data[position] not in b",;":  # an image, or the end
