@@ -152,16 +152,6 @@ class CachedEpoch:
     is_checked: bool = False
     """Whether the members that stages read have been checked."""
 
-    @property
-    def encoder(self) -> BoundStage:
-        """The stage whose results are stored, after the results of the stages before it."""
-        return self.cached.stages[-1][0]
-
-    @property
-    def count(self) -> int:
-        """Number of stages that are skipped if all rows of a batch were read."""
-        return len(self.cached.stages)
-
     def take(self, batch: Batch) -> "tuple[Batch, CachedBatch | None]":
         """Separate a host batch into (batch with the images to decode, rows; ``None`` if rows are neither read nor recorded).
 
@@ -270,9 +260,14 @@ class CachedBatch:
         return self.rows.encoded is None
 
     @property
+    def skipped_stages(self) -> int:
+        """Number of stages that need not run on the batch: all cached stages if all rows were read, or else 0."""
+        return len(self.epoch.cached.stages) if self.all_rows_read else 0
+
+    @property
     def encoder(self) -> BoundStage:
-        """The stage after which ``finish`` is called if the stages run."""
-        return self.epoch.encoder
+        """The last cached stage, after which ``finish`` is called if the stages run."""
+        return self.epoch.cached.stages[-1][0]
 
     def with_order(self, batch: Batch) -> BatchAndRows:
         """Return the batch and its sample indices, 0 … B - 1. Decoding replaces an index with the sample that it belongs to."""

@@ -195,7 +195,7 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
 
     Attributes of iterable and indexable objects are searched, and items of lists, tuples and dicts that are such objects.
     """
-    found: list[_Samples] = []
+    wrapped: list[_Samples] = []
     seen: dict[int, Any] = {}
     pending = [source]
     while pending:
@@ -204,7 +204,7 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
             continue
         seen[id(value)] = value
         if isinstance(value, _Samples):
-            found.append(value)
+            wrapped.append(value)
             continue
         if type(value) in _CONTAINERS:
             # Samples are not searched: lists of data sets are short, and lists of samples are long.
@@ -212,7 +212,7 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
             pending += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
         elif _has_items(value):
             pending += list(getattr(value, "__dict__", {}).values())
-    return found
+    return wrapped
 
 
 def _has_items(value: Any) -> bool:

@@ -297,7 +297,8 @@ class _Values:
         for code in codes:  # grows in the loop
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         names = {name for code in codes for name in code.co_names if not name.startswith("__")}
-        loaded = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")}
+        instructions = [instruction for code in codes for instruction in dis.get_instructions(code)]
+        loaded = {instruction.argval for instruction in instructions if instruction.opname.startswith("LOAD_")}
         variables = [(name, function.__globals__[name]) for name in sorted(names & loaded & function.__globals__.keys())]
         modules: list[ModuleType] = []
         for name, value in variables:  # grows in the loop

@@ -9,10 +9,7 @@ from gpuaug.decode.formats import jpeg, other, png, tiff, webp
 from gpuaug.decode.formats.header import Header, ImageFormat
 from gpuaug.decode.limits import LimitError
 
-FORMATS = (
-    *(jpeg.FORMAT, png.FORMAT, webp.FORMAT, other.GIF, other.BMP, other.NETPBM, tiff.FORMAT, other.JPEG_2000),
-    other.HEIF,
-)
+FORMATS = (jpeg.FORMAT, png.FORMAT, webp.FORMAT, other.GIF, other.BMP, other.NETPBM, tiff.FORMAT, other.JPEG_2000, other.HEIF)
 """All formats of image files. Their signatures exclude one another: a file has at most one of these formats."""
 
 UNKNOWN_FORMAT = (

@@ -53,7 +53,7 @@ class PipelinedIterator:
         start: Position of the training loop (epoch and batch) before the first batch.
         first_position: Random-number position (seed, epoch, rank, batch index) of the first batch.
         depth: Maximum number of launched batches after ``next`` has returned its batch. May be set between two batches.
-        cached: Stages whose results a feature cache stores: the first ones of ``bound_stages``. ``None`` without a cache.
+        cached: Stages whose results a feature cache stores: the first stages of ``bound_stages``. ``None`` without a cache.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PipelinedIterator:
         self._loop_position = start
         self._ended = False
         self._state_at_end: Any = None
-        """State of the wrapped loader at the last pull; at its end, once it has ended."""
+        """State of the wrapped loader after the last pull, which is the state at its end if the loader has ended."""
         self._iterator_state: dict[str, Any] = {}
         """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
@@ -125,7 +125,7 @@ class PipelinedIterator:
             )
 
     def fill(self, consumer: Lane) -> None:
-        """Launch batches until ``depth + 1`` are launched, or the wrapped loader has no batch ready.
+        """Launch batches until ``depth + 1`` batches are launched, or the wrapped loader has no batch ready.
 
         May wait for the device (see ``RunAheadLimit``), for another thread's launch and for a stage's Python code. Waits for
         the wrapped loader or the decoder only if no batch is launched, or if damaged images have to be replaced.
@@ -355,8 +355,7 @@ class PipelinedIterator:
     def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
         """Return the stages to run: all stages, except stages whose results were all read from a feature cache."""
         cached_batch = submitted.cached_batch
-        reads_rows = cached_batch is not None and cached_batch.all_rows_read
-        return self._bound_stages[self._cached.count :] if self._cached is not None and reads_rows else self._bound_stages
+        return self._bound_stages if cached_batch is None else self._bound_stages[cached_batch.skipped_stages :]
 
     def _launch_next(self) -> None:
         """Launch the oldest submitted batch, or store its error."""
@@ -422,9 +421,9 @@ class PipelinedIterator:
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream.
-            if copied.resident or copied.resident_objects:
+            if copied.resident or copied.has_resident_objects:
                 loader_lane = self._lanes.follow(pulled.stream)
-                source_lane = loader_lane if copied.resident_objects else None
+                source_lane = loader_lane if copied.has_resident_objects else None
             batch = copied.batch if cached_batch is None else cached_batch.begin(copied.batch)
             ready = lane.record_event()
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended

@@ -264,7 +264,7 @@ class TargetSearch:
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
         """Yield the targets within a member of a batch.
 
-        PIL images of the size of an image are taken for masks. Lists of numbers are targets only under the key of a target.
+        PIL images of the size of an image are treated as masks. Lists of numbers are targets only under the key of a target.
 
         Args:
             value: The member, or in a recursive call a value within the member.

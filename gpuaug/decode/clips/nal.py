@@ -85,11 +85,11 @@ def is_key_frame(codec: str, packet: bytes | memoryview) -> bool:
     """
     units = _units(codec, packet)
     if codec == _HEVC:
-        return any(16 <= kind <= 23 for kind, _ in units)
+        return any(16 <= unit_type <= 23 for unit_type, _ in units)
     # An SEI unit whose first message is a recovery point. Its number of frames until pictures are correct begins with bit 1 if
     # it is 0. Other numbers (gradual refresh) are not used: x264 states too small ones.
     return codec != _H264 or any(
-        kind == 5 or (kind == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for kind, unit in units
+        unit_type == 5 or (unit_type == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for unit_type, unit in units
     )
 
 
@@ -101,7 +101,7 @@ def is_idr(codec: str, packet: bytes | memoryview) -> bool:
         packet: (bytes,) key frame, with start codes.
     """
     idr_types = {_H264: (5,), _HEVC: (19, 20)}.get(codec)
-    return idr_types is None or any(kind in idr_types for kind, _ in _units(codec, packet))
+    return idr_types is None or any(unit_type in idr_types for unit_type, _ in _units(codec, packet))
 
 
 def is_reference(codec: str, packet: bytes | memoryview) -> bool:
@@ -117,7 +117,7 @@ def is_reference(codec: str, packet: bytes | memoryview) -> bool:
     """
     if codec != _H264:
         return True
-    slices = [unit[0] for kind, unit in _units(codec, packet) if 1 <= kind <= 5]
+    slices = [unit[0] for unit_type, unit in _units(codec, packet) if 1 <= unit_type <= 5]
     return not slices or any(header & 0x60 for header in slices)
 
 

@@ -264,8 +264,8 @@ class Gather:
         assert isinstance(op, WarpOp)
         inverse = op.inverse(draws, size)
         elements = 6 if op.matrix_type == "affine" else 9
-        for k in range(elements):
-            table[:, start + k] = inverse[:, k // 3, k % 3]
+        for element in range(elements):
+            table[:, start + element] = inverse[:, element // 3, element % 3]
         _write((size.width, size.height), table, start + elements, all_columns)
         if self.blends_fill and all_columns:
             table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
@@ -295,10 +295,10 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_col
 
 def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
     """Write each of ``values`` into one column, from ``column`` on. Without ``all_columns``, only values that are drawn."""
-    for k, value in enumerate(values):
+    for index, value in enumerate(values):
         # A Python number does not depend on draws.
         if all_columns or isinstance(value, np.ndarray):
-            table[:, column + k] = value
+            table[:, column + index] = value
 
 
 @dataclass(frozen=True, slots=True)
