@@ -63,7 +63,7 @@ BUDGETS = {
     "cache": 1_074,
     "cli": 273,
     "core": 1_591,
-    "decode": 4_539,
+    "decode": 4_538,
     "feed": 2_431,
     "fusion": 12_335,
     "integrations": 49,
