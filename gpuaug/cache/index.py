@@ -69,6 +69,7 @@ class Index:
         self._positions = np.column_stack([shard_of_row, np.arange(len(ids)) - first_rows[shard_of_row]])[order]
         """(N, 2) index of the shard, and index of the row in the shard."""
         self._first_numbers = np.ascontiguousarray(self._ids[:, 0])
+        """(N,) first number of each ``RowId``, in which ``find`` searches."""
 
     def __len__(self) -> int:
         return len(np.unique(self._ids, axis=0))

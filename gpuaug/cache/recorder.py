@@ -159,7 +159,7 @@ class Recorder:
         while self._copying and self._copying[0].copied.query():
             self._pass_on()
         while self._in_memory and self._in_memory[0].is_read:
-            # The background thread may still refer to the record. It must not drop the last reference to page-locked memory.
+            # Freed here, because the background thread, which may still refer to the record, must not free page-locked memory.
             self._in_memory.popleft().columns.clear()
         if self._error is not None:
             error, self._error = self._error, None
@@ -226,7 +226,7 @@ class Recorder:
                 self._write(shards.pop(key))
 
     def _write(self, records: list[Record]) -> None:
-        """Write a shard with the next number. Other processes may use the same number, but not the same name of the file."""
+        """Write a shard with the next number. If another process uses the same number, the names of the files still differ."""
         folder = records[0].folder
         try:
             folder.mkdir(parents=True, exist_ok=True)

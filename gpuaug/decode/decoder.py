@@ -8,8 +8,8 @@ the interpreter. Other threads prepare batches.
 
 **Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. Other lanes may
 still read memory that was freed on the copy lane, so the copy lane waits for these lanes. The engines do not wait for any CUDA
-stream: they write at once. Therefore a decoding thread waits on the host until the copy lane has passed these waits, which an
-event on the copy lane reports, before it decodes into the allocated memory.
+stream: they write at once. Therefore, before a thread decodes into the allocated memory, it waits on the host for an event that
+the copy lane records after these waits.
 """
 
 import time

@@ -96,7 +96,7 @@ class NvDec(FileDecoder):
         Args:
             work: Decoding task of the batch.
             resources: Lanes and threads.
-            events: List to which the event is appended after which all frames that this call decodes are written.
+            events: List to which this call adds an event: after the event, all frames that the call decodes are written.
             pending: Clips that no thread has started, shared by all threads: index, and header fields.
         """
         if not resources.lanes.in_line:
