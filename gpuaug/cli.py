@@ -80,8 +80,8 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--device", type=_device, help="device to train on (default: cuda, or cpu without a GPU)")
     parser.add_argument("--batch-size", type=_at_least(int, 1), help="images per step (default: by device)")
     parser.add_argument("--workers", type=_at_least(int, 0), help="DataLoader workers (default: by cores)")
-    parser.add_argument("--seconds", type=_at_least(float, 0.001), help="length of a window (default: by device)")
-    parser.add_argument("--repeats", type=_at_least(int, 1), default=5, help="rounds of windows (default: %(default)s)")
+    parser.add_argument("--seconds", type=_at_least(float, 0.001), help="length of a measurement (default: by device)")
+    parser.add_argument("--repeats", type=_at_least(int, 1), default=5, help="measurements per loop (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _bench(parser, options))
 
@@ -113,7 +113,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         try:
             images = class_folders(data, None)
         except ValueError as error:
-            parser.error(f"--{error}")
+            parser.error(f"--{error}")  # the message begins with the name of the argument: "data must be …"
     setup = setup_for(device, images, batch_size=options.batch_size, workers=options.workers)
     seconds = options.seconds or (2.0 if device.type == "cuda" else 1.0)
     with reserved_cores(setup):
@@ -158,7 +158,7 @@ def _measure(
 def _add_profile(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
-        help="measure the parts of a training step, find the bound of the loop, and give advice",
+        help="measure the parts of a training step, find the bottleneck of the loop, and give advice",
         description="Runs real training steps and measures the loader, the copy, each stage and the step alone, and the loop "
         "with and without overlap. This trains the model: use a model that may be thrown away.",
     )
@@ -167,8 +167,8 @@ def _add_profile(commands: Any) -> None:
         metavar="train.py:make",
         help="function in a file, or in package.module, that returns a StreamedLoader and a step",
     )
-    parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches per window (default: %(default)s)")
-    parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="windows per measured loop (default: %(default)s)")
+    parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches per measurement (default: %(default)s)")
+    parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="measurements per loop (default: %(default)s)")
     parser.add_argument("--timeline", type=Path, help="file for a picture of ten batches (.png, .svg) or a trace (.json)")
     parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _profile(parser, options))
@@ -214,7 +214,7 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """Write the log messages of gpuaug to stderr, also if it is a file: they tell the progress."""
+    """Write the log messages of gpuaug, which report the progress, to stderr, even if stderr is not a terminal."""
     log = logging.getLogger("gpuaug")
     handler = logging.StreamHandler()
     level = log.level
@@ -231,7 +231,7 @@ def _add_encode(commands: Any) -> None:
     parser = commands.add_parser(
         "encode",
         help="fill a feature cache before training",
-        description="Runs the epochs that a feature cache records, without a training step. Rows that exist are read.",
+        description="Encodes the images of the epochs that a cache records, unless it has their features. Trains nothing.",
     )
     parser.add_argument(
         "target", metavar="train.py:make", help="function in a file, or in package.module, that returns a StreamedLoader"

@@ -1,7 +1,8 @@
 """``CachedStages``: the stages of a loader up to an encoder whose results a feature cache stores.
 
 For each batch, ``CachedEpoch.take`` separates the rows that workers read from the images. If all rows were read, the stages are
-skipped. Otherwise they run on the whole batch, ``Taken.finish`` records the missing rows and puts the others into the batch.
+skipped. Otherwise they run on the whole batch, and ``CachedBatch.finish`` records the missing rows, and writes the rows that
+were read over the results of the stages.
 """
 
 import logging
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gpuaug.cache.dataset import ViewToRead, view_folder, wrapped_datasets
 from gpuaug.cache.feature_cache import FeatureCache
-from gpuaug.cache.index import shard_numbers
+from gpuaug.cache.index import shard_paths
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
 from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
@@ -38,13 +39,14 @@ _log = logging.getLogger("gpuaug")
 
 @dataclass(slots=True)
 class BatchAndRows:
-    """A batch, and what is decoded or copied with it: the order of its samples, or columns of its rows.
+    """A batch, and a value that is decoded or copied together with the batch.
 
-    Not a tuple: a tuple of two mappings could be taken for target dicts.
+    Not a tuple: a tuple of two mappings could be mistaken for target dicts.
     """
 
     batch: Batch
     rows: Any
+    """During decoding, (B,) index of each sample; during the copy, the columns of the rows."""
 
 
 class CachedStages:
@@ -98,21 +100,22 @@ class CachedStages:
         self.recorder.close()
         key = "0" * 16
         view = newest = -1
-        folder = samples = None
+        folder = sample_count = None
         if is_used:
             key = self._key(stages[: self.count], position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, key, view)
-            shards = shard_numbers(folder)
+            shards = shard_paths(folder)
             newest = shards[-1][0] if shards else -1
             with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
-                samples = None if shards else sum(map(len, datasets))
+                sample_count = None if shards else sum(map(len, datasets))
         for dataset in datasets:
             dataset.view.set(key, view, newest)
-        views = [(dataset.view, dataset.view.version) for dataset in datasets]
+        read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
         is_named = all(dataset._key is not None for dataset in datasets)
-        behind = [bound for bound, _ in stages[self.count :]]
-        return CachedEpoch(self, position.epoch, folder, views, samples, stages[: self.count], behind, is_named)
+        cached = stages[: self.count]
+        later_stages = [bound for bound, _ in stages[self.count :]]
+        return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
 
     def _key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> str:
         """Return the key of the stages, and warn if the cache has rows of other keys only."""
@@ -141,70 +144,61 @@ class CachedEpoch:
 
     cached: CachedStages
     epoch: int
-    view: Path | None
+    folder: Path | None
     """Folder of the view that is read and recorded; ``None`` if rows are neither read nor recorded."""
-    views: list[tuple[ViewToRead, int]]
+    read_views: list[tuple[ViewToRead, int]]
     """(view that the workers of a data set read, its version when the iterator began) of each data set."""
-    samples: int | None
-    """Number of samples of the data set, until the size of the cache was estimated."""
+    sample_count: int | None
+    """Number of samples of the data set; ``None`` if it is not known, or after the size of the cache was estimated from it."""
     stages: Sequence[tuple[BoundStage, Stage]]
     """(``BoundStage``, ``Stage``) of the cached stages, in order."""
-    behind: Sequence[BoundStage]
-    """Stages that run in all epochs."""
+    later_stages: Sequence[BoundStage]
+    """Stages after the encoder, which run on every batch."""
     is_named: bool
-    """Whether the user names each sample. Otherwise rows are found by their images."""
+    """Whether the user names each sample, with ``key=``. Otherwise rows are found by the images of the sample."""
     is_checked: bool = False
     """Whether the members that stages read have been checked."""
 
-    @property
-    def encoder(self) -> BoundStage:
-        """The stage whose results are stored, after the results of the stages before it."""
-        return self.stages[-1][0]
-
-    @property
-    def count(self) -> int:
-        """Number of stages that are skipped if all rows of a batch were read."""
-        return len(self.stages)
-
-    def take(self, batch: Batch) -> "tuple[Batch, Taken | None]":
-        """Separate a host batch into the batch with the encoded images that have to be decoded, and the rows, if they are used.
+    def take(self, batch: Batch) -> "tuple[Batch, CachedBatch | None]":
+        """Separate a host batch into (batch with the images to decode, rows; ``None`` if rows are neither read nor recorded).
 
         Raises:
             ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``.
             IteratorEndedError: If workers read another view, which a newer iterator has set.
         """
-        if any(view.version != version for view, version in self.views):
+        if any(view.version != version for view, version in self.read_views):
             raise IteratorEndedError(
                 "This iterator cannot continue, because a newer one reads other rows through the same wrapped data set. Call "
                 "cache.wrap(dataset) once for each loader, and end an epoch before the next one begins."
             )
         names = None
         if isinstance(batch, Rows):
-            found = [batch]
-            rest = batch.encoded
+            rows_members = [batch]
+            batch_with_images = batch.encoded
         else:
             names = batches.member_names(batch) if batches.is_container(batch) else []
             names = [name for name in names if isinstance(batches.member(batch, name), Rows)]
-            found = [batches.member(batch, name) for name in names]
-            rest = batches.replace(batch, {name: batches.member(batch, name).encoded for name in names}) if names else batch
-        if not found:
+            rows_members = [batches.member(batch, name) for name in names]
+            images = {name: batches.member(batch, name).encoded for name in names}
+            batch_with_images = batches.replace(batch, images) if names else batch
+        if not rows_members:
             raise ArgumentError(
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
-        if self.view is None:
-            return rest, None
-        taken = Taken(self, found[0], names)
-        missing = int(np.count_nonzero(taken.rows.headers.missing))
+        if self.folder is None:
+            return batch_with_images, None
+        cached_batch = CachedBatch(self, rows_members[0], names)
+        missing = int(np.count_nonzero(cached_batch.rows.headers.missing))
         self.cached.encoded += missing
-        self.cached.read += len(taken.rows.headers.missing) - missing
-        return (without(rest, names) if taken.is_whole else rest), taken
+        self.cached.read += len(cached_batch.rows.headers.missing) - missing
+        return (without(batch_with_images, names) if cached_batch.all_rows_read else batch_with_images), cached_batch
 
     def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
-        """Check that the stages read what determines the row, and that the stages behind find what they read.
+        """Check that the stages read only members that determine the row, and that later stages read no absent member.
 
         Args:
-            before: A batch before the stages.
+            before: The batch before the stages.
             written: Names of the members that are stored.
             image_names: Names of the members that held encoded images.
 
@@ -226,7 +220,7 @@ class CachedEpoch:
                     "on= the members that the stage needs, or put it behind the encoder."
                 )
         absent = {name for name in image_names if str(name) not in written}
-        for bound in self.behind:
+        for bound in self.later_stages:
             read = [name for name in bound.selection.names(before) if name in absent]
             if read:
                 raise ArgumentError(
@@ -240,8 +234,8 @@ class CachedEpoch:
         """Write all rows of the epoch.
 
         Args:
-            is_complete: Whether all batches were handed over. Otherwise, as after ``break``, nobody may see an error that is
-                raised now: the next epoch raises it.
+            is_complete: Whether all batches were handed over. If not, as after ``break``, an error is raised in the next
+                epoch, because nobody might see it now.
 
         Raises:
             GpuAugError: If rows could not be written.
@@ -250,14 +244,16 @@ class CachedEpoch:
 
 
 @dataclass(slots=True)
-class Taken:
-    """Rows of one batch, and the names of its members that hold images; ``None`` if the batch is the images."""
+class CachedBatch:
+    """One batch on its way through the cached stages."""
 
     epoch: CachedEpoch
     rows: Rows
+    """Rows that workers read from the cache."""
     image_names: list[Any] | None
-    own: Any = None
-    """(B,) index of the sample that is at each place: another one if an image could not be decoded."""
+    """Names of the members that hold images; ``None`` if the batch is the images."""
+    sources: Any = None
+    """(B,) index of the sample whose image is at each index: the index of another sample if its image cannot be decoded."""
     before: Batch = None
     """The batch on the device before the stages."""
     leaves: dict[Any, MemberLeaves] = field(default_factory=dict)
@@ -266,30 +262,35 @@ class Taken:
     """Columns of ``rows`` on the device."""
 
     @property
-    def is_whole(self) -> bool:
+    def all_rows_read(self) -> bool:
         """Whether all rows of the batch were read."""
         return self.rows.encoded is None
 
     @property
+    def skipped_stages(self) -> int:
+        """Number of stages that need not run on the batch: all cached stages if all rows were read, or else 0."""
+        return len(self.epoch.stages) if self.all_rows_read else 0
+
+    @property
     def encoder(self) -> BoundStage:
-        """The stage after which ``finish`` is called if the stages run."""
-        return self.epoch.encoder
+        """The last cached stage, after which ``finish`` is called if the stages run."""
+        return self.epoch.stages[-1][0]
 
     def with_order(self, batch: Batch) -> BatchAndRows:
-        """Return the batch and the order of its samples, which changes with them if images cannot be decoded."""
+        """Return the batch and its sample indices, 0 … B - 1. Decoding replaces an index with the sample that it belongs to."""
         return BatchAndRows(batch, np.arange(len(self.rows.headers.missing)))
 
     def with_columns(self, batch: BatchAndRows) -> BatchAndRows:
-        """Return the batch to copy: the batch of ``with_order``, and the columns of the rows in its order."""
-        self.own = batch.rows
-        if (self.own != np.arange(len(self.own))).any():
-            self.rows = self.rows.select(self.own)
+        """Return the batch to copy, and the columns of its rows. ``batch``: result of ``with_order``, after decoding."""
+        self.sources = batch.rows
+        if (self.sources != np.arange(len(self.sources))).any():
+            self.rows = self.rows.select(self.sources)
         return BatchAndRows(batch.batch, self.rows.columns)
 
     def begin(self, copied: BatchAndRows) -> Batch:
         """Return the batch on the device before the stages; if all rows were read, the batch after the stages to skip."""
         self.before, self.columns = copied.batch, copied.rows
-        if self.is_whole:
+        if self.all_rows_read:
             return batch_of(unpack_targets(self.before), None, self.columns, self.rows)
         self.leaves = member_leaves(self.before)
         return self.before
@@ -299,7 +300,7 @@ class Taken:
 
         Args:
             after: The batch after the stages, without pending removals of boxes.
-            read: Values that the stages have read. The tensors that this method reads are appended.
+            read: List of the values that the stages have read. This method appends the tensors that it reads.
             lane: Lane of the encoder.
         """
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
@@ -318,22 +319,22 @@ class Taken:
     def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
         rows = self.rows.headers
         epoch = self.epoch
-        is_own = self.own == np.arange(len(rows.row_ids))
-        indices = np.flatnonzero(rows.missing & is_own).tolist()
+        is_own_image = self.sources == np.arange(len(rows.row_ids))
+        indices = np.flatnonzero(rows.missing & is_own_image).tolist()
         if not len(indices):
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
         cache = epoch.cached.cache
-        if epoch.samples is not None:
+        if epoch.sample_count is not None:
             row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
-            needed = row_bytes * epoch.samples * cache.views
+            needed = row_bytes * epoch.sample_count * cache.views
             free = shutil.disk_usage(cache.folder).free
             _log.log(
                 logging.WARNING if needed > free else logging.INFO,
                 "The feature cache in %s will take about %.3g GB. The disk has %.3g GB free.",
                 *(cache.folder, needed / 1e9, free / 1e9),
             )
-            epoch.samples = None
+            epoch.sample_count = None
         names = [rows.names[index] for index in indices]
-        assert epoch.view is not None
-        epoch.cached.recorder.record(epoch.view, epoch.epoch, rows.row_ids[indices], names, columns, lane)
+        assert epoch.folder is not None
+        epoch.cached.recorder.record(epoch.folder, epoch.epoch, rows.row_ids[indices], names, columns, lane)

@@ -33,19 +33,25 @@ _CONTAINERS = {dict, list, tuple}
 class ViewToRead:
     """View that workers read, in memory that they share with the main process, which sets it before each epoch.
 
-    Workers of a ``DataLoader`` share the memory of its data set. A copy, as of ``deepcopy``, has memory of its own, which it
-    shares with its workers.
+    Workers of a ``DataLoader`` share the memory of its data set. A copy, such as by ``deepcopy``, has separate memory, which it
+    shares with its own workers.
     """
 
     def __init__(self) -> None:
-        # Key (two halves), view, newest shard.
+        # Key (two halves), view, newest shard. All are -1 before the first epoch.
         self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()
         self._opened: tuple[list[int], Index | None] = ([], None)
         self.version = 0
-        """Number of changes to another key or view, in the main process."""
+        """Number of times that the key or the view has changed, in the main process."""
 
     def set(self, key: str, view: int, newest: int) -> None:
-        """Set the view to read: the key of the cache, and the largest number of a shard. ``key``: 16 hexadecimal digits."""
+        """Set the view to read.
+
+        Args:
+            key: Key of the cache, 16 hexadecimal digits.
+            view: Number of the view; -1 to read no rows.
+            newest: Largest number of a shard to read.
+        """
         new = [int(key[:8], 16), int(key[8:], 16), view]
         self.version += new != self._shared[:3].tolist()
         self._shared.copy_(torch.tensor([*new, newest]))
@@ -74,7 +80,7 @@ def view_folder(folder: Path, key: str, view: int) -> Path:
 
 
 class _Samples:
-    """Samples of a data set, with rows of the cache in them.
+    """Data set of ``FeatureCache.wrap``: samples of the user's data set, with rows of a cache in place of images.
 
     Args:
         dataset: Data set of the user.
@@ -99,7 +105,10 @@ class _Samples:
         return len(self.dataset)
 
     def with_rows(self, samples: Sequence[Any]) -> list[Any]:
-        """Return samples with their images replaced by ``CachedFile`` objects, which have the row if it is in the cache."""
+        """Return samples with their images replaced by ``CachedFile`` objects, which hold the row if it is in the cache.
+
+        The first image of a sample holds the row. The other images hold an empty row.
+        """
         results = list(map(self._with_files, samples))
         index = self.view.index(self.folder)
         if index is not None:
@@ -110,7 +119,7 @@ class _Samples:
         return [result for result, _ in results]
 
     def _with_files(self, sample: Any) -> tuple[Any, list[CachedFile]]:
-        """Return a sample with ``CachedFile`` objects, and these objects."""
+        """Return a sample with its images replaced by ``CachedFile`` objects, and a list of these objects."""
         files: list[CachedFile] = []
 
         def collect(value: Any) -> CachedFile:
@@ -183,11 +192,11 @@ class CachedIterable(_Samples, IterableDataset[Any]):
 
 
 def wrapped_datasets(source: Any) -> list[_Samples]:
-    """Return the data sets of ``wrap`` in a loader or in a data set of data sets.
+    """Return the data sets of ``FeatureCache.wrap`` in a loader, or in a data set that consists of data sets.
 
     Attributes of iterable and indexable objects are searched, and items of lists, tuples and dicts that are such objects.
     """
-    found: list[_Samples] = []
+    wrapped: list[_Samples] = []
     seen: dict[int, Any] = {}
     pending = [source]
     while pending:
@@ -196,7 +205,7 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
             continue
         seen[id(value)] = value
         if isinstance(value, _Samples):
-            found.append(value)
+            wrapped.append(value)
             continue
         if type(value) in _CONTAINERS:
             # Samples are not searched: lists of data sets are short, and lists of samples are long.
@@ -204,7 +213,7 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
             pending += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
         elif _has_items(value):
             pending += list(getattr(value, "__dict__", {}).values())
-    return found
+    return wrapped
 
 
 def _has_items(value: Any) -> bool:

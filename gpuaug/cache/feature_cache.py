@@ -1,4 +1,4 @@
-"""``FeatureCache``: the user's object, which names the folder, and reports its content."""
+"""``FeatureCache``: the object that the user creates for a folder of features, and that reports the folder's content."""
 
 import os
 from pathlib import Path
@@ -9,28 +9,29 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from gpuaug.cache.dataset import CachedDataset, CachedIterable, view_folder
-from gpuaug.cache.index import Index, shard_numbers
+from gpuaug.cache.index import Index, shard_paths
 from gpuaug.cache.key import keys_in
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
 MAX_VIEWS = 4096
-"""Maximum number of views. A view is an epoch of features."""
+"""Maximum number of views. A view is the features of one epoch."""
 
 
 class FeatureCache:
     """Features of a frozen encoder, recorded in the first epochs and read in all later epochs.
 
-    Epochs 0 … ``views`` - 1 are ordinary epochs: images are decoded, augmented and encoded. What the stages up to the encoder
-    have written is also copied to the host and written to files, by a thread. From epoch ``views`` on, the workers read the
-    rows of view ``epoch % views``, and these stages do not run: no image file is opened, and nothing is decoded, drawn or
-    encoded. Members that only these stages read, such as the images, are absent then.
+    Epochs 0 … ``views`` - 1 are ordinary epochs: images are decoded, augmented and encoded. The results of the stages up to
+    the encoder are also copied to the host, and a thread writes them to files: one row per sample. From epoch ``views`` on, the
+    workers read the rows of view ``epoch % views``, and these stages do not run: no image file is opened, and nothing is
+    decoded, drawn or encoded. Members that only these stages read, such as the images, are then absent from the batches.
 
-    The data set runs in every epoch: order, labels and captions are those of the epoch. A row is named by the path of its
-    image, or by the hash of its bytes, and is read only if size and time of the file are unchanged. A sample without a row is
-    encoded in its batch and recorded. Of a sample that occurs twice in an epoch the first occurrence is recorded.
+    The data set runs in every epoch: order, labels and captions are as without the cache. A row is found by the path of its
+    image, or by a hash of the image's bytes, and is read only if size and time of the file are unchanged. A sample without a
+    row is encoded in its batch and recorded. If a sample occurs twice in an epoch, its first occurrence is recorded.
 
-    Rows are filed under a key: weights of the encoder, arguments and code of the stages, decoders, seed, and versions. With
-    another key the cache begins anew in another folder beside, and a warning names the difference.
+    The folder of the rows is named by a key: a hash of the weights of the encoder, arguments and code of the stages, decoders,
+    seed, and versions. With another key, rows are recorded in another folder in the folder of the cache, and a warning names
+    the difference.
 
     Args:
         folder: Folder of the cache. It is created if it does not exist.
@@ -40,9 +41,9 @@ class FeatureCache:
         ArgumentError, ArgumentTypeError: If an argument is not valid.
 
     Cost:
-        A recorded row: one copy to the host, in a separate lane, and the write of a file by a thread. At most 1 GiB of
-        rows waits to be written; the rows of further batches are not recorded, and ``stats().rows_dropped`` counts them. A
-        row that is read: one look-up and one copy in a worker, about 20 µs and the time of a ``memcpy``.
+        Per recorded row: one copy to the host, in a separate lane, and the write of a file by a thread. At most 1 GiB of
+        rows waits to be written; the rows of further batches are not recorded, and ``stats().rows_dropped`` counts these rows.
+        Per row that is read: one look-up and one copy in a worker, about 20 µs plus the time of a ``memcpy``.
 
     Examples:
         >>> import tempfile
@@ -65,8 +66,9 @@ class FeatureCache:
     def wrap(self, dataset: Any, *, key: str | int | None = None) -> CachedDataset | CachedIterable:
         """Return a data set with rows of the cache in place of images that were encoded before.
 
-        Pass it to the ``DataLoader``, with ``collate_fn=gpuaug.collate_encoded``. An image is what ``collate_encoded`` takes:
-        ``read_encoded(path)`` is not opened if the row is in the cache; bytes are read, and dropped.
+        Pass the result to the ``DataLoader``, with ``collate_fn=gpuaug.collate_encoded``. Images of the samples must be of a
+        type that ``collate_encoded`` takes. The file of ``read_encoded(path)`` is not opened if its row is in the cache. Bytes
+        are read by the data set in any case.
 
         Args:
             dataset: Map-style or iterable data set with encoded images.
@@ -96,14 +98,11 @@ class FeatureCache:
         return CachedDataset(dataset, self.folder, key)
 
     def __str__(self) -> str:
-        lines = [
-            f"FeatureCache({str(self.folder)!r}, views={self.views}), key {self.key or 'not known before the first epoch'}"
-        ]
+        lines = [f"{self!r}, key {self.key or 'not known before the first epoch'}"]
         for key in keys_in(self.folder):
-            mark = "" if key == self.key or not self.key else ", of other stages"
-            lines.append(f"{key}{mark}")
+            lines.append(key if key == self.key or not self.key else f"{key}, of other stages")
             for view in range(self.views):
-                shards = shard_numbers(view_folder(self.folder, key, view))
+                shards = shard_paths(view_folder(self.folder, key, view))
                 if shards:
                     rows = len(Index(view_folder(self.folder, key, view), shards[-1][0]))
                     size = sum(path.stat().st_size for _, path in shards)

@@ -1,4 +1,4 @@
-"""Index of a view: the shard and the place of each row, found by the identity of its sample."""
+"""Index of a view (an epoch whose rows are stored): shard and position of each row, by the ``RowId`` of its sample."""
 
 import logging
 import os
@@ -15,20 +15,25 @@ from gpuaug.core.encoded import Row, RowId
 _log = logging.getLogger("gpuaug")
 
 
-def shard_numbers(view: Path) -> list[tuple[int, Path]]:
-    """Return (number, path) of the shards in a folder, in order."""
-    found = []
+def shard_paths(folder: Path) -> list[tuple[int, Path]]:
+    """Return (number, path) of the shards in the folder of a view, in ascending order."""
+    paths = []
     with suppress(FileNotFoundError):
-        for entry in os.scandir(view):
+        for entry in os.scandir(folder):
             number = entry.name.partition("-")[0]
             if entry.name.endswith(SUFFIX) and number.isdecimal():
-                found.append((int(number), Path(entry.path)))
-    return sorted(found)
+                paths.append((int(number), Path(entry.path)))
+    return sorted(paths)
 
 
 @cache
-def _mapped(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
-    """Return a shard, which each process checks once; ``None`` if it is damaged."""
+def _checked_shard(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
+    """Return a shard; ``None`` if it is damaged. Cached, so that a process checks a file again only if it has changed.
+
+    Args:
+        path: Path of the shard.
+        _size_and_time: Size and time of the last change of the file, only for the key of ``functools.cache``.
+    """
     try:
         return Shard(path)
     except ShardError as error:
@@ -40,42 +45,47 @@ class Index:
     """Rows of one view that existed when an epoch began.
 
     Args:
-        view: Folder of the shards.
-        newest: Largest number of a shard to read. Later shards were written in this epoch.
+        folder: Folder of the shards.
+        newest: Largest number of a shard to read. Shards with larger numbers were written in this epoch.
     """
 
-    def __init__(self, view: Path, newest: int) -> None:
+    def __init__(self, folder: Path, newest: int) -> None:
         self._shards: list[Shard] = []
-        for number, path in shard_numbers(view):
+        for number, path in shard_paths(folder):
             status = path.stat()
-            shard = _mapped(path, (status.st_size, status.st_mtime_ns)) if number <= newest else None
-            self._shards += [] if shard is None else [shard]
-        # Of equal rows the first is read. Another rank may have encoded a row of an earlier epoch again before it was a file.
+            shard = _checked_shard(path, (status.st_size, status.st_mtime_ns)) if number <= newest else None
+            if shard is not None:
+                self._shards.append(shard)
+        # Several rows may have the same id, of which ``find`` returns the first. It must be the row of the earliest epoch: a
+        # rank may encode a sample again in a later epoch, if another rank has not written the sample's first row by then.
         self._shards.sort(key=lambda shard: shard.epoch)
         ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
-        shards = np.repeat(np.arange(len(lengths)), lengths)
-        rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, lengths)])
+        shard_of_row = np.repeat(np.arange(len(lengths)), lengths)
+        first_rows = np.cumsum(lengths) - lengths
         order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
-        self._places = np.column_stack([shards, rows])[order]
-        self._first_halves = np.ascontiguousarray(self._ids[:, 0])
+        """(N, 4) ``RowId`` of each row of all shards, in ascending order of the first number."""
+        self._positions = np.column_stack([shard_of_row, np.arange(len(ids)) - first_rows[shard_of_row]])[order]
+        """(N, 2) index of the shard, and index of the row in the shard."""
+        self._first_numbers = np.ascontiguousarray(self._ids[:, 0])
+        """(N,) first number of each ``RowId``, in which ``find`` searches."""
 
     def __len__(self) -> int:
         return len(np.unique(self._ids, axis=0))
 
     def find(self, row_ids: Sequence[RowId]) -> list[Row | None]:
         """Return the row of each sample; ``None`` if there is none, its file has changed, or the row is damaged."""
-        searched = np.array(row_ids, np.int64).reshape(-1, 4)
-        begins = np.searchsorted(self._first_halves, searched[:, 0]).tolist()
-        ends = np.searchsorted(self._first_halves, searched[:, 0], side="right").tolist()
+        searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
+        begins = np.searchsorted(self._first_numbers, searched).tolist()
+        ends = np.searchsorted(self._first_numbers, searched, side="right").tolist()
         return [self._find_between(row_id, begin, end) for row_id, begin, end in zip(row_ids, begins, ends, strict=True)]
 
     def _find_between(self, row_id: RowId, begin: int, end: int) -> Row | None:
-        """Return the row of a sample among the rows at ``begin`` … ``end`` - 1."""
-        for place in range(begin, end):
-            if tuple(self._ids[place].tolist()) == row_id:
-                shard, index = self._places[place].tolist()
+        """Return the first undamaged row of a sample among the rows ``begin`` … ``end`` - 1 of ``_ids``."""
+        for number in range(begin, end):
+            if tuple(self._ids[number].tolist()) == row_id:
+                shard, index = self._positions[number].tolist()
                 row: Row | None = self._shards[shard].row(index)
                 if row is not None:
                     return row

@@ -29,10 +29,11 @@ _CHUNK = 1 << 22
 """Number of 32-bit words of a weight that are hashed at once, which limits the memory of the hash."""
 
 KEY_FILE = "key.json"
-"""File in the folder of a key: what the key was made of."""
+"""File in the folder of a key: the parts from which the key was computed."""
 
 _DEPTH = 3
-"""Length of the longest path of an attribute with a hash of its own, from the argument of the stage on."""
+"""Maximum length of a path that gets a separate hash: the argument of the stage, and attributes below it. Values at longer
+paths are included in the hash of their path's beginning."""
 
 _MAX_LISTED = 4
 """Maximum number of paths that a warning lists."""
@@ -43,19 +44,19 @@ _IGNORED = IGNORED_TYPES | ModuleType | logging.Logger
 """Types of values that do not change rows. Attributes of modules that code uses are hashed with the code."""
 
 _CHANGING = ("torch._dynamo.", "torch._inductor.", "triton.", "threading.", "concurrent.", "multiprocessing.", "queue.")
-"""Packages whose objects change in a run, such as compiled functions. Only the function in an object is hashed."""
+"""Packages whose objects change during a run, such as compiled functions. Only the function inside an object is hashed."""
 
 _CODE = re.compile("co_(code|consts|.*names|.*vars|.*argcount|flags|exceptiontable)")
-"""Names of attributes of code that do not depend on its place in a file."""
+"""Names of attributes of code objects that do not depend on the position of the code in its file."""
 
 _UNUSED = re.compile("__(module|doc|annotations|dict|weakref|firstlineno|static_attributes)__")
-"""Names of attributes of classes that depend on the place of the code, or that do not change rows."""
+"""Names of attributes of classes that depend on the position of the code, or that do not change rows."""
 
 _LIBRARIES = ("gpuaug", "torch", "torchvision", "kornia")
 
 
 def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: torch.device) -> dict[str, Any]:
-    """Return what the rows depend on, as plain values.
+    """Return the parts from which the key is computed, as plain values: everything that rows depend on, except samples.
 
     Args:
         stages: The stages up to the encoder whose results are stored.
@@ -94,7 +95,7 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
 
 
 def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
-    """Write what a key was made of, if it is not written yet. ``folder``: of the key.
+    """Write the parts of a key to a file in ``folder``, the folder of the key, unless the file exists.
 
     Raises:
         GpuAugError: If the folder cannot be written.
@@ -112,7 +113,7 @@ def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
 
 
 def keys_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the keys in the folder of a cache: each with what it was made of, empty if its file is damaged."""
+    """Return key → parts of each key in the folder of a cache, oldest first. The parts are empty if the file is damaged."""
     paths = sorted(folder.glob(f"*/{KEY_FILE}"), key=lambda path: path.stat().st_mtime_ns)
     return {path.parent.name: _parts_in(path) for path in paths}
 
@@ -159,13 +160,13 @@ def weights_hash(tensors: Iterable[Tensor]) -> str:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Return a sum, modulo 2^64, of the tensor's words, each multiplied by a number that depends on its place."""
+    """Return the sum, modulo 2^64, of the tensor's 32-bit words, each multiplied by a number that depends on its index."""
     data = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     data = torch.nn.functional.pad(data, (0, -len(data) % 4))
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     for number, words in enumerate(data.view(torch.int32).split(_CHUNK)):
-        places = torch.arange(len(words), device=data.device) + number * _CHUNK
-        factors = (places * 0x1E3779B97F4A7C15) ^ ((places + 1) << 17) | 1
+        indices = torch.arange(len(words), device=data.device) + number * _CHUNK
+        factors = (indices * 0x1E3779B97F4A7C15) ^ ((indices + 1) << 17) | 1
         total += (words.long() * factors).sum()
     return total
 
@@ -174,25 +175,25 @@ class _Values:
     """Hashes of all values that stages refer to: attributes, items, code, closures, and global variables in code.
 
     Code of libraries is compared by the versions of the libraries. Code of the user is hashed as Python has loaded it, without
-    names of modules and files, comments and line numbers. A value without a rule of its own has the parts that ``pickle`` would
-    store.
+    names of modules and files, comments and line numbers. For types that ``_parts`` does not name, the parts that ``pickle``
+    would store are hashed.
     """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         """Strided tensors, in the order of the walk. The hashes do not include their values."""
         self.packages = set(_LIBRARIES)
-        """Names of the libraries whose code was found."""
+        """Names of the libraries whose code the stages use."""
         self.unknown: set[str] = set()
         """Names of classes of values that cannot be read."""
 
     def hashes(self, name: str, root: Any) -> dict[str, str]:
-        """Return path of an attribute, which begins with ``name`` → hash of the value and of values at longer paths.
+        """Return path of an attribute → hash of its value, and of values at longer paths. All paths begin with ``name``.
 
         The walk is a loop, not a recursion: chains of objects may be long, and objects may refer to each other.
         """
         digests: dict[str, Any] = {}
-        seen: dict[int, tuple[int, Any]] = {}  # with the values, because Python reuses the address of an object that is freed
+        seen: dict[int, tuple[int, Any]] = {}  # id → (number, value). The value stays referenced, so that its id is not reused
         pending: list[tuple[tuple[str, ...], Any]] = [((name,), root)]
         while pending:
             path, value = pending.pop()
@@ -270,8 +271,8 @@ class _Values:
         if isinstance(reduced, str):  # a global object, such as the function in a functools.lru_cache
             yield from (("name", reduced), ("function", getattr(value, "__wrapped__", None)))
             return
-        made, arguments_of_it, state, *items = (*reduced, None)[: max(len(reduced), 3)]
-        yield from (("class", made), ("arguments", arguments_of_it))
+        callable_, call_arguments, state, *items = (*reduced, None)[: max(len(reduced), 3)]
+        yield from (("class", callable_), ("arguments", call_arguments))
         if isinstance(state, dict):
             yield from sorted((str(name), part) for name, part in without_ignored(value, state).items())
         else:
@@ -291,20 +292,21 @@ class _Values:
             yield from self._pickled_parts(tensor)
 
     def _globals(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
-        """Yield the global variables in the code of a function, and in place of a module of the user, its attributes."""
+        """Yield the global variables that a function uses. In place of a module of the user, the attributes of these names."""
         codes = [function.__code__]
-        for code in codes:
+        for code in codes:  # grows in the loop
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         names = {name for code in codes for name in code.co_names if not name.startswith("__")}
-        loaded = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")}
-        found = [(name, function.__globals__[name]) for name in sorted(names & loaded & function.__globals__.keys())]
+        instructions = [instruction for code in codes for instruction in dis.get_instructions(code)]
+        loaded = {instruction.argval for instruction in instructions if instruction.opname.startswith("LOAD_")}
+        variables = [(name, function.__globals__[name]) for name in sorted(names & loaded & function.__globals__.keys())]
         modules: list[ModuleType] = []
-        for name, value in found:
+        for name, value in variables:  # grows in the loop
             if not isinstance(value, ModuleType):
                 yield name, value
             elif value not in modules and not self._is_of_library(value.__name__):
                 modules.append(value)
-                found += [(name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
+                variables += [(name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
 
     def _is_of_library(self, module: str | None) -> bool:
         """Return whether a module belongs to Python or a library, whose name is added to ``packages``."""

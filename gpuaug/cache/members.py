@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Rows, split, varies
+from gpuaug.core.encoded import Rows, has_varying_shape, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
@@ -21,7 +21,7 @@ MemberLeaves = list[tuple[Any, int]]
 
 
 def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
-    """Return the leaves of each member of a batch; nothing if the batch is not a container."""
+    """Return the leaves of each member of a batch; an empty dict if the batch is not a container."""
     names = batches.member_names(batch) if batches.is_container(batch) else []
     return {name: _leaves(batches.member(batch, name)) for name in names}
 
@@ -31,7 +31,7 @@ def _leaves(value: Any) -> MemberLeaves:
 
 
 def _changes(leaf: Any) -> int:
-    """Return the number of changes of a tensor in place; 0 for other leaves, and for inference tensors, which count none."""
+    """Return how often a tensor was changed in place; 0 for other leaves, and for inference tensors, which have no counter."""
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
 
 
@@ -42,7 +42,7 @@ def _identity(leaf: tuple[Any, int]) -> tuple[int, int]:
 def written_members(
     before: Mapping[Any, MemberLeaves], after: Batch, image_names: Collection[Any] | None, read: Set[int]
 ) -> dict[str, Any]:
-    """Return the members that stages have written or changed in place, without images that a stage has read later.
+    """Return the members that stages have written or changed in place, except images that a later stage has read.
 
     Raises:
         ArgumentTypeError: If the batch has no members any more.
@@ -51,7 +51,7 @@ def written_members(
         before: Leaves of each member before the stages.
         after: The batch after the stages.
         image_names: Names of the members that held encoded images; ``None`` if the batch was the images.
-        read: ``id`` of each leaf that a stage has read. The leaves are referenced elsewhere.
+        read: ``id`` of each leaf that a stage has read. The caller must keep references to the leaves.
     """
     if image_names is None:
         return {WHOLE: unpack_targets(after)}
@@ -133,7 +133,7 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
 
     Args:
         live: The batch of the data set, without its images; ``None`` if the batch was the images.
-        computed: The batch after the stages; ``None`` if all rows were read.
+        computed: The batch after the stages, from which missing rows are taken; ``None`` if all rows were read.
         columns: Columns of ``rows``, on the device.
         rows: Rows on the host.
     """
@@ -141,31 +141,30 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
     members: dict[str, Any] = {}
     for column, tensor in columns.items():
         name, _, key = _parts(column)
-        source = computed
-        if live is not None and computed is not None:
-            source = _member(computed, name)
-        if varies(column):
+        computed_member = computed if live is None or computed is None else _member(computed, name)
+        if has_varying_shape(column):
             if name not in members:
-                old = _member(live, name) if _has_member(live, name) else [{}] * len(is_missing)
-                sources = [old if source is None or not missing else source for missing in is_missing]
-                members[name] = [dict(samples[index]) for index, samples in enumerate(sources)]
-            for sample, part, missing in zip(
-                members[name], split(tensor, rows.headers.shapes[column]), is_missing, strict=True
-            ):
+                live_member = _member(live, name) if _has_member(live, name) else [{}] * len(is_missing)
+                computed_or_live = live_member if computed_member is None else computed_member
+                members[name] = [
+                    dict((computed_or_live if missing else live_member)[index]) for index, missing in enumerate(is_missing)
+                ]
+            parts = split(tensor, rows.headers.shapes[column])
+            for target, part, missing in zip(members[name], parts, is_missing, strict=True):
                 if not missing:
-                    sample[key] = part
+                    target[key] = part
             continue
-        if source is not None:
-            of_missing = source[key] if key else source
+        if computed_member is not None:
+            computed_tensor = computed_member[key] if key else computed_member
             mask = torch.from_numpy(rows.headers.missing).to(tensor.device)
-            tensor = torch.where(mask.reshape(-1, *[1] * (tensor.dim() - 1)), of_missing, tensor)
+            tensor = torch.where(mask.reshape(-1, *[1] * (tensor.dim() - 1)), computed_tensor, tensor)
         if key:
             members.setdefault(name, {})[key] = tensor
         else:
             members[name] = tensor
     if live is None:
         return members[WHOLE]
-    return batches.replace(live, {_own_name(live, name): value for name, value in members.items()})
+    return batches.replace(live, {_name_in(live, name): value for name, value in members.items()})
 
 
 def without(batch: Batch, names: Collection[Any] | None) -> Batch:
@@ -183,14 +182,14 @@ def without(batch: Batch, names: Collection[Any] | None) -> Batch:
 
 
 def _has_member(batch: Batch, name: str) -> bool:
-    return batch is not None and any(str(own) == name for own in batches.member_names(batch))
+    return batch is not None and name in map(str, batches.member_names(batch))
 
 
 def _member(batch: Batch, name: str) -> Any:
-    return batches.member(batch, _own_name(batch, name))
+    return batches.member(batch, _name_in(batch, name))
 
 
-def _own_name(batch: Batch, name: str) -> Any:
-    """Return the name of a member as the container has it: an index, a key or a field."""
+def _name_in(batch: Batch, text: str) -> Any:
+    """Return the name of a member in the type of the container: an index, a key or a field. ``text``: the name as text."""
     is_sequence = isinstance(batch, list | tuple) and not batches.is_namedtuple(batch)
-    return next((own for own in batches.member_names(batch) if str(own) == name), int(name) if is_sequence else name)
+    return next((name for name in batches.member_names(batch) if str(name) == text), int(text) if is_sequence else text)

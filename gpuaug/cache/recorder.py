@@ -1,7 +1,7 @@
-"""Recorder: copies rows of a batch to the host, and writes them to shards on a thread.
+"""Recorder: copies rows of a batch to the host, and writes them to shards on a background thread.
 
-The training thread makes all CUDA calls: it queues the copies, asks whether they have ended, and frees the memory. The thread
-only reads memory of the host and writes files.
+The training thread makes all CUDA calls: it queues the copies, asks whether they have ended, and frees the memory. The
+background thread, ``Recorder._thread``, only reads memory of the host and writes files.
 """
 
 import errno
@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.cache.index import shard_numbers
+from gpuaug.cache.index import shard_paths
 from gpuaug.cache.shards import SUFFIX, write
-from gpuaug.core.encoded import varies
+from gpuaug.core.encoded import has_varying_shape
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.streams import Event, Lane
 
@@ -35,20 +35,21 @@ SHARD_BYTES = 64 << 20
 """Bytes of rows after which a shard is written."""
 
 SHARD_SECONDS = 30.0
-"""Time after which a shard is written that has not reached ``SHARD_BYTES``: the rows that a killed process may lose."""
+"""Time after which a shard is written even if it has fewer than ``SHARD_BYTES``. A killed process loses rows of this time."""
 
 
 @dataclass(slots=True)
 class Record:
     """Rows of one batch on their way to a shard."""
 
-    view: Path
+    folder: Path
     """Folder of the shards."""
     epoch: int
     """Epoch in which the rows were encoded."""
     ids: NDArray[np.int64]
     """(N, 4) ``RowId`` of the rows."""
     names: list[str]
+    """Name of the sample of each row."""
     columns: dict[str, Tensor]
     """Name of a column → (N, …) tensor on the host, or a flat tensor if the shape varies."""
     shapes: dict[str, NDArray[np.int64]]
@@ -56,15 +57,20 @@ class Record:
     copied: Event
     """Event after the copies to the host."""
     sources: list[Tensor]
-    """Tensors on the device. Referenced until the host has seen the event: then any lane may reuse their memory."""
-    read: bool = False
-    """Whether the thread no longer reads ``columns``."""
+    """Tensors on the device. Referenced until the host has waited for ``copied``: then any lane may reuse their memory."""
+    is_read: bool = False
+    """Whether the background thread has finished reading ``columns``."""
 
     @property
-    def kind(self) -> Any:
-        """Object that is equal for records that may share a shard."""
-        shapes = [(name, values.dtype, () if varies(name) else values.shape[1:]) for name, values in self.columns.items()]
-        return self.view, self.epoch, tuple(shapes), tuple(values.shape[1] for values in self.shapes.values())
+    def shard_key(self) -> Any:
+        """Value that is equal for records that can be concatenated in one shard."""
+        columns = [(name, values.dtype, values.shape[1:]) for name, values in self.columns.items()]
+        return self.folder, self.epoch, *columns, *(shapes.shape[1] for shapes in self.shapes.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the columns."""
+        return sum(values.nbytes for values in self.columns.values())
 
 
 class Recorder:
@@ -76,10 +82,12 @@ class Recorder:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._waiting: deque[Record] = deque()
-        """Records whose memory is in use."""
+        self._in_memory: deque[Record] = deque()
+        """Records whose host memory is not freed yet, oldest first."""
         self._copying: deque[Record] = deque()
+        """Records that were not passed to the background thread yet, oldest first."""
         self._queue: SimpleQueue[Record | None] = SimpleQueue()
+        """Records for the background thread. ``None`` ends the thread."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.written = 0
@@ -89,7 +97,7 @@ class Recorder:
 
     def record(
         self,
-        view: Path,
+        folder: Path,
         epoch: int,
         ids: NDArray[np.int64],
         names: list[str],
@@ -98,25 +106,25 @@ class Recorder:
     ) -> None:
         """Queue the copy of rows to the host.
 
-        Later work on ``lane``, and of the user, may change the columns in place: they are put together on ``lane``.
+        The rows are first concatenated on ``lane``, because later work on ``lane``, or of the user, may change them in place.
 
         Args:
-            view: Folder of the shards.
+            folder: Folder of the shards.
             epoch: Epoch of the rows.
             ids: (N, 4) ``RowId`` of the rows.
-            names: Name of each row.
+            names: Name of the sample of each row.
             columns: Name of a column → its part of each row, on the device.
-            lane: Lane that has written the columns last, which is current.
+            lane: Lane that has written the columns last. It must be current.
 
         Raises:
             GpuAugError: If earlier rows could not be written.
         """
         self.poll()
-        waiting_bytes = sum(column.nbytes for record in self._waiting for column in record.columns.values())
+        waiting_bytes = sum(record.nbytes for record in self._in_memory)
         if waiting_bytes >= MAX_WAITING_BYTES:
             if not self.dropped:
                 warnings.warn(
-                    f"Rows of the feature cache are not written, because the disk of {view} is too slow: "
+                    f"Rows of the feature cache are not written, because the disk of {folder} is too slow: "
                     f"{waiting_bytes / 1e9:.1f} GB are waiting. They are encoded again in later epochs. Use a faster disk.",
                     GpuAugWarning,
                     stacklevel=2,
@@ -126,36 +134,42 @@ class Recorder:
         sources = {}
         shapes = {}
         for name, parts in columns.items():
-            if varies(name):
+            if has_varying_shape(name):
                 shapes[name] = np.array([part.shape for part in parts], np.int64).reshape(len(parts), -1)
-            sources[name] = torch.cat([part.reshape(-1) for part in parts]) if varies(name) else torch.stack(list(parts))
+                sources[name] = torch.cat([part.reshape(-1) for part in parts])
+            else:
+                sources[name] = torch.stack(list(parts))
         self._lane.wait(lane.record_event())
         self._lane.make_current()
         on_host = {}
         for name, source in sources.items():
             on_host[name] = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
             on_host[name].copy_(source, non_blocking=True)
-        record = Record(view, epoch, ids, names, on_host, shapes, self._lane.record_event(), list(sources.values()))
+        record = Record(folder, epoch, ids, names, on_host, shapes, self._lane.record_event(), list(sources.values()))
         lane.make_current()
-        self._waiting.append(record)
+        self._in_memory.append(record)
         self._copying.append(record)
 
     def poll(self) -> None:
-        """Pass rows that are on the host to the thread, and free memory that it has read.
+        """Pass rows that are on the host to the background thread, and free the memory of rows that the thread has read.
 
         Raises:
             GpuAugError: If rows could not be written.
         """
         while self._copying and self._copying[0].copied.query():
             self._pass_on()
-        while self._waiting and self._waiting[0].read:
-            self._waiting.popleft().columns.clear()  # here: the thread may hold the record, and must not free its memory
+        while self._in_memory and self._in_memory[0].is_read:
+            # Freed here, because the background thread, which may still refer to the record, must not free page-locked memory.
+            self._in_memory.popleft().columns.clear()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def close(self, *, raises: bool = True) -> None:
-        """Write all rows, and end the thread. ``raises``: otherwise, the next call of ``poll`` or ``close`` raises the error.
+        """Write all rows, and end the background thread.
+
+        Args:
+            raises: Whether to raise an error of the thread now. If not, the next call of ``poll`` or ``close`` raises it.
 
         Raises:
             GpuAugError: If rows could not be written.
@@ -166,12 +180,12 @@ class Recorder:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
-        self._waiting.clear()
+        self._in_memory.clear()
         if raises:
             self.poll()
 
     def _pass_on(self) -> None:
-        """Wait for the copy of the oldest record, and pass it to the thread."""
+        """Wait for the copy of the oldest record, and pass the record to the background thread."""
         record = self._copying.popleft()
         record.copied.synchronize()
         record.sources.clear()
@@ -181,9 +195,9 @@ class Recorder:
         self._queue.put(record)
 
     def _write_all(self) -> None:
-        """Write records until ``None`` arrives. After an error, drop them."""
+        """Write records until ``None`` arrives. After an error, drop all further records."""
         shards: dict[Any, list[Record]] = {}
-        written_s = time.monotonic()
+        last_flush_s = time.monotonic()
         ended = False
         failed = False
         while not ended:
@@ -191,54 +205,55 @@ class Recorder:
             with suppress(Empty):
                 record = self._queue.get(timeout=SHARD_SECONDS)
                 ended = record is None
-            is_late = ended or time.monotonic() - written_s >= SHARD_SECONDS
-            written_s = time.monotonic() if is_late else written_s
+            flush = ended or time.monotonic() - last_flush_s >= SHARD_SECONDS
+            last_flush_s = time.monotonic() if flush else last_flush_s
             try:
                 if failed and record is not None:
-                    record.read = True
+                    record.is_read = True
                 elif not failed:
-                    self._add(shards, record, is_late=is_late)
+                    self._add(shards, record, flush=flush)
             except BaseException as error:  # raised on the training thread
-                self._error = error.with_traceback(None)  # frames refer to records, whose memory this thread must not free
+                # Without the traceback, which refers to records: this thread must not free their memory.
+                self._error = error.with_traceback(None)
                 failed = True
 
-    def _add(self, shards: dict[Any, list[Record]], record: Record | None, *, is_late: bool) -> None:
-        """Add a record to its shard, and write shards: the large ones, or all if ``is_late``."""
+    def _add(self, shards: dict[Any, list[Record]], record: Record | None, *, flush: bool) -> None:
+        """Add a record to its shard, and write the shards that have ``SHARD_BYTES``; if ``flush``, write all shards."""
         if record is not None:
-            shards.setdefault(record.kind, []).append(_copied(record))
-        for kind, records in list(shards.items()):
-            if is_late or sum(column.nbytes for each in records for column in each.columns.values()) >= SHARD_BYTES:
-                self._write(shards.pop(kind))
+            shards.setdefault(record.shard_key, []).append(_in_ordinary_memory(record))
+        for key, records in list(shards.items()):
+            if flush or sum(record.nbytes for record in records) >= SHARD_BYTES:
+                self._write(shards.pop(key))
 
     def _write(self, records: list[Record]) -> None:
-        """Write a shard with the next number. Other processes may take the same number: the names of their files differ."""
-        view = records[0].view
+        """Write a shard with the next number. If another process uses the same number, the names of the files still differ."""
+        folder = records[0].folder
         try:
-            view.mkdir(parents=True, exist_ok=True)
-            number = max((number for number, _ in shard_numbers(view)), default=-1) + 1
-            columns = {name: torch.cat([each.columns[name] for each in records]) for name in records[0].columns}
-            shapes = {name: np.concatenate([each.shapes[name] for each in records]) for name in records[0].shapes}
-            names = [name for each in records for name in each.names]
-            path = view / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
-            write(path, records[0].epoch, np.concatenate([each.ids for each in records]), names, columns, shapes)
+            folder.mkdir(parents=True, exist_ok=True)
+            number = max((number for number, _ in shard_paths(folder)), default=-1) + 1
+            columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}
+            shapes = {name: np.concatenate([record.shapes[name] for record in records]) for name in records[0].shapes}
+            names = [name for record in records for name in record.names]
+            path = folder / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
+            write(path, records[0].epoch, np.concatenate([record.ids for record in records]), names, columns, shapes)
             self.written += len(names)
         except OSError as error:
-            raise write_error(view, error) from error
+            raise write_error(folder, error) from error
 
 
-def _copied(record: Record) -> Record:
-    """Return a record in ordinary memory, so that the page-locked memory is free."""
+def _in_ordinary_memory(record: Record) -> Record:
+    """Return a copy of a record in pageable memory, so that the page-locked memory of the record can be freed."""
     try:
         return replace(record, columns={name: column.clone() for name, column in record.columns.items()})
     finally:
-        record.read = True
+        record.is_read = True
 
 
 def write_error(folder: Path, error: OSError) -> GpuAugError:
     """Return the error for the user about a file of a cache that could not be written."""
     way_out = "Check the disk, or use another folder."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way_out = "Free space, or use fewer views: the rows that were written will be read."
+        way_out = "Free space, or use fewer views. The rows that were written remain valid."
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         way_out = "Make the folder writable, or use another folder."
     return GpuAugError(f"A feature cache cannot be written to {folder}, because of {error}. {way_out}")

@@ -1,4 +1,4 @@
-"""Shards: safetensors files of rows. A view (a folder of a cache) has any number of them, in the order of their numbers.
+"""Shards: safetensors files of rows. The folder of a view has any number of shards, in the order of their numbers.
 
 A shard has one tensor (N, …) per column, or for a column of varying shape a flat tensor and ``row.shapes.<column>`` (N, axes).
 Its other tensors ``row.…`` identify the N rows.
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.encoded import Row, varies
+from gpuaug.core.encoded import Row, has_varying_shape
 from gpuaug.core.errors import DeviceError
 
 SUFFIX = ".safetensors"
@@ -69,14 +69,19 @@ def write(
 
 
 class _Content:
-    """Columns of a shard. ``described``: its other tensors."""
+    """Columns of a shard, as rows.
+
+    Args:
+        columns: Name of a column → tensor.
+        described: Other tensors of the shard, ``row.…``.
+    """
 
     def __init__(self, columns: Mapping[str, Tensor], described: Mapping[str, Tensor]) -> None:
         self._columns = columns
-        self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if varies(name)}
+        self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if has_varying_shape(name)}
         self._ends = {name: shapes.prod(1).cumsum(0) for name, shapes in self._shapes.items()}
         self._bytes = []
-        """(bytes of a column, end of each row in them) of each column."""
+        """(bytes of the column, offsets of the rows in the bytes, and the total length) of each column."""
         count = len(described["row.id"])
         for name, column in columns.items():
             ends = self._ends[name] if name in self._ends else torch.arange(1, count + 1) * column[0].numel()
@@ -109,7 +114,7 @@ class Shard:
         path: Path of the shard.
 
     Raises:
-        ShardError: If its length is wrong, or its description of the rows.
+        ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong.
         DeviceError: If the package safetensors is not installed.
     """
 
@@ -122,7 +127,7 @@ class Shard:
                 "pip install safetensors."
             ) from error
         try:
-            with safe_open(path, "pt") as file:  # tensors are views of the file, which is read when their values are
+            with safe_open(path, "pt") as file:  # tensors are mapped: the file is read when values are read
                 metadata = file.metadata()
                 columns = {name: file.get_tensor(name) for name in json.loads(metadata["columns"])}
                 described = {name: file.get_tensor(name).clone() for name in file.keys() if name not in columns}  # noqa: SIM118
@@ -135,7 +140,7 @@ class Shard:
         self.ids: NDArray[np.int64] = described["row.id"].numpy()
         """(N, 4) ``RowId`` of each row."""
         self._unchecked = dict(enumerate(described["row.checksum"].tolist()))
-        """Row → checksum, of the rows that this process has not checked."""
+        """Index → checksum, of each row that this process has not checked."""
         self._content = _Content(columns, described)
 
     def row(self, index: int) -> Row | None:

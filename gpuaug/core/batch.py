@@ -39,7 +39,7 @@ def moves_itself(value: object) -> bool:
 
 
 def inner_values(value: Any) -> list[Any]:
-    """Return the values inside a leaf with a ``to`` method: of a mapping its values, of other objects their attributes."""
+    """Return the values inside a leaf with a ``to`` method: values of a mapping, or attributes of another object."""
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
@@ -149,7 +149,7 @@ def _replace_changed(container: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def cached_by_id(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``function`` for ``map_leaves`` so that it is called once for a leaf that occurs several times in a batch."""
+    """Return ``function`` with a cache, so that ``map_leaves`` calls it once for a leaf that occurs several times."""
     # The leaf is stored beside its result: otherwise a later object could get the same id.
     results: dict[int, tuple[Any, Any]] = {}
 
@@ -271,10 +271,10 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     try:
         if not isinstance(container, MutableMapping):
             clone = cls({**container, **values})  # type: ignore[call-arg]
-            names = vars(clone).keys() if hasattr(clone, "__dict__") else ()  # of these, some attribute holds the items
+            names = vars(clone).keys() if hasattr(clone, "__dict__") else ()  # one of these attributes may hold the items
             return _with_attributes(clone, container, ignored=names)
-        # Copied, because the constructor may not accept what the mapping holds besides its items, such as attributes or the
-        # factory of a defaultdict. Other mappings than dicts may hold their items in any attribute.
+        # Copied, because the constructor may not accept the attributes of the mapping, such as the factory of a defaultdict. A
+        # mapping that is not a dict may hold its items in any attribute.
         if isinstance(container, dict | UserDict):
             clone = copy.copy(container)
         else:
@@ -289,7 +289,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
 def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
     # copy.copy would read every field of a dataclass with slots, and reading a field without a value raises an error.
     clone = object.__new__(type(record))
-    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if hasattr(record, f.name)}
+    fields = {name: getattr(record, name) for name in member_names(record)}
     for name, value in {**getattr(record, "__dict__", {}), **fields, **values}.items():
         object.__setattr__(clone, name, value)  # plain assignment raises for a frozen dataclass
     return clone

@@ -61,7 +61,7 @@ def as_device(device: torch.device | str | int | None) -> torch.device:
         count = cuda.device_count() if cuda.is_available() else 0
         if (result.index or 0) >= count:
             result = torch.device("cuda", result.index or 0)
-            names = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+            names = ", ".join(f"cuda:{index}" for index in range(count)) or "no CUDA device"
             raise DeviceError(f"device must be one that this machine has, got {result}. It has {names}; 'cpu' always works.")
         return result
     module: Any = getattr(torch, result.type, None)
@@ -80,10 +80,10 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def host_waits() -> Iterator[list[str]]:
-    """Context manager that yields a list, in which ``file:line`` of the user's code is added where the host waits for a GPU.
+    """Context manager that yields a list. At each wait of the host for a GPU, ``file:line`` of the user's code is added to it.
 
-    The waits are found by PyTorch's sync debug mode, which warns about them. It does not detect explicit waits for an event or
-    a stream. Other warnings are shown as outside of the context.
+    The waits are found by PyTorch's sync debug mode, which warns about waits, except explicit waits for an event or a stream.
+    Other warnings are shown as outside of the context.
     """
     lines: list[str] = []
     show = warnings.showwarning

@@ -157,16 +157,16 @@ CLIP = np.dtype(
     [
         ("start", np.int64),  # offset in the buffer, in bytes, of the clip: parameter sets of the codec, then packets
         ("length", np.int64),  # length of the clip in bytes
-        ("extradata", np.int32),  # number of bytes of the parameter sets
+        ("extradata_size", np.int32),  # number of bytes of the parameter sets
         ("packets", np.int64),  # index of the first packet in ClipHeaders.packets
         ("packet_count", np.int32),  # number of packets
-        ("instant", np.bool_),  # whether each packet gives a frame, and for H.264 no frame depends on earlier packets
+        ("fits_nvdec", np.bool_),  # whether each packet gives one frame, and a clip of H.264 begins with an IDR frame
         # The fields of decode.clips.index.Stream, in their order:
         ("codec", "U16"),
         ("library", "U24"),
         ("tag", "U4"),
         ("bits", np.int32),
-        ("pixels", "U16"),
+        ("pixel_format", "U16"),
         ("height", np.int32),
         ("width", np.int32),
         ("matrix", np.uint8),
@@ -217,7 +217,7 @@ class ClipHeaders(Headers):
 
 
 class EncodedClips(Encoded):
-    """A batch of undecoded clips: the video packets that they need, concatenated.
+    """A batch of undecoded clips: the video packets to decode, concatenated.
 
     ``gpuaug.collate_encoded`` returns an ``EncodedClips`` for clips of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` decodes it
     to frames. ``len()`` is the number of clips.
@@ -268,8 +268,8 @@ class Rows:
 
     Args:
         encoded: (B) encoded images; ``None`` if all rows were read.
-        columns: Name of a column → (B, …) tensor, or a flat tensor of all rows if the shape varies. Missing rows of the former
-            have any values, of the latter none.
+        columns: Name of a column → (B, …) tensor, in which missing rows have any values; or, if the shape varies, a flat tensor
+            of all rows, from which missing rows are absent.
         headers: Description of the rows.
     """
 
@@ -278,7 +278,7 @@ class Rows:
     headers: RowHeaders
 
     def select(self, sources: NDArray[np.int64]) -> "Rows":
-        """Return rows whose row ``i`` is row ``sources[i]`` of these rows."""
+        """Return a copy whose row ``i`` is row ``sources[i]`` of this object."""
         headers = self.headers
         index = torch.from_numpy(sources)
         columns = {name: tensor[index] for name, tensor in self.columns.items() if name not in headers.shapes}
@@ -290,8 +290,8 @@ class Rows:
         return Rows(self.encoded, columns, RowHeaders(headers.missing[sources], headers.row_ids[sources], names, shapes))
 
 
-def varies(column: str) -> bool:
-    """Return whether a column may have another shape in each row."""
+def has_varying_shape(column: str) -> bool:
+    """Return whether rows may differ in the shape of this column: it comes from a list of dicts, such as boxes."""
     return "[]::" in column
 
 

@@ -39,19 +39,20 @@ class _PackPlan:
 
     Args:
         dicts: List or tuple of dicts.
-        masks: Whether masks are packed whatever their size.
+        any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
     """
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]], *, masks: bool) -> None:
+    def __init__(self, dicts: Sequence[dict[Any, Any]], *, any_mask_size: bool) -> None:
         self._container_type = type(dicts)
         self._records = [record.copy() for record in dicts]
         self._columns: list[tuple[PackedColumn, Sequence[Tensor]]] = []
         self._positions: list[tuple[int, Any]] = []
+        """(index of the dict, key) of each value in ``others``."""
         self.others: list[Any] = []
         """Values that are not packed, except numbers and strings."""
         for name, column in columns(dicts).items():
             are_masks = name in MASKS.keys or type(column.values[0]).__name__ == MASKS.class_name
-            if not are_packable(column.values, any_size=masks and are_masks):
+            if not are_packable(column.values, any_size=any_mask_size and are_masks):
                 for sample, value in zip(*column, strict=True):
                     if type(value) is Tensor or type(value) not in HOLDS_NOTHING:
                         self._records[sample][name] = None
@@ -78,13 +79,13 @@ class _PackPlan:
         return PackedTargets(flat, tuple(self.others), layout)
 
 
-def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Batch:
+def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True) -> Batch:
     """Replace each list or tuple of dicts with tensors by a ``PackedTargets``.
 
     Args:
         batch: A batch on the host.
         allocate: Allocator of the packed tensors.
-        masks: Whether masks are packed whatever their size.
+        any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
 
     Returns:
         New batch; ``batch`` itself if nothing is packed. If a tensor occurs twice in the batch, nothing is packed, because both
@@ -96,7 +97,7 @@ def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Bat
     plans: list[_PackPlan] = []
 
     def planned(value: Any) -> Any:
-        plan = _PackPlan(value, masks=masks) if _are_dicts(value) else None
+        plan = _PackPlan(value, any_mask_size=any_mask_size) if _are_dicts(value) else None
         if plan is None or len(plan) < MIN_PACKED_TENSORS:
             return value
         plans.append(plan)

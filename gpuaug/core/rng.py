@@ -34,7 +34,7 @@ from gpuaug.core.generators import GlobalGenerator, device_generator, numpy_gene
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
 
-A stage that takes longer is either compiling, or waits for the thread that waits for it.
+A stage that takes longer is either compiling, or waits for the thread that waits for the stage.
 """
 
 POLL_S = 0.05
@@ -301,8 +301,8 @@ _HOST = GlobalGenerator(
 class Generators:
     """Global generators of torch (of the host and of one device), Python and NumPy, seeded for the duration of a stage.
 
-    Within ``with generators.keyed(key): …`` all draws depend on ``key``. Afterwards the generators have the states from before.
-    Entering waits while another thread is within such a context. Contexts may be nested.
+    Within ``with generators.keyed(key): …`` all draws depend on ``key``. At the end of the context, the generators are restored
+    to their earlier states. Entering waits while another thread is within such a context. Contexts may be nested.
 
     Args:
         device: Device whose generator is seeded in addition to the host's.
@@ -316,8 +316,8 @@ class Generators:
     """
 
     def __init__(self, device: torch.device, *, libraries: bool = False) -> None:
-        libraries_generators = [python_generator(), numpy_generator()] if libraries else []
-        generators = [_HOST, device_generator(device), *libraries_generators]
+        library_generators = [python_generator(), numpy_generator()] if libraries else []
+        generators = [_HOST, device_generator(device), *library_generators]
         self._generators = [generator for generator in generators if generator is not None]
         self._key = 0
         self._outer: CallSeeds | None = None

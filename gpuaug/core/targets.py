@@ -414,12 +414,12 @@ class PackedTargets:
         """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
-        columns = {}
-        own = self.columns()
-        for name in own.keys() & self.pending.names:
-            counts = self.pending.counts(own[name].packed.lengths)
-            columns[name] = own[name].packed._replace(lengths=counts), own[name].joined[: sum(counts)]
-        return self.with_columns(columns)
+        settled_columns = {}
+        for name, column in self.columns().items():
+            if name in self.pending.names:
+                counts = self.pending.counts(column.packed.lengths)
+                settled_columns[name] = column.packed._replace(lengths=counts), column.joined[: sum(counts)]
+        return self.with_columns(settled_columns)
 
     def unpacked(self) -> Any:
         """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.

@@ -181,7 +181,7 @@ def is_unmodified_sequential(module: Any) -> bool:
 
 
 def is_sequence(value: Any) -> bool:
-    """Return whether a value is a plain sequence of modules. A sequence that can be called is a transform of its own."""
+    """Return whether a value is a plain sequence of modules. A sequence that can be called is itself a transform."""
     return isinstance(value, Sequence) and not isinstance(value, str) and not callable(value)
 
 

@@ -24,9 +24,9 @@ Arguments = TypeVarTuple("Arguments")
 
 
 def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments], Loop]:
-    """Decorate a function that compiles: it is called once per process and arguments, and other threads wait for its result.
+    """Decorator for a function that compiles: called once per process and arguments, while other threads wait for the result.
 
-    With ``functools.cache`` alone, each thread that calls it before the first result would compile.
+    With ``functools.cache`` alone, each thread that calls the function before it has returned would compile.
     """
     lock = threading.Lock()
     cached = cache(function)
@@ -48,11 +48,11 @@ def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) ->
     """Return loops that call C functions, compiled by Numba if it is installed. ``None`` if the machine is not supported.
 
     Args:
-        purpose: What the loops do, for the message if Numba is installed and fails.
+        purpose: Purpose of the loops, a verb with its object, for the message if Numba is installed and fails.
         define: Function of (call, call_unlocked, compile) that returns the loops. ``call(address, arguments)`` calls a C
-            function with a tuple of 64-bit integers. If the loops are not compiled, ``call`` holds the interpreter's lock, for
-            functions that take less time than acquiring the lock again, and ``call_unlocked`` releases it. ``compile`` is the
-            decorator of the functions of the loops.
+            function with a tuple of 64-bit integers. If the loops are not compiled, ``call`` keeps the interpreter's lock, for
+            functions that take less time than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is
+            the decorator of the functions of the loops.
     """
     if not _is_supported():
         return None
@@ -74,7 +74,7 @@ def in_python(define: Callable[[Any, Any, Any], Loop]) -> Loop:
 
 
 def _python_call(function_type: Any) -> Callable[[int, Sequence[int]], int]:
-    """Return the function ``call`` of ``compiled_or_python`` for Python. ``function_type``: of ctypes."""
+    """Return ``call`` or ``call_unlocked`` for Python. ``function_type``: ``PYFUNCTYPE`` or ``CFUNCTYPE`` of ctypes."""
 
     @cache
     def prototype(count: int) -> Any:
@@ -84,9 +84,9 @@ def _python_call(function_type: Any) -> Callable[[int, Sequence[int]], int]:
 
 
 def load_library(paths: Iterable[str], names: Sequence[str]) -> ctypes.CDLL | None:
-    """Return the first library that can be loaded and has all functions ``names``; ``None`` without one.
+    """Return the first library that can be loaded and has all functions ``names``.
 
-    ``None`` also on a machine that ``compiled_or_python`` does not support.
+    Returns ``None`` if there is no such library, or ``compiled_or_python`` does not support the machine.
     """
     for path in paths if _is_supported() else ():
         with suppress(OSError, AttributeError):
@@ -115,7 +115,7 @@ def addresses(library: ctypes.CDLL | None, names: Sequence[str]) -> list[int]:
 
 
 def c_call() -> Any:
-    """Return a function for Numba code that calls a C function. Arguments: its address, and a tuple of 64-bit integers."""
+    """Return ``call(address, arguments)`` for code that Numba compiles: ``arguments`` is a tuple of 64-bit integers."""
     from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic

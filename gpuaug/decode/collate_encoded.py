@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import HEADER, Encoded, Headers, RowHeaders, Rows, varies
+from gpuaug.core.encoded import HEADER, Encoded, Headers, RowHeaders, Rows, has_varying_shape
 from gpuaug.core.errors import ArgumentError
 from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
@@ -34,12 +34,12 @@ def collate_encoded(samples: Sequence[Any], *, flatten: Hashable | None = None) 
     An image is one of: a path, as ``read_encoded(path)`` or of ``pathlib``, or as a str if it is the whole sample; the bytes of
     a file, as bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); Hugging Face's ``{"bytes": …, "path": …}``; a
     result of ``PIL.Image.open`` that is open, on its first page, without ``draft()`` and not decoded. A
-    clip is ``read_clip(path, …)``. Only the packets of the video from which frames of the clip are decoded enter the batch.
+    clip is ``read_clip(path, …)``. Of its video, the batch holds only the packets from which frames of the clip are decoded.
     Samples have the structures that ``collate_ragged`` accepts. Other members are collated as by ``collate_ragged``.
 
     Args:
-        samples: Samples of the same structure. A member holds images or clips if its value in the first sample is one. But
-            bytes may also be labels: they are images if in any sample they begin like an image file.
+        samples: Samples of the same structure. A member holds images or clips if its value in the first sample is an image or
+            a clip. Bytes may also be labels: a member of bytes holds images if one of its values begins like an image file.
         flatten: Key or index of a member that is a list of images per sample, whose length differs between samples and may be
             0. The batch has all images there, in the order of the samples, and their numbers per sample, (B,) int64, in a
             further member: in a dict ``"images_counts"`` for ``flatten="images"``, in a tuple the last element. Default: a list
@@ -58,11 +58,11 @@ def collate_encoded(samples: Sequence[Any], *, flatten: Hashable | None = None) 
         DeviceError: If there are clips, and PyAV is not installed.
 
     Cost:
-        On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs more per image. In a worker
+        On the host, one copy of the bytes, from the page cache into the buffer, plus about 15 µs per image. In a worker
         of a ``StreamedLoader`` the decoder reads this buffer, without another copy. The first clip of a video in a process
         reads all packets of the video, to find the time stamps, in some 10 µs per frame of 340x256. Every clip reads the
-        packets from the key frame before the clip to its end: 30 KB to 1 MB. A process keeps 8 videos open, and the time stamps
-        of 1024 videos.
+        packets from the key frame before the clip to the end of the clip: 30 KB to 1 MB. A process keeps 8 videos open, and the
+        time stamps of 1024 videos.
 
     Examples:
         >>> import io
@@ -150,10 +150,10 @@ def _read(path: str, buffer: memoryview, length: int) -> str:
 
 
 def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[CachedFile]], Encoded]) -> Rows:
-    """Pack the rows of a batch. If some are missing, pack all files, too.
+    """Pack the rows of a batch. If a row is missing, pack all files, too.
 
-    Stages run on whole batches, because a sample's random numbers depend on its place in the batch, and a file that cannot be
-    decoded may be replaced by any other.
+    Stages run on whole batches, because a sample's random numbers depend on its index in the batch, and any sample may replace
+    a sample whose file cannot be decoded.
 
     Args:
         files: (B,) images of one member.
@@ -169,29 +169,29 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
             f"samples as {len(files)} samples. Leave out flatten=, or wrap no data set."
         )
     missing = [file.row is None for file in files]
-    found = [file.row for file in files if file.row is not None]
-    first = found[0] if found else {}
+    rows = [file.row for file in files if file.row is not None]
+    first = rows[0] if rows else {}
     columns = {}
     shapes = {}
     for name, part in first.items():
-        if any(row.keys() != first.keys() or (row[name].shape != part.shape and not varies(name)) for row in found):
-            kinds = [", ".join(f"{key} {tuple(value.shape)}" for key, value in row.items()) for row in found]
+        if any(row.keys() != first.keys() or (row[name].shape != part.shape and not has_varying_shape(name)) for row in rows):
+            descriptions = [", ".join(f"{key} {tuple(value.shape)}" for key, value in row.items()) for row in rows]
             raise ArgumentError(
-                f"The rows of a batch must have the same columns and shapes, got {' and '.join(dict.fromkeys(kinds))}. "
+                f"The rows of a batch must have the same columns and shapes, got {' and '.join(dict.fromkeys(descriptions))}. "
                 "Batch images of one size together, with a batch sampler that has a bucket per size."
             )
-        if varies(name):
+        if has_varying_shape(name):
             empty = part.new_empty((0,) * part.dim())
             parts = [empty if file.row is None else file.row[name] for file in files]
-            shapes[name] = np.array([each.shape for each in parts], np.int64).reshape(len(files), -1)
+            shapes[name] = np.array([row_part.shape for row_part in parts], np.int64).reshape(len(files), -1)
             columns[name] = _concatenated(parts)
         else:
             parts = [part if file.row is None else file.row[name] for file in files]
             columns[name] = torch.stack(parts, out=allocate_tensor((len(files), *part.shape), part.dtype))
     encoded = pack_files(files) if any(missing) else None
-    described = [] if encoded is None else files
-    ids = np.array([file.row_id for file in described], np.int64)
-    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, [file.name for file in described], shapes))
+    files_to_record = [] if encoded is None else files
+    ids = np.array([file.row_id for file in files_to_record], np.int64)
+    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, [file.name for file in files_to_record], shapes))
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

@@ -1,15 +1,15 @@
 """Decoding of batches on background threads, with several decoders at once. The header of a file alone selects its decoder.
 
-A *lane* is a CUDA stream with a name, or without CUDA a stand-in for which work runs at once. *Engines* are the JPEG decoding
-hardware of a card.
+A *lane* is a CUDA stream with a name; without CUDA, an object with the same methods, whose work runs at once. *Engines* are the
+JPEG decoding hardware of a card.
 
 A call to the engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never wait for
 the interpreter. Other threads prepare batches.
 
-**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. Memory that was
-freed there may still be read by other lanes, and the copy lane waits for them. But the engines start to write at once, without
-waiting for the CUDA stream of their call. Therefore a thread waits on the host for an event of the copy lane, recorded after
-these waits, before it decodes into the allocated memory.
+**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. Other lanes may
+still read memory that was freed on the copy lane, so the copy lane waits for these lanes. The engines do not wait for any CUDA
+stream: they write at once. Therefore, before a thread decodes into the allocated memory, it waits on the host for an event that
+the copy lane records after these waits.
 """
 
 import time
@@ -72,8 +72,8 @@ class Decoder:
         """
         if encoded_type not in self.decoders_by_type:
             self.decoders_by_type[encoded_type] = decoders = self._find(encoded_type)
-            # One lane per concurrent call of a decoder on the card.
-            for call in range(len(self._card_lanes), sum(decoder.calls for decoder in decoders if decoder.on_card)):
+            # A lane for each concurrent call of the decoders on the card. The first lane exists already.
+            for call in range(len(self._card_lanes), sum(decoder.max_calls for decoder in decoders if decoder.on_card)):
                 self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
                 self._idle_card_lanes.put(self._card_lanes[-1])
         return self.decoders_by_type[encoded_type]
@@ -114,7 +114,7 @@ class Decoder:
         return Work(encoded, layout, data, raw, staging)
 
     def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """Return a device buffer for ``length`` values."""
+        """Return a device buffer for ``length`` values, and drop the references to buffers that are freed."""
         buffer = allocate_pixels(buffer_length(length * dtype.itemsize), self._lanes.device, dtype)
         self._pixels = [*(reference for reference in self._pixels if reference() is not None), weakref.ref(buffer)]
         return buffer
@@ -181,9 +181,9 @@ class Decoder:
                             begun.append((decoder.name, decoder.begin(work, indices, resources)))
         except BaseException as error:
             errors.append(error)
-        # Wait for all decoders even after an error: the memory is reused then, so no decoder may still write to it. Reversed:
-        # the hybrid decoder's function, which does the decoding itself, is called before that of the engines, which work in the
-        # background.
+        # Wait for all decoders even after an error, because memory that is reused must not be written by a decoder. In reverse
+        # order: the function of the hybrid decoder (nvJPEG on the CPU and the card) decodes when it is called, and the engines,
+        # which come before it, work in the background meanwhile.
         for name, finish in reversed(begun):
             start = time.perf_counter()
             try:

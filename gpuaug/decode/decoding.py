@@ -66,12 +66,12 @@ class Decoding:
         pools: Threads of the iterator.
         encoded: Encoded members of the batch.
         windows: Function for each member that returns the windows to decode.
-        earlier: Decodings of other members of the batch, submitted and collected earlier. The samples of those with the same
-            number of samples are replaced together with the samples of this ``Decoding``.
+        earlier: Decodings of other members of the batch, submitted and collected earlier. If such a ``Decoding`` has the same
+            number of samples, a sample is replaced in the members of both.
         raises: Whether an image that cannot be decoded is an error. Otherwise its sample is replaced.
 
     Raises:
-        DecodeError: If the header of an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded.
+        DecodeError: If ``raises``, and the header of an image cannot be decoded. If no sample of the batch can be decoded.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Decoding:
         self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
         self._problems: dict[int, str] = {}
         """Index of each sample that this ``Decoding`` cannot decode → description of the sample and its problem."""
-        # Shared, because an earlier decoding decodes other samples, too, if this one finds a problem. A list of all decodings
-        # would be a reference cycle, which frees the memory of the batch late.
+        # One dict for all decodings: a problem of a later decoding also makes the earlier decodings decode another sample. A
+        # list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
         self._all_problems: dict[int, str] = self._earlier[0]._all_problems if self._earlier else {}
         """Problems of all decodings whose samples are replaced together."""
         self.replaced = 0
@@ -128,7 +128,7 @@ class Decoding:
             Batch in which samples whose image cannot be decoded are replaced.
 
         Raises:
-            DecodeError: If an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded. If a sample
+            DecodeError: If ``raises``, and an image cannot be decoded. If no sample of the batch can be decoded. If a sample
                 cannot be replaced in a member.
         """
         count = -1
@@ -162,7 +162,7 @@ class Decoding:
         """Allocate the memory of the batch and submit it to the decoders.
 
         Raises:
-            DecodeError: If an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded.
+            DecodeError: If ``raises``, and an image cannot be decoded. If no sample of the batch can be decoded.
         """
         if self._raises and self._problems:
             self._refuse(self._problems, "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage.")
@@ -174,7 +174,7 @@ class Decoding:
         if self._all_problems:
             self._check_counts([len(member) for member in self._encoded])
         self._undecodable = set(self._all_problems)
-        """Indices of the samples that have a problem: another sample is decoded instead of each."""
+        """Indices of the samples that have a problem, for each of which another sample is decoded."""
         members = zip(self._encoded, self._windows, strict=True)
         self.works: list[Work[BatchLayout]] = []
         for encoded, windows in members:

@@ -27,7 +27,7 @@ _TRANSFORMS_TO_LOADER = "Pass the transforms to the loader: stages=[gpuaug.Decod
 
 
 class _UnreadType(type):
-    """Class of ``EncodedFile``, whose text gives advice in errors of libraries: "img should be PIL Image. Got <class …>"."""
+    """Metaclass whose ``repr`` gives advice in errors of libraries: "img should be PIL Image. Got <class …>"."""
 
     def __repr__(cls) -> str:
         return f"{super().__repr__()}, a file that is not read yet. {_TRANSFORMS_TO_LOADER}"
@@ -112,7 +112,7 @@ class CachedFile(EncodedFile):
     number: int
     """Number of the image in the sample, from 0."""
     row: Row | None
-    """Row of the sample; ``None`` if it is missing. Empty for further images of a sample whose row was read."""
+    """Row of the sample; ``None`` if it is missing. If a sample has several images, only the first image holds the row."""
 
     def __init__(self, path: str, content: memoryview | None) -> None:
         super().__init__(path)
@@ -183,8 +183,8 @@ def _register_size_with_torchvision() -> None:
 def are_encoded(members: Sequence[Any], member_path: str) -> bool:
     """Return whether a member of the batch holds encoded images or clips.
 
-    The type of the first value decides, except for bytes, which may also be labels: they are images if any of them begin like
-    an image file. With an empty ``member_path``, bytes are images, and text is the path of an image file.
+    The type of the first value decides. Bytes may also be labels: bytes are images if any value begins like an image file.
+    With an empty ``member_path``, bytes are images, and text is the path of an image file.
 
     Args:
         members: (B,) values of the member, one per sample.
@@ -227,7 +227,7 @@ def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, me
         position_in_file = value.fp.tell()
         value.fp.seek(0)
         content = value.fp.read(MAX_FILE_BYTES + 1)
-        value.fp.seek(position_in_file)  # where PIL would go on reading
+        value.fp.seek(position_in_file)  # the position at which PIL continues to read
         return os.fsdecode(getattr(value, "filename", "")), bytes_view(content)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
         return os.fsdecode(value), None
@@ -280,7 +280,7 @@ def _is_pil_file(value: Any) -> bool:
 
 
 def _change_of(image: Any) -> str:
-    """Return how an image differs from a result of ``PIL.Image.open`` that has its file; an empty string if not at all."""
+    """Return the difference of an image from an unchanged result of ``PIL.Image.open``, as text; empty without a difference."""
     attributes = vars(image)
     has_pixels = attributes.get("_im", attributes.get("im")) is not None  # ``_im`` since Pillow 11, ``im`` before
     if has_pixels or image.fp is None or getattr(image.fp, "closed", False):
@@ -292,4 +292,4 @@ def _change_of(image: Any) -> str:
 
 def begins_like_video(data: memoryview) -> bool:
     """Return whether a video file may begin with these bytes."""
-    return _match_video(bytes(data[:377])) is not None and format_of(data) is None  # images also have ``ftyp``
+    return _match_video(bytes(data[:377])) is not None and format_of(data) is None  # AVIF and HEIF images also have ``ftyp``

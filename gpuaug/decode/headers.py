@@ -9,17 +9,14 @@ from gpuaug.decode.formats import jpeg, other, png, tiff, webp
 from gpuaug.decode.formats.header import Header, ImageFormat
 from gpuaug.decode.limits import LimitError
 
-FORMATS = (
-    *(jpeg.FORMAT, png.FORMAT, webp.FORMAT, other.GIF, other.BMP, other.NETPBM, tiff.FORMAT, other.JPEG_2000),
-    other.HEIF,
-)
-"""All formats of image files. The files of at most one of them begin with given bytes."""
+FORMATS = (jpeg.FORMAT, png.FORMAT, webp.FORMAT, other.GIF, other.BMP, other.NETPBM, tiff.FORMAT, other.JPEG_2000, other.HEIF)
+"""All formats of image files. Their signatures exclude one another: a file has at most one of these formats."""
 
 UNKNOWN_FORMAT = (
     f"it is in none of the supported formats: {', '.join(name for format_ in FORMATS[:-1] for name in format_.names)}; "
     "AVIF and HEIF if PIL reads them"
 )
-"""``Header.problem`` of data in another format."""
+"""``Header.problem`` of data in a format that is not in ``FORMATS``."""
 
 _PREFIX_BYTES = 64
 """Number of bytes at the beginning of a file by which its format is recognised."""

@@ -33,9 +33,9 @@ class DecodedMember(NamedTuple):
     options: Options
 
     @property
-    def turned(self) -> NDArray[np.uint8]:
-        """(B,) EXIF orientations that are corrected; 1 for images that are not turned."""
-        orientations: NDArray[np.uint8] = np.maximum(self.headers.table["orientation"], 1)  # 0 of a file that cannot be read
+    def orientations(self) -> NDArray[np.uint8]:
+        """(B,) EXIF orientations that the decoder corrects; 1 for images that are not turned."""
+        orientations: NDArray[np.uint8] = np.maximum(self.headers.table["orientation"], 1)  # a file that cannot be read has 0
         return orientations if self.options.exif else np.ones_like(orientations)
 
     @property
@@ -55,6 +55,7 @@ class Hints:
     """Warnings of one ``DecodeStage``, each at most once."""
 
     def __init__(self) -> None:
+        # Whether to warn of masks decoded to colours, of mask files with another orientation than images, of other targets.
         self._checks_masks = self._checks_files = self._checks_targets = True
 
     def check(
@@ -75,7 +76,7 @@ class Hints:
         for member in decoded if self._checks_masks else ():
             self._check_values(member, batch, selections)
         if self._checks_files or self._checks_targets:
-            turned = [member for member in [*earlier, *decoded] if (member.turned != 1).any()]
+            turned = [member for member in [*earlier, *decoded] if (member.orientations != 1).any()]
             if turned:
                 self._check_turned(turned, [*earlier, *decoded], batch, selections)
 
@@ -106,17 +107,17 @@ class Hints:
         masks = [member for member in members if self._checks_files and member.is_mask(batch, selections)]
         for mask in masks:
             for image in members:
-                if len(image.turned) != len(mask.turned):
+                if len(image.orientations) != len(mask.orientations):
                     continue
                 problems = image.headers.problems.keys() | mask.headers.problems.keys()
-                # Where only one of the files swaps its sides, their sizes tell which is upright.
-                keeps_size = ((image.turned > 4) == (mask.turned > 4)) | image.is_square
-                is_different = (image.turned != mask.turned) & keeps_size
+                # If only one of the files swaps height and width, a mismatch shows in the sizes, except for square images.
+                keeps_size = ((image.orientations > 4) == (mask.orientations > 4)) | image.is_square
+                is_different = (image.orientations != mask.orientations) & keeps_size
                 different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]
                 if different:
                     self._checks_files = False
                     index = different[0]
-                    source = image if image.turned[index] != 1 else mask
+                    source = image if image.orientations[index] != 1 else mask
                     other = mask if source is image else image
                     _warn_of_turn(source, index, other.headers.member or "the other file")
                     return
@@ -131,7 +132,7 @@ class Hints:
             return
         names = batches.member_names(batch)
         # Where sides are swapped, masks and boxes with a canvas size have the size of the upright image, or are an error.
-        keeps_size = (image.turned != 1) & ((image.turned <= 4) | image.is_square)
+        keeps_size = (image.orientations != 1) & ((image.orientations <= 4) | image.is_square)
         labels = {
             target.label: None
             for name in names
@@ -139,7 +140,7 @@ class Hints:
             if keeps_size.any() or not (type_name(target.value) or target.label.startswith("mask"))
         }
         if labels:
-            indices = np.flatnonzero(keeps_size if keeps_size.any() else image.turned != 1)
+            indices = np.flatnonzero(keeps_size if keeps_size.any() else image.orientations != 1)
             _warn_of_turn(image, int(indices[0]), ", ".join(labels))
 
 
@@ -147,8 +148,8 @@ def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
     """Warn that image ``index`` of a member is turned upright, and its targets are not."""
     warnings.warn(
         f"{targets} may not match the images, because EXIF turns {_sample(image, index)} upright (orientation "
-        f"{image.turned[index]}), and does not turn {targets}. If they were annotated on images as stored, pass exif=False to "
-        "the DecodeStage. If they were annotated on upright images, they match: disable this warning with "
+        f"{image.orientations[index]}), and does not turn {targets}. If they were annotated on images as stored, pass "
+        "exif=False to the DecodeStage. If they were annotated on upright images, they match: disable this warning with "
         "warnings.filterwarnings('ignore', '.*may not match the images').",
         GpuAugWarning,
         stacklevel=2,

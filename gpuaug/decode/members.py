@@ -52,13 +52,13 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: ty
             another collate function may also hold B samples, such as B tensors of B labels.
 
     Raises:
-        DecodeError: If a member may hold an entry per sample, but it is not known how to select entries from it.
+        DecodeError: If a member may hold one entry per sample, but has a type whose entries cannot be selected.
     """
     return _Replacement(sources, decoded_type, are_fields=are_fields).walk(batch, outermost=True)
 
 
 class _Replacement:
-    """See ``with_samples_from``."""
+    """Recursion of ``with_samples_from``."""
 
     def __init__(self, sources: NDArray[np.int64], decoded_type: type, *, are_fields: bool) -> None:
         self._sources = sources
@@ -106,12 +106,12 @@ class _Replacement:
         if not isinstance(container, tuple | list) or batches.is_namedtuple(container) or len(container) != self._count:
             return False
         if instances((self._decoded_type, Encoded), container):
-            return False  # such as B views of the images
+            return False  # such as a list of B members with B images each
         if self._are_fields:  # default_collate collates tuples of numbers and text only; other tuples stay samples
             return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)
         if not all(map(self._is_column, container)):
             return True
-        if len({_kind(value) for value in container}) == 1:
+        if len({_signature(value) for value in container}) == 1:
             self._refuse(f"a {type(container).__name__} of {self._count} values with {self._count} entries each")
         return False
 
@@ -133,7 +133,7 @@ class _Replacement:
         return is_list and all(isinstance(entry, str | bytes) for entry in value)
 
     def _refuse(self, description: str) -> NoReturn:
-        """Raise the error about a member that may hold an entry per sample. ``description``: the member."""
+        """Raise the error about a member that may hold one entry per sample. ``description``: type of the member."""
         sample = int(np.flatnonzero(self._sources != np.arange(self._count))[0])
         raise DecodeError(
             f"Sample {sample} cannot be replaced, because the entry for the sample in {description} is unknown. Return "
@@ -141,7 +141,7 @@ class _Replacement:
         )
 
 
-def _kind(column: Any) -> Any:
+def _signature(column: Any) -> Any:
     """Return an object that is equal for columns of one type, dtype and shape. ``column``: see ``with_samples_from``."""
     if isinstance(column, Tensor | np.ndarray):
         return type(column), column.dtype, tuple(column.shape)

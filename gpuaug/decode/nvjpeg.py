@@ -27,7 +27,7 @@ HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """Backends of nvJPEG, by where a JPEG is decoded.
 
 ``NVJPEG_BACKEND_HYBRID``: the host reads the Huffman codes, the card does the rest. ``_GPU_HYBRID``: the host only prepares the
-file, and the card also reads the Huffman codes; baseline JPEGs only. ``_HARDWARE``: the JPEG engines do all.
+file, and the card also reads the Huffman codes; baseline JPEGs only. ``_HARDWARE``: the JPEG engines decode all of the file.
 """
 
 FLAGS = 1 << 5
@@ -117,7 +117,7 @@ def ask_for_queues() -> int:
 
 
 queues = ask_for_queues()
-"""Number of hardware queues of this process. Set on import, because CUDA may start at any time after it."""
+"""Number of hardware queues of this process. Set on import, because CUDA may start at any time after the import."""
 
 
 class Library:
@@ -189,7 +189,7 @@ class BatchDecoder(Library):
         self._idle_parameters: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
         """Handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses, by output format."""
         self._setups: dict[int, tuple[int, int]] = {}
-        """(number of images, output format) that each state is initialized for."""
+        """Decoding state → (number of images, output format) for which the state is initialized."""
 
     def sizes(self, files: NDArray[np.void]) -> NDArray[np.int32]:
         """Return (B, 2) height and width of each file, (B,) ``FILE``, by nvJPEG's parser; 0 if the parser fails."""
@@ -297,7 +297,7 @@ class PhasedDecoder(Library):
             device_bytes: Size of the device memory, which nvJPEG enlarges likewise.
 
         Raises:
-            NvJpegError: If the state cannot be created. All parts of it are then destroyed.
+            NvJpegError: If the state cannot be created. The objects that were created for the state are destroyed.
         """
         handle = self._handle
         with ExitStack() as undo:  # destroys the objects of an attempt that fails
@@ -331,8 +331,8 @@ class PhasedDecoder(Library):
         """Run the first phase of images: with ``HYBRID``, read their Huffman codes; with ``GPU_HYBRID``, only prepare files.
 
         Args:
-            states: States that no other images use, of decoders of any backend. The GPU work of their last images must have
-                ended.
+            states: States that no other images use, of decoders of any backend. The GPU work of the images that used a state
+                before must have ended.
             files: (n,) records of ``FILE``.
 
         Returns:
@@ -386,11 +386,11 @@ def size_problem(found_width: int, found_height: int, width: int, height: int) -
 
 
 _thread = threading.local()
-"""``device``: device that ``enter`` has prepared the thread for."""
+"""``device``: device for which ``enter`` has prepared the thread."""
 
 
 def enter(device: torch.device) -> None:
-    """Prepare this thread to call nvJPEG on ``device``."""
+    """Prepare this thread for CUDA calls on ``device``, of nvJPEG and others, even while a thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
         relax_capture()

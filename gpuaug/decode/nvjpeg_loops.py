@@ -1,7 +1,7 @@
 """Loops over files that call nvJPEG's functions by address, for ``nvjpeg``. Numba compiles them if it is installed.
 
-A thread then holds the interpreter's lock once per call. With one call per image it waited for the lock: of 16 cores, 10 were
-busy.
+A thread takes the interpreter's lock once per loop. With one call from Python per image, threads waited for the lock: of 16
+cores, 10 were busy.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def loops() -> Loops:
 
 
 def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
-    """Define the loops. Args: see ``compiled_or_python``."""
+    """Define the loops. For the arguments see ``compiled_or_python``."""
 
     @compile_function  # type: ignore[untyped-decorator]
     def image_infos(
@@ -83,7 +83,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
         for index in range(len(files)):
             file: Any = files[index]
             info = infos + index * IMAGE_INFO_BYTES
-            # The addresses of the four fields of the file's record.
+            # Addresses of the four fields of ``IMAGE_INFO``.
             arguments = (handle, file["address"], file["length"], info, info + 4, info + 8, info + 24)
             statuses[index] = call(functions[0], arguments) & LOW
 
@@ -121,7 +121,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
     ) -> None:
         for index in range(len(files)):
             library, decoder, state, stream = states[index, 0], states[index, 1], states[index, 2], states[index, 4]
-            output = address + index * _FILE_BYTES  # its first field
+            output = address + index * _FILE_BYTES  # the first field of ``FILE``
             status = call_unlocked(functions[6], (library, decoder, state, stream, cuda_stream)) & LOW
             if status == 0:
                 status = call_unlocked(functions[7], (library, decoder, state, output, cuda_stream)) & LOW

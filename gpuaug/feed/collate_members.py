@@ -57,8 +57,8 @@ class MemberCollate:
     """Collate function that packs the image members of samples and collates the other members.
 
     Args:
-        are_images: Function of (values, path) that returns whether the values are images to be packed. ``values``: of one
-            member, one per sample. ``path``: path of the member within a sample, empty if the samples themselves are images.
+        are_images: Function of (values, path) that returns whether the values are images to be packed. ``values``: values of
+            one member, one per sample. ``path``: path of the member within a sample; empty if the samples are images.
         pack: Function of (values, path) that returns the packed images.
         refuse: Function of (value, position of the value as text) that raises the error about a value that is not an image.
     """
@@ -113,7 +113,7 @@ class MemberCollate:
             name: self._pack_lists if name == flatten else self._packer(column, member_path)
             for name, (member_path, column) in columns.items()
         }
-        if not any(packers.values()):  # no member has images. The error is about the member that is most like an image
+        if not any(packers.values()):  # no member has images: raise an error about the member that is most like an image
             member_path, value = max(
                 ((member_path, column[0]) for member_path, column in columns.values()),
                 key=lambda path_and_value: _image_likeness(path_and_value[1]),
@@ -231,7 +231,7 @@ def _is_target(value: Any) -> bool:
 
     Targets are torchvision's masks, boxes and keypoints, all mappings and dataclasses, and other containers that are empty or
     hold more than numbers and text. Mappings are not collated, because the mapping of an image without annotations may have
-    other keys, and dataclasses, because ``default_collate`` does not accept them.
+    other keys. Dataclasses are not collated, because ``default_collate`` does not accept dataclasses.
     """
     if not batches.is_container(value):
         return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")

@@ -1,4 +1,4 @@
-"""Sampler that is read ahead of the training loop, and the random numbers that it draws."""
+"""Random numbers that a sampler draws while it is read ahead of the training loop."""
 
 import pickle
 import random
@@ -54,11 +54,11 @@ class DrawsAhead:
     further ahead, as far as time allows, and a sampler may draw random numbers whenever it is read. For example, torch's
     ``RandomSampler`` draws once more at its end. So three rules keep timing out of the random numbers:
 
-    1. If a loop ends early, draws from the sampler's generators that a plain ``DataLoader`` would not have made are undone. So
-       is the counting of epochs by a sampler that counts at its end.
-    2. Global generators are read while no stage is running, which would have set them to the state of the stage.
+    1. If a loop ends early, draws from the sampler's generators that a plain ``DataLoader`` would not have made are undone. The
+       increase of an epoch that a sampler counts at its end is undone likewise.
+    2. The sampler draws from global generators only while no stage is running, because a stage sets these generators.
     3. Before another iteration draws from the same generators, the sampler is read to its end, so that it draws nothing later.
-       Draws that a plain ``DataLoader`` would make later are postponed. They are not made if the other iteration has drawn, so
+       Draws that a plain ``DataLoader`` would make later are postponed, and are not made if the other iteration has drawn. So
        the order of a third iteration may differ from the order of a plain ``DataLoader``.
 
     Args:
@@ -72,7 +72,7 @@ class DrawsAhead:
         self._is_custom = is_custom
         self._changes: deque[_Change] = deque()
         """Changes by items that a plain ``DataLoader`` has not read yet."""
-        self._locks = False
+        self._draws_globally = False
         """Whether the sampler draws from global generators."""
         self._is_stopped = False
         self._is_postponed = False
@@ -97,7 +97,7 @@ class DrawsAhead:
         before = host_states()
         items = read()
         # Within a stage, the stage holds the lock, and the numbers of the sampler belong to the stage.
-        self._locks = before != host_states() and not generator_lock.in_context
+        self._draws_globally = before != host_states() and not generator_lock.in_context
         return items
 
     def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
@@ -105,7 +105,7 @@ class DrawsAhead:
         if self._is_postponed:
             return []  # the sampler has been read to its end
         values_before = [variable.get() for variable in self.variables]
-        items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._locks else read()
+        items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._draws_globally else read()
         for variable, before in zip(self.variables, values_before, strict=True):
             after = variable.get()
             if not _equal(before, after):
@@ -244,10 +244,10 @@ class EpochIndices(Iterator[Any]):
         return self
 
     def check_order(self) -> None:
-        """Check that the order of the samples is the order of the saved epoch, if it must be.
+        """Check that the order of the samples is the order of the saved epoch, if the start requires the same order.
 
         Raises:
-            GpuAugError: If it is another order.
+            GpuAugError: If the order differs.
         """
         if self._has_other_order and self._start.same_order:
             raise GpuAugError(
@@ -299,7 +299,7 @@ class EpochIndices(Iterator[Any]):
             length = len(self)
         with self._lock:
             try:
-                for index in range(len(self._checksums) - 1, length + 1):  # the last reads the end
+                for index in range(len(self._checksums) - 1, length + 1):  # the last index reads the end
                     items = self.draws_ahead.read(index, partial(self._read, 1))
                     self._read_ahead.extend(items)
                     if not items:
@@ -343,7 +343,7 @@ class EpochIndices(Iterator[Any]):
 
 
 _open: weakref.WeakSet[EpochIndices] = weakref.WeakSet()
-"""Iterators that ``begin`` was called for, of all loaders in this process: several loaders may draw from one generator."""
+"""Iterators of all loaders in this process for which ``begin`` was called: several loaders may draw from one generator."""
 
 
 def read_open_to_end(variables: Sequence[Variable]) -> list[DrawsAhead]:
@@ -352,10 +352,10 @@ def read_open_to_end(variables: Sequence[Variable]) -> list[DrawsAhead]:
     Returns:
         The records of draws of these iterations.
     """
-    found = [indices for indices in list(_open) if indices.draws_ahead.uses_any_of(variables)]
-    for indices in found:
+    iterations = [indices for indices in list(_open) if indices.draws_ahead.uses_any_of(variables)]
+    for indices in iterations:
         indices.read_to_end()
-    return [indices.draws_ahead for indices in found]
+    return [indices.draws_ahead for indices in iterations]
 
 
 def _bytes_of(indices: Any) -> Any:

@@ -2,11 +2,12 @@
 
 The ring is shared, page-locked memory, divided into slots for one batch each. Worker processes of a ``DataLoader`` write their
 batches into slots, and send an error in place of a batch that cannot be sent (``gpuaug.feed.worker``). To this end, the feed
-iterates a *proxy* of the user's loader, which shares its attributes and starts workers with others, such as another
-``collate_fn``. Persistent workers that write into slots belong to the feed: their iterator is an attribute of the proxy.
+iterates a *proxy* of the user's loader, which shares the attributes of the loader, except the attributes with which it starts
+workers, such as ``collate_fn``. Persistent workers that write into slots belong to the feed: their iterator is an attribute of
+the proxy.
 
-A loader that overrides how a ``DataLoader`` is iterated may read batches, keep them and change them. So it receives the batches
-themselves instead of descriptions, and their slots are in use until all their tensors have been deleted.
+A loader that overrides how a ``DataLoader`` is iterated may read, keep and change batches. So it receives batches, not their
+descriptions, and a slot is in use until all tensors in the slot have been deleted.
 
 Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
 does not wait for the driver to copy from pageable memory.
@@ -63,8 +64,8 @@ class Feed:
         feed: The user's argument ``feed`` of ``StreamedLoader``.
         feed_bytes: Limit of the bytes of all slots, or ``None`` for the default.
         device: Device that batches are copied to.
-        begin_with: Function that is called as ``begin_with(begin, loader)`` instead of ``begin(loader)``, where ``begin``
-            begins an iteration. ``None``: ``begin`` is called.
+        begin_with: Function that is called as ``begin_with(begin, loader)`` in place of ``begin(loader)``, where ``begin``
+            begins an iteration; ``None`` to call ``begin(loader)``.
 
     Raises:
         ArgumentError: If ``feed`` has an invalid value, or is ``"ring"`` and batches of the source cannot be written into
@@ -107,10 +108,10 @@ class Feed:
         """The last iteration that used the ring."""
         self._last_thread: threading.Thread | None = None
         """Thread of the last iteration that used the ring."""
-        self._stages = threading.Event()
+        self._staging = threading.Event()
         """Event that is set if batches of a source without workers are copied into slots. The background thread reads it."""
         if not self._page_locks:
-            self._stages.set()  # on CUDA, after ``prepare`` has found that the first batch is not page-locked
+            self._staging.set()  # on CUDA, after ``prepare`` has found that the first batch is not page-locked
         self._checked_pinning = False
         """Whether ``prepare`` has checked if the first batch of a source without workers is page-locked."""
 
@@ -161,7 +162,7 @@ class Feed:
             begin = partial(self._begin_with, begin)
         receive: Receive | None = None
         if ring is not None:
-            receive = partial(_receive_from_worker if workers else partial(_stage, self._stages), ring, self._device)
+            receive = partial(_receive_from_worker if workers else partial(_receive_staged, self._staging), ring, self._device)
         iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
         iteration.draws_ahead = self.source.draws_ahead
         iteration.draws_ahead.items_before_first += self._begin_with is not None  # Accelerate reads one batch ahead
@@ -213,7 +214,7 @@ class Feed:
     def prepare(self, pulled: Pulled) -> None:
         """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
 
-        For the first batch of a source without workers: copy later batches into slots unless this one is page-locked.
+        If the first batch of a source without workers is not page-locked, later batches are copied into slots.
         """
         if not self._page_locks:
             return
@@ -222,7 +223,7 @@ class Feed:
         elif not self._checked_pinning and not self.workers:
             self._checked_pinning = True
             if any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch)):
-                self._stages.set()
+                self._staging.set()
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
         """Free the slot of a batch when ``event``, which was recorded after the copy of the batch, has passed."""
@@ -290,14 +291,14 @@ class Feed:
         )
 
 
-# The next three functions may run on the background thread, which makes no CUDA calls. They get the ring as an argument, as an
-# iteration uses its ring until its end, even if the feed creates another one.
+# The next three functions may run on the background thread, which makes no CUDA calls. The ring is an argument, because an
+# iteration uses its ring until its end, even if the feed has created another ring.
 
 
 def _start_workers(loader: Any, ring: Ring | None) -> Any:
     """Return a new iterator of a ``DataLoader``, whose workers send errors, and collate into ``ring``.
 
-    The workers of one iterator can write into the ring: if the loader's ``__iter__`` creates a second, it has no slots.
+    Only the workers of one iterator can write into the ring: workers of a second iterator have no slots.
     """
     with sending_memfd():  # one thread at a time
         memory = None
@@ -324,9 +325,9 @@ def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tupl
     return _for_device(device, slot_batch, slot)
 
 
-def _stage(stages: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+def _receive_staged(staging: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
-    writer = ring.memory.take_slot(0) if stages.is_set() and ring.make_room(batch) else None
+    writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
     if writer is None:
         return batch, None
     try:

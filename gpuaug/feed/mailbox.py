@@ -10,7 +10,7 @@ QUEUED = 2
 """Capacity of the queue: number of batches that may wait for the training thread. The workers' queue holds further batches."""
 
 PAUSE = 0.5
-"""Pause of the pulling thread before it pulls a batch, as a fraction of a training step. No pause if no other batch is ready.
+"""Pause of the pulling thread before it pulls a batch, as a fraction of a training step. Only if another batch is ready.
 
 Only one thread executes Python at a time. A training step begins with launches from Python (the forward pass). From about the
 middle of the step, the training thread waits in C++ for the backward pass. Python code of another thread then causes no delay.
@@ -44,8 +44,8 @@ class Pulled:
 class Mailbox:
     """Bounded queue between the pulling thread and the training thread. Either thread can close it.
 
-    A mailbox has two queues that wait in C: of items, and of permits to put an item. A ``Condition`` would wait in Python, and
-    hold the interpreter's lock.
+    A mailbox has two queues, whose waits are in C: a queue of items, and a queue of permits to put an item. A ``Condition``
+    would wait in Python, and hold the interpreter's lock.
     """
 
     def __init__(self) -> None:

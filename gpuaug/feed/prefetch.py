@@ -1,6 +1,6 @@
 """Iterations over the wrapped loader. A background thread *pulls* batches: calls ``next`` of the loader's iterator.
 
-So a ready batch is handed over while the loader is still loading the next one. ``iter(loader)`` is called on the training
+So a ready batch is handed over while the loader is still loading the next batch. ``iter(loader)`` is called on the training
 thread, because it starts workers and draws their seed from the global generator. The pulling thread only calls ``next``, and
 makes no CUDA calls, so it does not break the user's graph captures.
 
@@ -66,7 +66,7 @@ class FeedIterator:
         loader: The wrapped loader.
         iterator: Result of ``iter(loader)``.
         pull: Function that calls ``next(iterator)`` and returns the result.
-        state_at_start: State of the wrapped loader before the first batch; ``None`` if only its own ``state_dict`` would tell.
+        state_at_start: State of the wrapped loader before the first batch; ``None`` if only its ``state_dict`` returns it.
     """
 
     def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], pull: Callable[[], Pulled], state_at_start: Any) -> None:
@@ -77,7 +77,7 @@ class FeedIterator:
         self._end_message: str | None = None
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
         self.draws_ahead = DrawsAhead()
-        """Draws of the wrapped loader's sampler, if it is read by its indices; else of no generator."""
+        """Draws of the wrapped loader's sampler. No draws if the feed does not read the sampler."""
 
     def get(self, *, block: bool) -> Pulled | None:
         """Return the next batch, error or end, in order; ``None`` if it is not ready and ``block`` is false.
@@ -124,7 +124,7 @@ class FeedIterator:
 
 
 class ThreadFeedIterator(FeedIterator):
-    """One iteration over any other loader, which a background thread reads."""
+    """One iteration over a loader that is not a list or tuple, which a background thread reads."""
 
     def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], pull: Callable[[], Pulled], state_at_start: Any) -> None:
         super().__init__(loader, iterator, pull, state_at_start)
@@ -176,7 +176,7 @@ def open_feed_iterator(
     """Begin an iteration over ``loader``.
 
     For a generator or a ``DataLoader`` with persistent workers, ``iter`` returns the same iterator every time. Only one
-    iteration can read this iterator: as in ``DataLoader`` itself, the newer iteration takes it over, and the older one ends.
+    iteration can read this iterator: as in ``DataLoader`` itself, a newer iteration takes it over, and the older one ends.
 
     Args:
         loader: Any iterable of host batches.
@@ -191,8 +191,8 @@ def open_feed_iterator(
         _take_over(iterations_of(getattr(loader, "_iterator", None)))
     iterator, read_state = begin(loader)
     _take_over(iterations_of(iterator))  # a generator returns itself from iter()
-    kind = FeedIterator if type(loader) in {list, tuple} else ThreadFeedIterator
-    return kind(loader, iterator, make_pull(iterator, read_state, current_stream, receive), read_state(None))
+    iterator_type = FeedIterator if type(loader) in {list, tuple} else ThreadFeedIterator
+    return iterator_type(loader, iterator, make_pull(iterator, read_state, current_stream, receive), read_state(None))
 
 
 def iterations_of(iterator: Any) -> list["FeedIterator"]:

@@ -37,7 +37,7 @@ _POSITION_KEY = "gpuaug"
 
 
 class PreparedLoader:
-    """Access to a prepared loader, and its work that iterating the wrapped ``DataLoader`` would omit.
+    """Access to a prepared loader: its attributes, and the calls that its ``__iter__`` makes besides reading batches.
 
     Args:
         loader: A ``DataLoaderShard``, or in a single process a ``DataLoaderDispatcher``.

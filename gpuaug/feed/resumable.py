@@ -1,10 +1,10 @@
-"""``Source``: adapter of a wrapped loader, which begins its epochs and resumes them. The state travels with its source.
+"""``Source``: adapter of a wrapped loader, which begins and resumes its epochs.
 
 ``IndexedSource`` resumes an epoch at a later batch without loading earlier batches, for lists and for a ``DataLoader`` *by
-index*: one with a map-style dataset. The order of its epoch depends on the sampler and on the generators from which the sampler
-draws, so the states of these generators at the beginning of the epoch describe the epoch. To resume the epoch, the sampler is
-iterated again from these states, and the indices of the batches that were processed are dropped. No sample is loaded for
-dropped indices. Their checksum is compared with the saved state.
+index*, that is, with a map-style dataset. The order of an epoch depends on the sampler and on the generators from which the
+sampler draws, so the states of these generators at the beginning of the epoch describe the epoch. To resume the epoch, the
+sampler is iterated again from these states, and the indices of the batches that were processed are dropped. No sample is loaded
+for dropped indices. The checksum of the dropped indices is compared with the saved state.
 """
 
 import copy
@@ -118,7 +118,7 @@ class Source:
         return {}
 
     def state_before_first(self, loader: Any) -> Any:
-        """Return the state before the first batch of the first epoch; ``None`` if only its ``state_dict`` would tell."""
+        """Return the state before the first batch of the first epoch; ``None`` if only ``loader.state_dict`` returns it."""
         return None
 
     def is_before_first(self, state: Any) -> bool:
@@ -126,7 +126,7 @@ class Source:
         return state is None
 
     def can_restart(self, loader: Any) -> bool:
-        """Return whether ``restart`` suffices after batches were read: no object in this process has a position of its own."""
+        """Return whether ``restart`` suffices after batches were read: no object in this process stores a position."""
         return self.begins_anywhere
 
     def restart(self, loader: Any, state: Any) -> None:
@@ -187,23 +187,23 @@ class IndexedSource(Source):
             if callable(getattr(part, "set_epoch", None)) and as_int(getattr(part, "epoch", None)) is not None
         }
         self.generators = generators_of({path or "loader": part for path, part in paths.items() if path != "dataset"})
-        """Attribute path → generator of a sampler, or from which seeds of workers are drawn; without torch's global one."""
+        """Attribute path → generator of a sampler, or of the loader, which draws seeds of workers; not torch's global one."""
         samplers = [part for path, part in paths.items() if path not in ("", "dataset")]
         custom_samplers = [part for part in samplers if type(part).__module__.partition(".")[0] not in _LIBRARIES]
         self.has_custom_sampler = bool(custom_samplers)
         """Whether the loader has a sampler that is not of ``_LIBRARIES``."""
         # torch draws the seeds of workers from the loader's generator: once for persistent workers, else once per epoch.
         # For persistent workers, torchdata also creates one more iterator of the sampler.
-        depends = any(getattr(part, "generator", self) is loader.generator for part in samplers) or (
+        order_depends_on_workers = any(getattr(part, "generator", self) is loader.generator for part in samplers) or (
             is_stateful(loader) and not isinstance(self._dataset, IterableDataset)
         )
-        self._worker_settings = {"persistent_workers": loader.persistent_workers} if depends else {}
+        self._worker_settings = {"persistent_workers": loader.persistent_workers} if order_depends_on_workers else {}
         self.variables = [
             *generator_variables([loader, *samplers] if self._by_index else []),
             *(Variable(part, partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()),
         ]
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
-        """Whether one of them has ``state_dict`` and ``load_state_dict``."""
+        """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
         self._rank = attribute_of("rank", paths.values())
         self.ranks = attribute_of("num_replicas", paths.values())
 
@@ -291,11 +291,11 @@ class IndexedSource(Source):
         return START_WITH_NEW_WORKERS if getattr(loader, "persistent_workers", False) else Start()
 
     def discard(self, loader: Any) -> bool:
-        """Return true: the next epoch begins at the loaded state only if ``begin`` gets it."""
+        """Return true: the next epoch begins at the loaded state only if the state is passed to ``begin``."""
         return True
 
     def restore_end(self, state: Mapping[str, Any], *, same_order: bool) -> None:
-        """Set generators, and what a custom sampler counts or draws from, to the end of the epoch of ``state``.
+        """Set generators, and counts and generators of a custom sampler, to their values at the end of the epoch of ``state``.
 
         Call on the thread that may draw from torch's global generator. The epochs of samplers are not changed.
 
@@ -370,7 +370,7 @@ class IndexedSource(Source):
 
 
 def generators_of(owners: Mapping[str, Any]) -> dict[str, torch.Generator]:
-    """Return name → attribute ``generator`` of each of ``owners``. A generator occurs once; torch's global one is omitted."""
+    """Return name → attribute ``generator`` of each owner. A generator occurs once; torch's global generator is omitted."""
     generators = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
     names = {id(generator): name for name, generator in reversed(generators.items()) if isinstance(generator, torch.Generator)}
     names.pop(id(torch.default_generator), None)

@@ -1,7 +1,7 @@
 """The ring: slots of shared page-locked memory, into which workers write batches and from which the device reads them.
 
 In a ``DataLoader``, the worker allocates shared memory for each batch, and the pin thread maps this memory and copies the batch
-once more. Nearly all of the time is spent in page faults. The ring is shared, mapped and page-locked once. A worker collates
+once more, which takes nearly all of its time in page faults. The ring is shared, mapped and page-locked once. A worker collates
 directly into a slot and sends a description of the batch. The loader's copy stream reads the slot. The slot is free when the
 event that was recorded after the copy has passed; the host queries the event without waiting.
 
@@ -53,7 +53,7 @@ from gpuaug.feed.ring_memory import (
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all CUDA contexts of this process
 _NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 GROWTH = 1.25
-"""Size of the slots of a later generation, divided by the size of the batch that was too large for older slots."""
+"""Ratio of the size of the slots of a later generation to the size of the batch that was too large for older slots."""
 
 POISON = False
 """Whether freed slots are overwritten. Set by tests, so that a read of a freed slot returns wrong values."""
@@ -140,7 +140,7 @@ class Ring:
         return description.batch_in(self.memory.map), slot
 
     def slots_of(self, batch: Batch) -> SlotsOfBatch:
-        """Return the slots that tensors of a batch share, if any. The code of a loader may have made the batch of several.
+        """Return the slots whose memory tensors of a batch share. A loader may have combined batches of several slots.
 
         Adds larger slots if a tensor of the batch is not in a slot.
         """
@@ -192,7 +192,7 @@ class Ring:
         )
 
     def add_slots(self, slots_per_worker: int) -> None:
-        """Add larger slots, for which ``make_room`` found no room beside older slots, or more slots if their number is raised.
+        """Add slots of a size for which ``make_room`` had no room beside older slots, or more slots if their number is raised.
 
         Call when an epoch begins, immediately before older slots are released. Running workers use the slots from their next
         batch on.

@@ -136,7 +136,7 @@ def _close_in(process: int, fd: int) -> None:
 class TensorInSlot:
     """Description of a tensor in a slot, which replaces the tensor in a batch that a worker sends.
 
-    Not a dataclass or named tuple, which ``map_leaves`` would take for a part of the batch.
+    Not a dataclass or named tuple, because ``map_leaves`` would treat it as a container of the batch.
 
     Args:
         offset: Offset of the first element in the memory, in bytes.
@@ -249,10 +249,10 @@ class BatchInSlot:
         return _unpickle_batch_in_slot, (*self._key_and_number, self.batch, self.for_loader)
 
     def user_batch(self) -> Batch:
-        """Return the batch for the code of a loader, which may keep it.
+        """Return the batch for the code of a loader, which may keep the batch.
 
-        On the thread of a feed, the tensors share the memory of the slot, which is freed after the last of them has been
-        deleted. On other threads they are copies.
+        On the thread of a feed, the tensors share the memory of the slot, which is freed after all these tensors have been
+        deleted. On other threads, the tensors are copies.
         """
         buffer = memoryview(memories[self._key_and_number[0]].map)
         if not is_feed_thread.get():
@@ -279,11 +279,11 @@ def _unpickle_batch_in_slot(key: int, generation: int, slot: int, batch: Batch, 
 
 
 def _drop(_slot: "Slot | None") -> None:
-    """Do nothing. The finaliser that calls this function then drops its reference to the slot."""
+    """Do nothing. After the call, the finaliser drops its reference to the slot, which frees the slot."""
 
 
 class SlotsOfBatch:
-    """Slots that the tensors of a batch may share. The code of a loader can join batches. Deleting this object may free slots.
+    """Slots whose memory tensors of a batch may share. A loader may have joined batches. Deleting this object may free slots.
 
     Args:
         ring: The ring.
@@ -340,7 +340,7 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Return the bytes that a batch takes in a slot: of all its tensors that can be stored, each rounded up to ``ALIGN``."""
+    """Return the bytes that a batch takes in a slot: the sum over tensors that can be stored, each rounded up to ``ALIGN``."""
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if takes_room(leaf)}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
@@ -357,4 +357,4 @@ def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Return the number of elements from the first to the last element in memory, gaps included."""
     if 0 in shape:
         return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return 1 + sum((size - 1) * axis_stride for size, axis_stride in zip(shape, stride, strict=True))

@@ -32,7 +32,7 @@ _LARGE_BYTES = 2**20
 def use_memfd() -> None:
     """Make this process, a worker, allocate shared tensors in memfds, and copy other tensors that it sends to memfds.
 
-    Every batch has memory of its own: a tensor that is sent again does not change the batch that was sent before.
+    Every batch has separate memory: a tensor that is sent again does not change the batch that was sent before.
     """
     if _is_supported:
         ForkingPickler.register(Tensor, _reduce_tensor)
@@ -41,7 +41,7 @@ def use_memfd() -> None:
 
 
 _lock = threading.RLock()
-"""Lock of a thread in ``sending_memfd``, which replaces a reducer of the process."""
+"""Lock that a thread holds in ``sending_memfd``, because the context replaces a reducer of the process."""
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 An *additional state* (``extra_state``) is saved with torchdata's state, which is not sufficient in three cases:
 
 - torchdata saves how many indices a sampler has yielded, and on resumption reads this number of indices again. Without a state
-  of the sampler, these are other indices than in the interrupted epoch. So the additional state has the states of generators at
+  of the sampler, they differ from the indices of the interrupted epoch. So the additional state has the states of generators at
   the beginning of the epoch.
-- For a *stream* (an iterable dataset) without a state, torchdata reads batches again, and counts them twice. So the state at
-  the beginning of the epoch is saved, with the number of batches to drop.
+- For a *stream* (an iterable dataset) without a state, torchdata reads batches again, and counts these batches twice. So the
+  state at the beginning of the epoch is saved, with the number of batches to drop.
 - After a state was loaded into a stream of Hugging Face, all later epochs begin at this state. So the stream is reset.
 """
 
@@ -64,7 +64,7 @@ class StatefulSource(IndexedSource):
         """Whether the last epoch began from a state."""
 
     def accepts(self, state: Any) -> bool:
-        """Return whether ``state`` is a state of torchdata's, with a valid additional state or none."""
+        """Return whether ``state`` is a state of torchdata, with a valid additional state or without an additional state."""
         extra_state = self.index_state(state)
         return not is_index_state(state) and (extra_state is None or super().accepts(extra_state))
 
@@ -101,7 +101,7 @@ class StatefulSource(IndexedSource):
         return state is None or (isinstance(state, Mapping) and set(state) == {_EXTRA_KEY})
 
     def can_restart(self, loader: Any) -> bool:
-        """Return whether ``restart`` suffices after batches were read: no object in this process has a position of its own."""
+        """Return whether ``restart`` suffices after batches were read: no object in this process stores a position."""
         is_read_here = not loader.num_workers and not self._is_of_hugging_face
         return not (is_read_here and self._dataset_has_state) and not self.has_custom_sampler_with_state
 
@@ -265,10 +265,10 @@ def _check_state_method(dataset: Any) -> None:
             for name, value in vars(sys.modules.get(package, object)).items()
             if isinstance(value, type) and issubclass(value, DataLoader) and value.__module__.partition(".")[0] == package
         )
-        own_loader = next(names, "its package's own loader")
+        loader_name = next(names, "its package's own loader")
         raise ArgumentTypeError(
             f"The dataset of a StatefulDataLoader must have a state_dict() without required arguments, got "
-            f"{type(dataset).__name__}: {error}. Use {own_loader} instead."
+            f"{type(dataset).__name__}: {error}. Use {loader_name} instead."
         ) from None
     except ValueError:  # a function in C, without a signature
         return
@@ -286,7 +286,7 @@ def _nodes(root: Any) -> list[Any]:
 
 
 def _stream_states(state: Any) -> list[Any]:
-    """Return the parts of torchdata's ``state`` with the state of the stream: one per worker; ``state`` without workers."""
+    """Return the parts of torchdata's ``state`` with states of the stream: one part per worker; ``[state]`` without workers."""
     return list(state.get("_snapshot", {}).get("_worker_snapshots", {}).values()) or [state]
 
 

@@ -31,8 +31,8 @@ class SlotCollate:
 
     Args:
         collate_fn: The user's collate function. ``default_collate`` stacks samples directly into the slot. ``collate_ragged``
-            and ``collate_encoded`` pack images directly into it, also if another function calls them. Other tensors of the
-            result are copied into it.
+            and ``collate_encoded`` pack images directly into the slot, also if another function calls them. Other tensors of
+            the result are copied into the slot.
         memory: Memory of the ring.
         for_loader: Whether the code of the user's loader reads the batches, and needs them as the user's function returns them.
     """

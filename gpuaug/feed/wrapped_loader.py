@@ -5,7 +5,7 @@ persistent workers and the state of a loader, ``feed``, ``prefetch``, ``resumabl
 
 - ``_iterator``: running iterator of persistent workers. The feed stores the iterator of workers that write into slots.
 - ``_get_iterator``: to start workers with other attributes.
-- ``_index_sampler``: to know and to replace what draws the indices.
+- ``_index_sampler``: to read and to replace the sampler that draws the indices.
 - ``_workers``: processes of an iterator.
 - ``_shutdown_workers``, ``_worker_pids_set``, ``torch._C._remove_worker_pids``: to end workers.
 - ``_data_queue``, and ``_wlock``, ``_writer``, ``_sem`` of its queue: to wake a thread that waits in ``next``.
@@ -76,8 +76,8 @@ def checked_iterable(loader: Any) -> Any:
 def add_collate_advice(error: BaseException) -> None:
     """Add advice to an error of ``default_collate`` about images, as a note.
 
-    Without effect if ``collate_ragged`` or ``collate_encoded`` called ``default_collate`` for one member: they have added a
-    note about this member, and passing one of them would not help.
+    Without effect if ``collate_ragged`` or ``collate_encoded`` called ``default_collate`` for one member: the error then has a
+    note about this member, and the advice to pass these functions would not help.
     """
     if type(error) not in (TypeError, RuntimeError):
         return
@@ -177,7 +177,7 @@ def proxy_of(loader: Any, **attributes: Any) -> Any:
 def worker_context(loader: Any, processes: list[weakref.ref[BaseProcess]]) -> Any:
     """Return a copy of a ``DataLoader``'s multiprocessing context, for new workers.
 
-    The workers end by an ``_EndEvent``, whoever ends them, and are added to ``processes``.
+    The workers end by an ``_EndEvent``, and are added to ``processes``.
     """
     context: Any = copy.copy(loader.multiprocessing_context or multiprocessing.get_context())
     process_class = context.Process
@@ -428,4 +428,4 @@ FIRST_BATCH = Start()
 """Start of an epoch at its first batch."""
 
 START_WITH_NEW_WORKERS = Start(worker_seed=0)
-"""Start of an epoch whose workers get a keyed seed, because the old workers had drawn theirs in an earlier epoch."""
+"""Start of an epoch whose workers get a keyed seed, because the seeds of the old workers were drawn in an earlier epoch."""

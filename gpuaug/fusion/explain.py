@@ -70,7 +70,7 @@ class Explanation:
 
     def __str__(self) -> str:
         rows = list(self._rows())
-        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
         return "\n".join([self._head(), *lines, *self.notes])
 

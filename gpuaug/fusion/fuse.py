@@ -251,8 +251,7 @@ class Fused(nn.Module):
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
 
         Within a stage of a loader, this method and the call on the batch have the same seed, which follows from the position of
-        the batch. Outside of a stage, each draws its own seed from torch's global generator: restore the generator's state
-        in between.
+        the batch. Outside of a stage, both draw a seed from torch's global generator: restore the generator's state in between.
 
         Args:
             shapes: Sizes of the images of a ragged batch in pixels, after any rotation by their EXIF orientation.

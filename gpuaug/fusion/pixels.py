@@ -20,7 +20,7 @@ IMAGE_DTYPES = frozenset([*LARGEST, torch.float16, torch.bfloat16, torch.float32
 
 def divided_by_largest(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Divide float32 values by the largest value of ``dtype``."""
-    # By a tensor, because for a Python number torch on a GPU multiplies by the inverse, which rounds half of all bytes
+    # The divisor is a tensor: for a Python number, torch on a GPU multiplies by the inverse, which rounds half of all bytes
     # differently.
     return values / torch.full((), LARGEST[dtype], dtype=torch.float32, device=values.device)
 
@@ -53,13 +53,13 @@ UNCHANGED: ByteRule = (0.0, 0.0)
 """No conversion: values are bytes already."""
 
 ROUNDED: ByteRule = (255.0, 0.0)
-"""The nearest byte; of two as near, the even one."""
+"""Rounding to the nearest byte, halves to even."""
 
 TRUNCATED: ByteRule = (255.0 * (1 + 2.0**-20), -0.5 + 2.0**-15)
-"""The largest byte that does not exceed the value. Rounding errors of a few units in the last place do not change a byte."""
+"""Rounding down to a byte. Rounding errors of values, of a few units in the last place, do not change the byte."""
 
 TRUNCATED_256: ByteRule = (255.999, -0.5 + 2.0**-15)
-"""Conversion of floats to bytes by ``torchvision.transforms.v2.functional.to_dtype``: the value · 255.999 without fraction."""
+"""Conversion of floats to bytes by ``torchvision.transforms.v2.functional.to_dtype``: value · 255.999, rounded down."""
 
 
 def to_bytes(value: Tensor, rule: ByteRule) -> Tensor:
@@ -77,10 +77,10 @@ def fixed_point(weights: Tensor, scale: Tensor) -> Tensor:
 
     Source:
         ``_compute_indices_int16_weights_aa`` of PyTorch chooses the unit by the largest weight. Here the unit follows from
-        ``scale``, which differs for some scales next to a power of two.
+        ``scale``. The two units differ for some scales next to a power of two.
     """
-    steps = torch.ldexp(torch.full_like(scale, 2.0**14), torch.frexp(scale.clamp(min=0.5)).exponent)
-    return (weights * steps).round_() / steps
+    units_per_one = torch.ldexp(torch.full_like(scale, 2.0**14), torch.frexp(scale.clamp(min=0.5)).exponent)
+    return (weights * units_per_one).round_() / units_per_one
 
 
 def round_half_up(bytes_: Tensor) -> Tensor:

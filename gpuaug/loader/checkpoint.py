@@ -59,7 +59,7 @@ class _Next(NamedTuple):
     """Position at which the next iterator begins."""
 
     epoch: int | None = None
-    """Epoch if it was set or loaded; ``None``: one after the epoch of the last iterator."""
+    """Epoch that was set or loaded; ``None``: the epoch after the epoch of the last iterator."""
     chosen: bool = False
     """Whether ``epoch`` was set with ``set_epoch``."""
     first_batch: int = 0
@@ -129,16 +129,16 @@ class Progress:
 
     @property
     def position_state_of_copy(self) -> dict[str, Any]:
-        """``position_state`` for a copy of the loader, whose persistent workers start anew if this loader's are running.
+        """``position_state`` for a copy of the loader, which starts new workers in place of running persistent workers.
 
-        The copy's workers get a seed without drawing it from the loader's generators, as running workers draw none.
+        The seed of the copy's workers is not drawn from the loader's generators, because no seed is drawn for running workers.
         """
         for draws_ahead in read_open_to_end(self._source.variables):  # as the next iterator of this loader would do
-            draws_ahead.makes_postponed_draws = True  # a copy draws from its own generators
-        following = self._next
-        if following.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
-            following = following._replace(start=START_WITH_NEW_WORKERS)
-        return {**self.position_state, "_next": following}
+            draws_ahead.makes_postponed_draws = True  # the copy draws from copies of the generators
+        next_iterator = self._next
+        if next_iterator.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
+            next_iterator = next_iterator._replace(start=START_WITH_NEW_WORKERS)
+        return {**self.position_state, "_next": next_iterator}
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator."""
@@ -177,8 +177,8 @@ class Progress:
     def begin(self, source: Any) -> SavedState:
         """Begin an iterator with ``source`` as the wrapped loader's state, and return the iterator's first position.
 
-        If ``source`` is ``None``, the state before the first batch is the loaded one, or the one at the end of the last epoch.
-        After an epoch that was left earlier, the position stays at its last batch until a batch is handed over.
+        If ``source`` is ``None``, the state before the first batch is the loaded state, or the state at the end of the last
+        epoch. If the last epoch was left early, the position stays at its last batch until a batch is handed over.
         """
         self._epoch = self.next_epoch
         last = self._saved
@@ -335,11 +335,11 @@ class Progress:
         if not restarts or saved.source is not None:
             self._source.check(self._feed.loader, saved.source)
         restarts = restarts and self._source.is_before_first(saved.source)
-        is_past_it = self._saved is not None and not self._source.is_before_first(self._saved.source)
-        if restarts and is_past_it and not self._source.can_restart(self._feed.loader):
+        has_been_read = self._saved is not None and not self._source.is_before_first(self._saved.source)
+        if restarts and has_been_read and not self._source.can_restart(self._feed.loader):
             name = type(self._loader).__name__
             raise ArgumentError(
-                f"The state cannot be loaded, because it is from before the first batch, and the {name} is past it. "
+                f"The state cannot be loaded, because it is from before the first batch, and the {name} has been read. "
                 f"Load the state into a StreamedLoader around a new {name}."
             )
         return restarts

@@ -34,7 +34,7 @@ class DeviceSetup:
 
     @property
     def device(self) -> torch.device:
-        """Device that batches are copied to. Before the first iterator: the device if the iterator began now."""
+        """Device that batches are copied to. Before the first iterator: the device that an iterator would now use."""
         return devices.with_index(self._device)
 
     def fix_device_index(self) -> None:
@@ -85,18 +85,18 @@ class DeviceSetup:
 
     @cached_property
     def cached_stages(self) -> CachedStages | None:
-        """Stages up to the one whose results a feature cache stores; ``None`` without a cache.
+        """Stages up to the stage whose results a feature cache stores; ``None`` without a cache.
 
         Raises:
             ArgumentError: If several stages have a cache.
         """
-        places = [index for index, stage in enumerate(self._stages) if getattr(stage, "cache", None) is not None]
-        if len(places) > 1:
+        cached = [index for index, stage in enumerate(self._stages) if getattr(stage, "cache", None) is not None]
+        if len(cached) > 1:
             raise ArgumentError(
-                f"One stage of a loader must have a cache, got {len(places)}. It stores the results of the stages before it, "
+                f"One stage of a loader must have a cache, got {len(cached)}. It stores the results of the stages before it, "
                 "too: put the other encoder before it, without cache=."
             )
-        return CachedStages(self._stages[: places[0] + 1], self.lanes) if places else None
+        return CachedStages(self._stages[: cached[0] + 1], self.lanes) if cached else None
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of memory that the stages hold."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpuaug.cache.cached_stages import Taken
+from gpuaug.cache.cached_stages import CachedBatch
 from gpuaug.core.batch import Batch
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
@@ -51,7 +51,7 @@ class Submitted:
     """(name of the stage, work) of each stage that works on other threads."""
     error: BaseException | None = None
     """Error to raise instead of launching the batch."""
-    taken: Taken | None = None
+    cached_batch: CachedBatch | None = None
     """Rows of a feature cache in the batch; ``None`` without a cache."""
 
     def done(self) -> bool:

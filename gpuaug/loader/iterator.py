@@ -53,7 +53,7 @@ class PipelinedIterator:
         start: Position of the training loop (epoch and batch) before the first batch.
         first_position: Random-number position (seed, epoch, rank, batch index) of the first batch.
         depth: Maximum number of launched batches after ``next`` has returned its batch. May be set between two batches.
-        cached: Stages whose results a feature cache stores: the first ones of ``bound_stages``. ``None`` without a cache.
+        cached: Stages whose results a feature cache stores: the first stages of ``bound_stages``. ``None`` without a cache.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PipelinedIterator:
         self._loop_position = start
         self._ended = False
         self._state_at_end: Any = None
-        """State of the wrapped loader at the last pull; at its end, once it has ended."""
+        """State of the wrapped loader after the last pull, which is the state at its end if the loader has ended."""
         self._iterator_state: dict[str, Any] = {}
         """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
@@ -125,7 +125,7 @@ class PipelinedIterator:
             )
 
     def fill(self, consumer: Lane) -> None:
-        """Launch batches until ``depth + 1`` are launched, or the wrapped loader has no batch ready.
+        """Launch batches until ``depth + 1`` batches are launched, or the wrapped loader has no batch ready.
 
         May wait for the device (see ``RunAheadLimit``), for another thread's launch and for a stage's Python code. Waits for
         the wrapped loader or the decoder only if no batch is launched, or if damaged images have to be replaced.
@@ -341,7 +341,7 @@ class PipelinedIterator:
         where = "by the feature cache"
         try:
             if self._cached is not None:
-                submitted.pulled.batch, submitted.taken = self._cached.take(submitted.pulled.batch)
+                submitted.pulled.batch, submitted.cached_batch = self._cached.take(submitted.pulled.batch)
             for stage in self._stages_of(submitted):
                 where = f"in stage {stage.name!r}"
                 batch, work = stage.submit(submitted.pulled.batch, self._iterator_state, position, self._bound_stages)
@@ -353,9 +353,9 @@ class PipelinedIterator:
         return None
 
     def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
-        """Return the stages to run: without those whose results were read from a feature cache."""
-        reads = submitted.taken is not None and submitted.taken.is_whole
-        return self._bound_stages[self._cached.count :] if self._cached is not None and reads else self._bound_stages
+        """Return the stages to run: all stages, except stages whose results were all read from a feature cache."""
+        cached_batch = submitted.cached_batch
+        return self._bound_stages if cached_batch is None else self._bound_stages[cached_batch.skipped_stages :]
 
     def _launch_next(self) -> None:
         """Launch the oldest submitted batch, or store its error."""
@@ -399,20 +399,20 @@ class PipelinedIterator:
         source_lane = None
         end_event = None
         branches = None
-        taken = submitted.taken
+        cached_batch = submitted.cached_batch
         try:
             self._lanes.reclaim()
             lane.make_current()
-            if taken is not None:
-                pulled.batch = taken.with_order(pulled.batch)
+            if cached_batch is not None:
+                pulled.batch = cached_batch.with_order(pulled.batch)
             for name, work in submitted.work:
                 current_work = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
                 stats.undecoded_pixels += work.undecoded
             current_work = "its copy"
-            if taken is not None:
-                pulled.batch = taken.with_columns(pulled.batch)
+            if cached_batch is not None:
+                pulled.batch = cached_batch.with_columns(pulled.batch)
             feed.prepare(pulled)
             if pulled.slot:
                 stats.slot_batches += 1
@@ -421,17 +421,17 @@ class PipelinedIterator:
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream.
-            if copied.resident or copied.resident_objects:
+            if copied.resident or copied.has_resident_objects:
                 loader_lane = self._lanes.follow(pulled.stream)
-                source_lane = loader_lane if copied.resident_objects else None
-            batch = copied.batch if taken is None else taken.begin(copied.batch)
+                source_lane = loader_lane if copied.has_resident_objects else None
+            batch = copied.batch if cached_batch is None else cached_batch.begin(copied.batch)
             ready = lane.record_event()
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended
             concurrent = self._concurrent and not self._is_first_batch and self._cached is None
             branches = Branches(ready, concurrent=concurrent)
             for stage in self._stages_of(submitted):
                 current_work = f"stage {stage.name!r}"
-                recorded = taken if taken is not None and stage is taken.encoder else None
+                recorded = cached_batch if cached_batch is not None and stage is cached_batch.encoder else None
                 if copied.packed and (has_pending_targets(batch) if recorded is not None else stage.reads_pending(batch)):
                     # An earlier stage has removed boxes.
                     batch = self._without_removed_boxes(batch, lane.record_event(), batch_index)

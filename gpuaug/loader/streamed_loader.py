@@ -64,14 +64,14 @@ class StreamedLoader:
         rank: Data-parallel rank. Ranks draw different random numbers. Default: the rank in ``torch.distributed``, or 0; the
             first iterator then warns if every rank reads the whole dataset.
         feed: Transfer of batches to the GPU. ``"auto"``: for a GPU, workers of a ``DataLoader`` collate into page-locked
-            slots, and batches of other sources are copied into slots in the background. ``"ring"`` raises if slots cannot be
-            used, ``"plain"`` uses none. ``repr(loader)`` shows the choice and its reason.
+            slots, and batches of other sources are copied into slots in the background. ``"ring"``: an error if slots cannot
+            be used. ``"plain"``: no slots. ``repr(loader)`` shows the choice and its reason.
         feed_bytes: Limit of the bytes of all slots. Maximum: the memory of the machine or the container, divided by the number
             of ranks on this machine (``LOCAL_WORLD_SIZE``). Default: an eighth of the maximum.
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: For arguments that cannot work; at the first batch if that depends on the
-            GPU that is current then.
+        ArgumentError, ArgumentTypeError, DeviceError: If an argument cannot be used. Raised at the first batch if the reason
+            depends on the GPU that is current at the first batch.
 
     Cost:
         A batch of two tensors without stages costs the training thread two copies, three events and three waits. Device memory:
@@ -122,7 +122,7 @@ class StreamedLoader:
             self.state_dict = progress.state_dict
             self.load_state_dict = progress.load_state_dict
         self.stages = stages
-        self._own_attributes = {*vars(self), "_own_attributes"}
+        self._constructor_attributes = {*vars(self), "_constructor_attributes"}
 
     def __iter__(self) -> Iterator[Batch]:
         return OneThreadIterator(self._batches())
@@ -152,7 +152,7 @@ class StreamedLoader:
     def __getstate__(self) -> tuple[Any, ...]:
         """Return the settings and the position. An unpickled loader creates new threads, workers and memory."""
         settings = {**self._settings, "loader": without_iterator(self._loader), "stages": self.stages, "depth": self.depth}
-        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - self._own_attributes}
+        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - self._constructor_attributes}
         return settings, self._shared.progress.position_state_of_copy, user_attributes
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -174,7 +174,7 @@ class StreamedLoader:
 
     @property
     def device(self) -> torch.device:
-        """Device that batches are copied to. Before the first iterator: the device if the iterator began now."""
+        """Device that batches are copied to. Before the first iterator: the device that an iterator would now use."""
         return self._shared.device_setup.device
 
     @property

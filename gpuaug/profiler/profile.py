@@ -1,9 +1,9 @@
 """``profile``: measures real training steps to find the *bound* of the loop: the part of the work that limits its speed.
 
-All measurements are made in one run. First, *windows* of consecutive batches alternate between loops: the wrapped loader alone,
-the loop with batches launched ahead (*streamed*), the same inside ``step_first`` if stages and step may compete, the loop with
-``depth=0`` (*in line*), and the step on a batch that is on the device (*cached*). Then each part of the work is measured alone.
-Nothing is synchronised inside a window.
+All measurements are made in one run. First, *windows* (timed runs of consecutive batches) alternate between loops: the wrapped
+loader alone, the loop with batches launched ahead (*streamed*), the streamed loop inside ``step_first`` if stages and step may
+compete, the loop with ``depth=0`` (*in line*), and the step on a batch that is on the device (*cached*). Then each part of the
+work is measured alone. Nothing is synchronised inside a window.
 """
 
 import logging
@@ -48,7 +48,7 @@ MIN_WINDOW_BATCHES = 8
 """Smallest number of batches in a window."""
 
 WINDOW_S = 5.0
-"""Seconds after which a window ends, once it has ``MIN_WINDOW_BATCHES``."""
+"""Seconds after which a window ends if it has ``MIN_WINDOW_BATCHES``."""
 
 
 def profile(
@@ -63,7 +63,7 @@ def profile(
     Args:
         loader: The loader that the training loop iterates over.
         step: One training step, called with a batch of the loader: ``lambda batch: train_step(*batch)``.
-        batches: Number of batches per window.
+        batches: Number of batches per window. A window is one timed run of a loop.
         rounds: Number of windows per measured loop. The report shows the median and the range of the windows.
         show: Whether to print the report.
 
@@ -71,7 +71,7 @@ def profile(
         The report. ``print`` it, look at ``report.timeline``, or read its attributes.
 
     Raises:
-        ArgumentError, ArgumentTypeError: For arguments that cannot work, and for a loader that has no batches or can be
+        ArgumentError, ArgumentTypeError: If an argument has an invalid value, or if the loader has no batches or can be
             iterated only once.
         Exception: Any error of the wrapped loader, a stage or the step.
 

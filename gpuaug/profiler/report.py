@@ -29,7 +29,7 @@ SLOWER_THAN_ENGINES: Final = "beside engines"
 DECODING = (*DECODERS.values(), SLOWER_THAN_ENGINES)
 """Values of ``Part.kind`` of decoding stages."""
 PLAIN_BESIDE_ITERATOR = "plain (another iterator has the slots)"
-"""Text for the feed if an open iterator of the user has the slots (page-locked memory), so that the profiled one has none."""
+"""Text for the feed if an open iterator of the user has the slots (page-locked memory), so that the profile has none."""
 
 _WAIT_TEXTS = {
     "wait for loader": "for the loader",
@@ -93,7 +93,7 @@ class Report:
     timeline: Timeline = field(repr=False)
     """About ten batches of the streamed loop."""
     epoch_ms: float = 0.0
-    """Time of beginning epochs, included in ``streamed``: starting workers, and waiting for the first batch."""
+    """Time of the beginnings of epochs, included in ``streamed``: starting workers, and waiting for the first batch."""
     verdict: tuple[str, ...] = ()
     """Sentences about the bound of the loop, with advice, the most important first."""
     waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
@@ -143,7 +143,7 @@ class Report:
 
     @property
     def decode_ms(self) -> float:
-        """Time of the decoders, on their own threads."""
+        """Time of the decoders, on separate threads."""
         return max((part.wall.median for part in self.parts if part.kind in DECODING), default=0.0)
 
     @property

@@ -11,7 +11,7 @@ TOLERANCE = 0.1
 ENCODER_KINDS = ("captured", "eager encoder")
 """Values of ``Part.kind`` for encoders."""
 MIN_MS = 0.5
-"""Times below this number of milliseconds get no sentence of their own."""
+"""Minimum time in milliseconds about which a separate sentence is written."""
 
 
 def verdict(report: Report) -> Iterator[str]:

@@ -223,10 +223,10 @@ class TransformStage(Stage):
 
     The callable is not moved, compiled or put into another mode. A module with parameters, or a method of one, runs without
     autograd, so that results do not require grad; a function, such as ``lambda images: module(images)``, may build an autograd
-    graph. The callable may draw from the global generators of torch, NumPy and
-    Python, whose states then depend only on the batch and the name of the stage, and are restored afterwards. It must not write
-    to its input if ``into`` keeps the input in the batch, or if the wrapped loader yields the same tensors again. It must clone
-    any part of its input that it stores for a later call.
+    graph. The callable may draw from the global generators of torch, NumPy and Python, whose states depend only on the batch
+    and the name of the stage during the call, and are restored afterwards. The callable must not write to its input if ``into``
+    keeps the input in the batch, or if the wrapped loader yields the same tensors again. It must clone any part of its input
+    that it stores for a later call.
 
     Args:
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and, if ``on`` is a mapping,
@@ -364,7 +364,7 @@ class _BoundTransform(BoundStage):
             return self._transformed(values, position)
 
     def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
-        # A function of the user's may build an autograd graph.
+        # A function of the user may build an autograd graph.
         with CallSeeds(position, self.name), torch.no_grad() if self._has_weights else nullcontext():
             try:
                 keys = self.selection.data_keys

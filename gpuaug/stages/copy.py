@@ -52,7 +52,7 @@ class Copied:
     """Bytes that were copied to the device."""
     resident: list[torch.Tensor] = field(default_factory=list)
     """Tensors that were on the device before the copy, in memory of another stream."""
-    resident_objects: bool = False
+    has_resident_objects: bool = False
     """Whether an object with a ``to`` method was on the device before the copy, or may have been."""
 
 
@@ -88,7 +88,7 @@ class Copier:
             self._check_first_batch(unpack_targets(batch))
             self._first_batch_checked = True
         # Masks are large: copying them one by one costs less than packing them on this thread.
-        batch = pack_targets(batch, _page_locked, masks=False) if self._non_blocking else batch
+        batch = pack_targets(batch, _page_locked, any_mask_size=False) if self._non_blocking else batch
         copied = Copied(None)
         # id of a leaf → (leaf, copy), so that a tensor that occurs twice in a batch is copied once. The leaf is referenced,
         # because some mappings create values on each access, and a later object may get the id of a freed value.
@@ -132,7 +132,7 @@ class Copier:
                     f"The to(device) method of {cls.__name__}, a member of the batch, must return the moved object, got None. "
                     "End the method with: return self."
                 )
-            copied.resident_objects |= moved is mover or any(
+            copied.has_resident_objects |= moved is mover or any(
                 isinstance(member, torch.Tensor) and member.device == self._device for member in batches.inner_values(leaf)
             )
             return moved
@@ -207,7 +207,7 @@ def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[
 
 
 def _can_be_packed(leaf: Any) -> bool:
-    """Return whether a leaf is a small dense CPU tensor, whose values are all that must be copied."""
+    """Return whether a leaf is a small dense CPU tensor that a copy of its values represents completely."""
     return (
         type(leaf) is torch.Tensor
         and leaf.is_cpu
@@ -230,4 +230,4 @@ def _accepts_non_blocking(to: Callable[..., Any]) -> bool:
         parameters = inspect.signature(to).parameters.values()
     except (TypeError, ValueError):  # a C function without a signature
         return False
-    return any(p.name == "non_blocking" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return any(item.name == "non_blocking" or item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)

@@ -97,7 +97,7 @@ class GraphRunner:
         return len(self._graphs)
 
     def run(self, inputs: tuple[Any, ...], signatures: Signatures) -> Any:
-        """Queue the encoder's work on ``inputs``. The next run may overwrite the result, which must be ``copied`` before.
+        """Queue the encoder's work on ``inputs``. Pass the result to ``copied`` before the next run, which may overwrite it.
 
         Args:
             inputs: Arguments of the encoder.
@@ -178,7 +178,7 @@ class GraphRunner:
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. Without room beside graphs of earlier iterators, delete all graphs before: a pool never shrinks."""
+        """Capture a graph. If it does not fit beside graphs of earlier iterators, first delete all: a pool never shrinks."""
         if not self._has_room(need):
             self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)

@@ -1,4 +1,4 @@
-"""The first call of a stage's transform: which parts of the transform move or mix pixels, and what it receives of the batch.
+"""The first call of a stage's transform: parts of the transform that move or mix pixels, and members that it receives.
 
 *Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
 """
@@ -127,14 +127,14 @@ class FirstCall:
         if self.is_fused:
             return not isinstance(value, torch.Tensor) and holds_targets(value)
         cls = torchvision_class(self.module)
-        own = (part for part in self._parts if library_class(part) is None)  # may transform pairs of images and targets
-        return cls is not None and difference(self.module, cls) is None and not any(own)
+        user_parts = (part for part in self._parts if library_class(part) is None)  # may transform images and targets
+        return cls is not None and difference(self.module, cls) is None and not any(user_parts)
 
     @cached_property
     def transformed_ids(self) -> set[int]:
         """Ids of the arguments' tensors and arrays that the transform may change.
 
-        Left out are plain tensors in arguments that are transformed by type, and in target dicts under keys that are unchanged.
+        Excludes plain tensors in arguments that are transformed by type, and in target dicts under keys that stay unchanged.
         """
         keys = self.selection.normalized_keys or ()
         result: set[int] = set()

@@ -37,7 +37,7 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
         call: Call of the transform on the first batch.
         batch: The whole batch.
         other_selections: ``on`` and ``into`` of the loader's other stages. Members that these stages read as images, or write,
-            are not taken for targets.
+            are not treated as targets.
 
     Raises:
         ArgumentTypeError: If the images differ in size and the transform cannot take such images.
@@ -170,7 +170,7 @@ def _are_numbers(values: Iterable[Any]) -> bool:
 
 
 def _sizes(images: torch.Tensor | Ragged | None) -> set[tuple[int, ...]]:
-    """Return the (height, width) of the images; an empty set if ``images`` are none."""
+    """Return the (height, width) of the images; an empty set if ``images`` is ``None`` or has fewer than three axes."""
     if isinstance(images, Ragged):
         return set(map(tuple, images.shapes.sizes.tolist()))
     return {tuple(images.shape[-2:])} if images is not None and images.ndim >= 3 else set()
@@ -202,7 +202,7 @@ def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
 
 
 def _refuse_ragged(call: FirstCall) -> None:
-    """Raise for a transform of Kornia or torchvision. They accept no ``Ragged``: some would return it unchanged."""
+    """Raise an error for a transform of Kornia or torchvision. Some of these transforms would return a ``Ragged`` unchanged."""
     first = _library_module(call)
     if first is not None:
         raise ArgumentTypeError(
@@ -264,7 +264,7 @@ class TargetSearch:
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
         """Yield the targets within a member of a batch.
 
-        PIL images of the size of an image are taken for masks. Lists of numbers are targets only under the key of a target.
+        PIL images of the size of an image are treated as masks. Lists of numbers are targets only under the key of a target.
 
         Args:
             value: The member, or in a recursive call a value within the member.

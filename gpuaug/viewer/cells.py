@@ -202,9 +202,10 @@ def _keys(stage: StageTrace) -> Sequence[str]:
 
 
 def _path_of_labels(before: Row, size: int) -> MemberPath | None:
-    """Return the path of the member that seems to hold labels: a member with a usual name such as ``label``.
+    """Return the path of the member that seems to hold labels; ``None`` if there is none.
 
-    Else the first in a tuple or list. Whole numbers under another name are identifiers, times or indices.
+    This is a member with a usual name such as ``label``, or else the first possible member of a tuple or list. Whole numbers
+    under another name are taken as identifiers, times or indices.
     """
     members = list(walk(before.batch))
     # Not in lists of mappings, such as target dicts: the length of a tensor there may equal the batch size by chance.
@@ -217,7 +218,7 @@ def _path_of_labels(before: Row, size: int) -> MemberPath | None:
 
 
 def _may_be_classes(labels: Tensor) -> bool:
-    """Return whether class indices are in the range of classes. Probabilities are."""
+    """Return whether labels may be class indices, by their range, or are probabilities."""
     return labels.ndim > 1 or bool(((labels >= -1) & (labels < _MAX_CLASSES)).all())
 
 

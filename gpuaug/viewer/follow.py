@@ -108,7 +108,10 @@ def follow(trace: Trace) -> FollowedImages:
 
 
 def _image_moves(moves: Sequence[tuple[MemberPath, MemberPath, str | None]], inputs: Batch) -> Iterator[tuple[Any, Any]]:
-    """Yield (input path, output path) of each member with images: without data keys, of the channels of the first."""
+    """Yield (input path, output path) of each member with images.
+
+    Without data keys, members whose number of channels differs from the first member's are omitted: they may be masks.
+    """
     channels = None
     targets = set[MemberPath]()
     for source, target, key in moves:
@@ -128,12 +131,12 @@ def _channels_of(images: Images) -> int:
 
 
 def _alike(batch: Batch, path: MemberPath) -> list[MemberPath]:
-    """Return ``path``, and the paths of members beside it with as many images of as many channels, in order."""
+    """Return ``path``, and the paths of members beside it with the same numbers of images and channels, in order."""
     images = images_of(get(batch, path))[0]
     expected = count_of(images), _channels_of(images)
     siblings = [other for other, _ in walk(batch) if len(other) == len(path) and other[:-1] == path[:-1]]
-    found = [(other, images_of(get(batch, other))) for other in siblings]
-    return [other for other, value in found if value and (count_of(value[0]), _channels_of(value[0])) == expected]
+    images_of_siblings = [(other, images_of(get(batch, other))) for other in siblings]
+    return [other for other, value in images_of_siblings if value and (count_of(value[0]), _channels_of(value[0])) == expected]
 
 
 def count_of(images: Images) -> int:
@@ -200,7 +203,7 @@ def _is_targets(value: Any) -> bool:
 
 
 def _search(batch: Batch) -> MemberPath | None:
-    """Return the path of a member with images: the first one with a usual name such as ``image``, else the first one."""
+    """Return the path of the first member with images and a usual name such as ``image``, or else of the first with images."""
     paths = [path for path, value in walk(batch) if images_of(value)]
     usual = [path for path in paths if path and str(path[-1]).lower() in _IMAGE_NAMES]
     return next(iter(usual or paths), None)

@@ -504,7 +504,7 @@ def test_errors_name_the_way_out(paths, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "way_out"),
     [
-        (errno.ENOSPC, "Free space, or use fewer views: the rows that were written will be read"),
+        (errno.ENOSPC, "Free space, or use fewer views. The rows that were written remain valid"),
         (errno.EROFS, "Make the folder writable, or use another folder"),
         (errno.EIO, "Check the disk, or use another folder"),
     ],
@@ -898,7 +898,7 @@ def test_rows_are_recorded_before_later_stages_change_them(device, paths, tmp_pa
     assert_equal(second, first)
 
 
-@pytest.mark.parametrize("place", ["write", "_copied"])
+@pytest.mark.parametrize("place", ["write", "_in_ordinary_memory"])
 @pytest.mark.parametrize("end", ["break", "error"])
 def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, paths, tmp_path, monkeypatch):
     def fail(*_):
@@ -923,7 +923,7 @@ def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
     def fail(record):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(recorder, "_copied", fail)
+    monkeypatch.setattr(recorder, "_in_ordinary_memory", fail)
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
     with pytest.raises(MemoryError):

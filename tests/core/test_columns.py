@@ -57,7 +57,7 @@ def test_masks_of_any_size_are_one_tensor():
     records = [{"masks": torch.ones(2, 300 + n, 200, dtype=torch.uint8)} for n in range(8)]
     (flat,) = batches.tensors(packed(records))
     assert flat.shape == (sum(record["masks"].numel() for record in records),)
-    assert packed(records, masks=False) is records
+    assert packed(records, any_mask_size=False) is records
 
 
 def test_large_tensors_that_are_no_masks_stay_apart():

@@ -292,7 +292,7 @@ def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
     scheduled = Decoder("decode", lanes, DecodeStage().options, lambda _: [engines, decoder])
     scheduled.decoders_of(Encoded)
     idle = scheduled._idle_card_lanes
-    assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.calls + decoder.calls
+    assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.max_calls + decoder.max_calls
 
 
 def test_fewer_states_have_a_large_capacity():

@@ -329,7 +329,7 @@ def test_a_state_from_before_the_first_batch_begins_the_run_anew(kind, order, op
         for has_read in (read_one, run, lambda loader: loader.load_state_dict(second)):
             has_read(loader)
             if (kind, order) in NOT_SET_BACK and not options.get("num_workers"):
-                with pytest.raises(GpuAugError, match="is past it"):
+                with pytest.raises(GpuAugError, match="has been read"):
                     loader.load_state_dict(first)
                 continue
             loader.load_state_dict(first)

@@ -61,10 +61,10 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 83,
     "benchkit": 745,
-    "cache": 1_078,
+    "cache": 1_080,
     "cli": 273,
     "core": 1_595,
-    "decode": 4_542,
+    "decode": 4_541,
     "feed": 2_457,
     "fusion": 12_895,
     "integrations": 49,

@@ -260,7 +260,7 @@ class Wrapped:
     ids=["in place", "shares its tensor", "holds none"],
 )
 def test_objects_with_tensors_on_device_are_found(leaf, resident):
-    assert Copier(torch.device("cpu")).copy([leaf]).resident_objects is resident
+    assert Copier(torch.device("cpu")).copy([leaf]).has_resident_objects is resident
 
 
 # Packing

@@ -41,18 +41,18 @@ _CHECKED_BYTES = 1024
 """Number of bytes at the beginning of a packet from which its checksum is computed."""
 
 _NO_STAMP = np.iinfo(np.int64).min
-"""Time stamp of a packet without a time stamp, as in FFmpeg."""
+"""Value that stands for a missing time stamp, as in FFmpeg."""
 
 _SCANNED = np.dtype(
     {
-        "names": ["stamp", "dts", "duration", "checksum", "is_hidden", "is_key", "is_instant"],
+        "names": ["stamp", "dts", "duration", "checksum", "is_hidden", "is_key", "is_idr"],
         "formats": [np.int64, np.int64, np.int64, np.uint32, np.bool_, np.bool_, np.bool_],
     }
 )
 """Structured NumPy dtype: one packet, as its container returns it.
 
 ``stamp``: see ``Packets``. ``dts``: decoding time stamp. ``duration``: duration of the frame; 0 if it is not stored.
-``is_hidden``: whether the container hides the frame. ``is_key`` and ``is_instant``: see ``nal``.
+``is_hidden``: whether the container hides the frame. ``is_key`` and ``is_idr``: see ``nal``.
 """
 
 _MOST_SKEW = 0.0175
@@ -73,7 +73,7 @@ class Stream(NamedTuple):
     """Codec tag of the container, at most four characters, such as XVID."""
     bits: int
     """Number of bits per pixel in the container; 0 if it is not stored."""
-    pixels: str
+    pixel_format: str
     """FFmpeg's name of the pixel format, such as yuv420p."""
     height: int
     """Height of the stored frames, before they are rotated upright."""
@@ -106,7 +106,7 @@ class Packets(NamedTuple):
     """(K,) packet index."""
     key_dts: NDArray[np.int64]
     """(K,) decoding time stamp; the presentation time stamp if there is none."""
-    key_is_instant: NDArray[np.bool_]
+    key_is_idr: NDArray[np.bool_]
     """(K,) whether no frame after the key frame, in decoding order, is predicted from frames before the key frame."""
 
 
@@ -136,8 +136,8 @@ class Index(NamedTuple):
     packets: Packets
     frames: Frames
 
-    def is_packet(self, number: int, packet: Any) -> bool:
-        """Return whether a packet is the undamaged packet ``number``."""
+    def matches(self, number: int, packet: Any) -> bool:
+        """Return whether a packet has the time stamp and checksum of packet ``number`` of the index, and is not damaged."""
         is_equal = stamp_of(packet) in (None, self.packets.stamp[number]) and _checksum(packet) == self.packets.checksum[number]
         return is_equal and not packet.is_corrupt
 
@@ -155,7 +155,7 @@ class Index(NamedTuple):
         for packet in np.unique(frame_packets).tolist():
             usable = np.flatnonzero((keys <= packet) & (rank[keys] <= rank[packet]))
             needs.append((int(usable.max(initial=0)), packet))
-        # Packets without a frame that follow may hold the rest of the frame, such as its second field.
+        # Packets without a visible frame belong to the packet before them: they may hold the second field of its frame.
         ends = np.append(np.flatnonzero(self.packets.has_visible_frame), len(rank))
         ranges: list[tuple[int, int]] = []
         for key, packet in sorted(needs):
@@ -164,7 +164,7 @@ class Index(NamedTuple):
             if self.frames.are_decoded:
                 # H.264 from a non-IDR key frame: the decoder outputs a frame only after up to ``reorder`` more packets.
                 last = min(last + self.stream.reorder, len(rank) - 1)
-            if ranges and (first <= ranges[-1][1] or not self.packets.key_is_instant[key]):
+            if ranges and (first <= ranges[-1][1] or not self.packets.key_is_idr[key]):
                 first, last_before = ranges.pop()
                 last = max(last, last_before)
             ranges.append((first, last))
@@ -266,7 +266,7 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
             library=context.name,
             tag=_tag(context),
             bits=context.bits_per_coded_sample,
-            pixels=frame.format.name,
+            pixel_format=frame.format.name,
             height=frame.height,
             width=frame.width,
             matrix=UNSPECIFIED if frame.colorspace is None else int(frame.colorspace),
@@ -285,7 +285,7 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
             has_visible_frame=np.isin(numbers, packet_of_frame),
             keys=keys,
             key_dts=np.where(scanned["dts"] == _NO_STAMP, stamps, scanned["dts"])[keys],
-            key_is_instant=scanned["is_instant"][keys],
+            key_is_idr=scanned["is_idr"][keys],
         ),
         frames=Frames(
             packet_of_frame=packet_of_frame,
@@ -309,13 +309,13 @@ def _scan(packets: Iterator[Any], context: Any, length_size: int) -> Iterator[tu
         for side_data in _SIDE_DATA:
             if packet.has_sidedata(side_data) and bytes(packet.get_sidedata(side_data)) != context.extradata:
                 raise VideoError(f"its packet {number} changes parameters of the codec ({side_data}): {CONVERT}")
-        is_key = is_instant = False
+        is_key = is_idr = False
         if packet.is_keyframe:
             content = nal.with_start_codes(memoryview(packet), length_size)
-            is_key, is_instant = nal.is_key_frame(codec, content), nal.is_instant(codec, content)
+            is_key, is_idr = nal.is_key_frame(codec, content), nal.is_idr(codec, content)
         stamp, dts = (_NO_STAMP if value is None else value for value in (stamp_of(packet), packet.dts))
         duration = max(packet.duration or 0, 0)
-        yield stamp, dts, duration, _checksum(packet), packet.is_discard, is_key, is_instant
+        yield stamp, dts, duration, _checksum(packet), packet.is_discard, is_key, is_idr
 
 
 def _checksum(packet: Any) -> int:
@@ -324,7 +324,7 @@ def _checksum(packet: Any) -> int:
 
 
 def _filled(stamps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return (P,) time stamps in which missing ones are interpolated in decoding order.
+    """Return (P,) time stamps: a missing time stamp is interpolated from its neighbours in decoding order.
 
     Raises:
         VideoError: If no packet has a time stamp.
@@ -347,12 +347,12 @@ def _gives_display_order(scanned: NDArray[np.void], codec: str, reorder: int) ->
     """
     stamps = scanned["stamp"]
     # H.264's decoder hides the first frames of a file that does not begin with an IDR frame.
-    if not scanned["is_key"][0] or (codec == "h264" and not scanned["is_instant"][0]):
+    if not scanned["is_key"][0] or (codec == "h264" and not scanned["is_idr"][0]):
         return False
     # Frames that are displayed before the first key frame may refer to frames before the file.
     if (stamps == _NO_STAMP).any() or (stamps[1:] <= stamps[0]).any():
         return False
-    # Decoding time stamps that descend begin again. Frames before and after this packet have similar time stamps.
+    # Decoding time stamps descend where two recordings were joined. Presentation time stamps of the two may overlap.
     order = stamps.argsort()
     dts = scanned["dts"][scanned["dts"] != _NO_STAMP]
     if (np.diff(dts) < 0).any() or not np.diff(stamps[order]).all():

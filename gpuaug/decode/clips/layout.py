@@ -26,7 +26,7 @@ _BT601 = (0.299, 0.114)
 """Weights of red and blue in luma according to BT.601."""
 
 MOST_CONVERTED = 2**25
-"""Maximum number of pixels that are converted to RGB at once. The conversion takes some ten bytes of memory per pixel."""
+"""Maximum number of pixels that are converted to RGB at once. The conversion takes about ten bytes of memory per pixel."""
 
 
 class ClipInfo(NamedTuple):
@@ -34,7 +34,7 @@ class ClipInfo(NamedTuple):
 
     start: int
     """Offset of the clip in the data of the batch, in bytes."""
-    extradata: int
+    extradata_size: int
     """Number of bytes of the codec's parameter sets, which precede the packets."""
     stream: Stream
     """Codec, size and colours. ``orientation`` is 1 if ``exif=False``."""
@@ -65,22 +65,23 @@ class ClipLayout(BatchLayout):
         """Number of frames per clip."""
         if not options.exif:
             self.headers["orientation"] = 1
-        self.sizes = np.where((self.headers["orientation"] > 4)[:, None], self.stored[:, ::-1], self.stored)
+        is_transposed = self.headers["orientation"] > 4
+        self.sizes = np.where(is_transposed[:, None], self.stored[:, ::-1], self.stored)
         """(B, 2) heights and widths of upright frames."""
-        areas = self.stored.prod(1) * self.frames
-        self.place(areas * 3, np.where(self.on_card, areas * 3 // 2, 0))
+        pixels = self.stored.prod(1) * self.frames
+        self.place(lengths=pixels * 3, raw_lengths=np.where(self.on_card, pixels * 3 // 2, 0))
 
     @cached_property
     def infos(self) -> list[ClipInfo]:
-        """Header fields per clip."""
+        """Header fields of the clip that is decoded at each index of the batch."""
         packets = self._clip_headers.packets.tolist()
         infos = []
-        for row, pts in zip(self.headers.tolist(), self._clip_headers.pts[self.sources].tolist(), strict=True):
-            start, _, extradata, first, count, _, *stream = row
+        for record, pts in zip(self.headers.tolist(), self._clip_headers.pts[self.sources].tolist(), strict=True):
+            start, _, extradata_size, first, count, _, *stream = record  # the fields of ``CLIP``, in order
             positions: dict[int, list[int]] = {}
             for position, time_stamp in enumerate(pts):
                 positions.setdefault(time_stamp, []).append(position)
-            infos.append(ClipInfo(start, extradata, Stream(*stream), packets[first : first + count], positions))
+            infos.append(ClipInfo(start, extradata_size, Stream(*stream), packets[first : first + count], positions))
         return infos
 
     def slowest_first(self, indices: NDArray[Any]) -> Iterator[tuple[int, ClipInfo]]:
@@ -117,16 +118,16 @@ class ClipLayout(BatchLayout):
             return
         conversions = self.headers[["height", "width", "matrix", "full_range", "orientation"]].tolist()
         on_card = enumerate(np.flatnonzero(self.on_card).tolist())
-        # Adjacent clips have equal differences of index and position.
+        # Pairs (number among the clips that the card decodes, index of the clip). The difference is constant in adjacent clips.
         for _, run in itertools.groupby(on_card, lambda pair: (pair[1] - pair[0], conversions[pair[1]])):
             (_, first), *others = run
             height, width, matrix, full_range, orientation = conversions[first]
             count = (len(others) + 1) * self.frames
             area = height * width
-            source = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, width)
-            target = data[int(self.starts[first]) :][: count * area * 3].view(count, *self.sizes[first].tolist(), 3)
-            chunk = max(MOST_CONVERTED // area, 1)
-            for nv12, rgb in zip(source.split(chunk), target.split(chunk), strict=True):
+            nv12_frames = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, width)
+            rgb_frames = data[int(self.starts[first]) :][: count * area * 3].view(count, *self.sizes[first].tolist(), 3)
+            frames_at_once = max(MOST_CONVERTED // area, 1)
+            for nv12, rgb in zip(nv12_frames.split(frames_at_once), rgb_frames.split(frames_at_once), strict=True):
                 convert(nv12, rgb, matrix, orientation, full_range=full_range)
 
     def batch(self, data: Tensor) -> Tensor | Ragged:

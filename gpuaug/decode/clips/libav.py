@@ -12,7 +12,7 @@ DEMUXERS = (
     *("mov", "matroska", "mpegts", "mpeg", "avi", "asf", "flv", "ogg", "mxf", "ivf", "gif", "nut", "rm", "swf"),
     *("h264", "hevc", "mpegvideo", "m4v"),  # without time stamps
 )
-"""FFmpeg's names of the demuxers of ``read_clip``: containers that hold their frames, instead of naming other files."""
+"""FFmpeg's names of the demuxers of ``read_clip``: containers that hold the frames, not the names of other files."""
 
 
 @cache
@@ -49,7 +49,7 @@ def open_container(file: BinaryIO) -> Any:
         VideoError: If the video has no stream of pictures, or FFmpeg opens it with none of ``DEMUXERS``, or not at all.
     """
     av = required_module()
-    # PyAV 19 has no such option, and never raises for metadata.
+    # PyAV 19 does not have this option, and never raises for metadata.
     metadata = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     options = {
         "format_whitelist": ",".join(DEMUXERS),
@@ -72,5 +72,5 @@ def open_container(file: BinaryIO) -> Any:
 
 
 def limit_pixels(context: Any, pixels: int) -> None:
-    """Have a decoder that is not open yet raise an error for larger frames, whatever size the container stores."""
+    """Let a decoder that is not open yet raise an error for larger frames, even if the container stores another size."""
     context.options = {**context.options, "max_pixels": str(pixels)}

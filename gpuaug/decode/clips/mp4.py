@@ -21,7 +21,7 @@ _HEADERS = re.compile(
 """Boxes at the top level that the demuxer searches for other boxes, in addition to ``free`` if it holds a movie header."""
 
 _TABLES = re.compile(b"trak|moof|stsz|stz2|stsc|stco|co64|stts|elst|trun|sidx|tfra|cmov|stsd|hdlr|iinf|iloc|ipco")
-"""Boxes that are read."""
+"""Boxes whose numbers are read."""
 
 _SOUND = re.compile(
     rb"raw |NONE|twos|sowt|in24|in32|fl32|fl64|lpcm|ipcm|fpcm|alaw|ulaw|ima4|MAC[36]|QDM[2C]|Qclp|\.mp3|agsm|samr|"
@@ -68,10 +68,10 @@ class _Headers:
         """Maximum number of packets: every packet has at least one byte."""
         self.tracks = [_Track()]
         self.packets = 0
-        """Number of packets of fragments, and of other records."""
+        """Number of packets outside of tables of tracks: in fragments (``trun``), and items of images (``iinf``, ``iloc``)."""
         self.fragments = 0
         self._starts = {size}
-        """Offsets of the boxes at the top level, and the end."""
+        """Offsets of the boxes at the top level, and of the end of the file."""
         self._fragment_offsets: list[int] = []
         num_bytes = 0
         for start, end in [*self._top_level()]:
@@ -109,7 +109,7 @@ class _Headers:
             yield start, self._size
 
     def _read(self, start: int, data: bytes) -> None:
-        """Add the numbers in a box. ``start`` is its offset."""
+        """Add the numbers in a box at the top level, and in the boxes inside it. ``start``: offset of the box."""
         for match in _TABLES.finditer(data):
             offset = match.end()
             fields = data[offset : offset + 32].ljust(32, b"\0")
@@ -152,7 +152,7 @@ class _Headers:
                     self._read_tfra(data, offset)
 
     def _check_descriptions(self, data: bytes, offset: int) -> None:
-        """Check that the descriptions of samples end in their box: the demuxer searches them for boxes, whatever their size."""
+        """Check that descriptions of samples end within their box, because the demuxer searches all their bytes for boxes."""
         end = offset - 8 + int.from_bytes(data[offset - 8 : offset - 4], "big")
         count, offset = int.from_bytes(data[offset + 4 : offset + 8], "big"), offset + 8
         for _ in range(count):
@@ -162,7 +162,7 @@ class _Headers:
                 raise VideoError(f"{_DAMAGED}: {CONVERT}")
 
     def _read_sidx(self, data: bytes, offset: int, start: int) -> None:
-        """Read the sizes of fragments. The demuxer searches each of them for boxes."""
+        """Read the sizes of fragments. The demuxer searches each fragment for boxes."""
         number_size = 8 if data[offset : offset + 1] > b"\0" else 4
         box_end = start + offset - 8 + int.from_bytes(data[offset - 8 : offset - 4], "big")
         at = offset + 12 + number_size

@@ -80,28 +80,28 @@ def is_key_frame(codec: str, packet: bytes | memoryview) -> bool:
     An MP4 file without a table of key frames marks all packets as key frames. FFmpeg corrects the marks of VP9 and AV1.
 
     Args:
-        codec: FFmpeg's name of the codec. ``True`` for other codecs than H.264 and HEVC.
+        codec: FFmpeg's name of the codec. ``True`` for codecs other than H.264 and HEVC.
         packet: (bytes,) packet that its container marks as a key frame, with start codes.
     """
     units = _units(codec, packet)
     if codec == _HEVC:
-        return any(16 <= kind <= 23 for kind, _ in units)
+        return any(16 <= unit_type <= 23 for unit_type, _ in units)
     # An SEI unit whose first message is a recovery point. Its number of frames until pictures are correct begins with bit 1 if
     # it is 0. Other numbers (gradual refresh) are not used: x264 states too small ones.
     return codec != _H264 or any(
-        kind == 5 or (kind == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for kind, unit in units
+        unit_type == 5 or (unit_type == 6 and unit[1:2] == b"\x06" and unit[3:4] >= b"\x80") for unit_type, unit in units
     )
 
 
-def is_instant(codec: str, packet: bytes | memoryview) -> bool:
-    """Return whether decoding can start at a key frame: no later frame, in decoding order, is predicted from earlier frames.
+def is_idr(codec: str, packet: bytes | memoryview) -> bool:
+    """Return whether a key frame is an IDR frame: no later frame, in decoding order, is predicted from earlier frames.
 
     Args:
-        codec: FFmpeg's name of the codec.
+        codec: FFmpeg's name of the codec. ``True`` for codecs other than H.264 and HEVC.
         packet: (bytes,) key frame, with start codes.
     """
-    instant = {_H264: (5,), _HEVC: (19, 20)}.get(codec)
-    return instant is None or any(kind in instant for kind, _ in _units(codec, packet))
+    idr_types = {_H264: (5,), _HEVC: (19, 20)}.get(codec)
+    return idr_types is None or any(unit_type in idr_types for unit_type, _ in _units(codec, packet))
 
 
 def is_reference(codec: str, packet: bytes | memoryview) -> bool:
@@ -117,7 +117,7 @@ def is_reference(codec: str, packet: bytes | memoryview) -> bool:
     """
     if codec != _H264:
         return True
-    slices = [unit[0] for kind, unit in _units(codec, packet) if 1 <= kind <= 5]
+    slices = [unit[0] for unit_type, unit in _units(codec, packet) if 1 <= unit_type <= 5]
     return not slices or any(header & 0x60 for header in slices)
 
 

@@ -30,8 +30,8 @@ class _ClipPackets(NamedTuple):
     """Parameter sets of the codec, and the packets, each with ``PADDING``."""
     packets: list[tuple[int, int, int, bool]]
     """(offset in ``data``, size, display rank, whether it is a key frame) per packet."""
-    instant: bool
-    """Value of the field ``instant`` of ``CLIP``."""
+    fits_nvdec: bool
+    """Field ``fits_nvdec`` of ``CLIP``: whether NVDEC can decode the packets."""
 
 
 def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
@@ -71,10 +71,10 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
     memory = data.numpy()
     memory[-PADDING:] = 0
     start = 0
-    for sample, (video, clip_pts, content, packets, instant) in read_clips.items():
+    for sample, (video, clip_pts, content, packets, fits_nvdec) in read_clips.items():
         first = len(packet_records)
         end = start + len(content)
-        table[sample] = (start, len(content), len(video.extradata), first, len(packets), instant, *video.stream)
+        table[sample] = (start, len(content), len(video.extradata), first, len(packets), fits_nvdec, *video.stream)
         pts[sample] = clip_pts
         packet_records += [(start + offset, *record) for offset, *record in packets]  # type: ignore[misc]
         memory[start:end] = np.frombuffer(content, np.uint8)
@@ -128,5 +128,5 @@ def _read_packets(clip: Clip) -> _ClipPackets:
                 if len(data) > limits.MAX_CLIP_BYTES:
                     raise VideoError(f"its packets from a key frame to the end have more than {limits.MAX_CLIP_BYTES} bytes")
         first_content = bytes(data[packets[0][0] :][: packets[0][1]])
-    instant = (codec != "h264" or nal.is_instant(codec, first_content)) and (all_visible or not index.frames.are_decoded)
-    return _ClipPackets(index, ranks[clip_frames], data, packets, instant)
+    fits_nvdec = (codec != "h264" or nal.is_idr(codec, first_content)) and (all_visible or not index.frames.are_decoded)
+    return _ClipPackets(index, ranks[clip_frames], data, packets, fits_nvdec)

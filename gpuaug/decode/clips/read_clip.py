@@ -25,7 +25,7 @@ Short = Literal["error", "loop", "pad"]
 TOLERANCE_S = 1e-4
 """Seconds by which a requested time may precede its frame's time stamp, because of rounding.
 
-A time that is a number of float32 may also precede it by the distance to the next number: 0.2 ms after an hour.
+A time that was rounded to float32 may precede the time stamp also by the spacing of float32: 0.2 ms after an hour.
 """
 
 
@@ -36,7 +36,7 @@ class Clip(Undecoded):
     source: str | bytes | memoryview
     """Path of the video, or its bytes."""
     offsets: Sequence[int]
-    """(T,) frame numbers, relative to the frame that ``at`` or ``times_s`` selects; else to frame 0."""
+    """(T,) frame numbers, relative to the frame that ``at`` or ``times_s`` selects; without these, relative to frame 0."""
     at: float | None
     """Position of the clip in the video, from 0 to 1."""
     times_s: Sequence[float] | None
@@ -87,8 +87,8 @@ class Clip(Undecoded):
 def _displayed_at(times_s: NDArray[np.float64], end_s: float, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the (n,) number of the frame that is displayed at each time.
 
-    Before the beginning and after the end of the video, numbers continue as if it had more frames at the same rate. The last
-    frame lasts for its stored duration, or for the mean duration of the other frames if that is longer.
+    Before the beginning and after the end of the video, numbers continue as if the video had more frames at the same rate. The
+    last frame lasts for its stored duration, or for the mean duration of the other frames if the mean is longer.
 
     Args:
         times_s: (N,) time of each frame of the video in seconds, ascending.
@@ -140,10 +140,10 @@ def read_clip(
         frames: Number of frames, or a list of frame numbers, in any order.
         stride: Distance from one frame to the next. 4 takes every fourth frame.
         start: Number of the first frame.
-        start_s: Time in seconds: the clip starts with the frame that is displayed then, by the time stamps in the file.
+        start_s: Time in seconds. The clip starts with the frame that is displayed at this time, by the time stamps in the file.
         at: Position of the clip in the video, from 0, the first possible clip, to 1, the last. ``random.random()`` gives all
             clips the same probability; ``k / (n - 1)`` spaces n clips evenly.
-        times_s: Times in seconds, in place of ``frames`` and ``stride``: one frame per time, the frame that is displayed then.
+        times_s: Times in seconds, in place of ``frames`` and ``stride``: per time, the frame that is displayed at this time.
             A time may precede the time stamp of its frame by 0.1 ms, and by the rounding error of float32.
         short: Treatment of a video that ends before the clip, or begins after its first time: raise an ``"error"``, ``"loop"``
             the video, or ``"pad"`` it with its last and its first frame.
@@ -207,7 +207,7 @@ def _checked_list(name: str, values: Any, check: Callable[[Any], T]) -> tuple[T,
     """Return the results of ``check`` for the elements of an argument.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If ``values`` is not a list, or is empty, or ``check`` raises.
+        ArgumentError, ArgumentTypeError: If ``values`` is not a list, or is empty, or ``check`` raises an error.
     """
     if isinstance(values, Tensor):
         values = values.tolist()
@@ -228,7 +228,7 @@ def _seconds(name: str, value: Any) -> float:
     """
     try:
         if isinstance(value, str | bytes | bool | np.bool_) or getattr(value, "dtype", None) is torch.bool:
-            raise TypeError  # float() would accept them
+            raise TypeError  # float() accepts values of these types
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values
         raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. Pass a float.") from None

@@ -51,7 +51,7 @@ class Videos:
             source: Path of the video, or its bytes.
 
         Raises:
-            VideoError: If the video cannot be read, also within the context.
+            VideoError: If the video cannot be read, when it is opened or within the ``with`` statement.
         """
         with _errors_as_video_errors():
             key: tuple[Any, ...] = ()
@@ -115,7 +115,7 @@ class Video:
             self._file.close()
 
     def _open(self) -> Any:
-        """Return the container at its beginning. Packets are then read as in the first reading, unlike after a seek."""
+        """Open the file again, and return the container at its beginning. After a seek, packets might be read differently."""
         self.close()
         self._file = open_file(self._source) if isinstance(self._source, str) else BytesIO(self._source)
         if self._index is None:
@@ -127,20 +127,20 @@ class Video:
     def index(self) -> Index:
         """Index of the video. The first access reads all packets."""
         if self._index is None:
-            self._index = read_index(self._open(), self._open)
+            self._index = read_index(self._open(), open_again=self._open)
         return self._index
 
     def packets(self, first: int, last: int) -> Iterator[Any]:
-        """Yield the packets ``first``, a key frame, to ``last``, in decoding order.
+        """Yield the packets from ``first``, the number of a key frame, to ``last``, in decoding order.
 
         Raises:
             VideoError: If the packets differ from the packets that were read for the index.
         """
         number = first
-        # After a seek, a container may compute other time stamps, or miss the packet. Then count packets from the beginning.
-        for packets_from in (self._seek, lambda start: itertools.islice(packets_of(self._open()), start, None)):
+        # After a seek, the time stamps may differ, or the seek may miss the key frame. Then count packets from the beginning.
+        for packets_from in (self._packets_after_seek, self._counted_packets):
             for packet in packets_from(number):
-                if not self.index.is_packet(number, packet):
+                if not self.index.matches(number, packet):
                     break
                 yield packet
                 number += 1
@@ -148,22 +148,26 @@ class Video:
                     return
         raise VideoError(f"its packet {number} is damaged or missing")
 
-    def _seek(self, first: int) -> Iterator[Any]:
-        """Return the packets from the key frame ``first`` on; no packet if the key frame is not found."""
-        index = self.index.packets
+    def _counted_packets(self, first: int) -> Iterator[Any]:
+        """Return the packets from packet ``first`` on, counted from the beginning of the file."""
+        return itertools.islice(packets_of(self._open()), first, None)
+
+    def _packets_after_seek(self, first: int) -> Iterator[Any]:
+        """Return the packets from the key frame ``first`` on, after a seek; no packet if the key frame is not found."""
+        indexed = self.index.packets
         container = self._container or self._open()
         try:
-            seek_dts = int(index.key_dts[np.searchsorted(index.keys, first)])
+            seek_dts = int(indexed.key_dts[np.searchsorted(indexed.keys, first)])
             container.seek(seek_dts, stream=container.streams.video[0], backward=True)
         except libav.required_module().error.FFmpegError:
             return iter(())
         packets = packets_of(container)
         for packet in packets:
             stamp = stamp_of(packet)
-            if stamp == index.stamp[first]:
+            if stamp == indexed.stamp[first]:
                 return itertools.chain([packet], packets)
-            if packet.is_keyframe and stamp is not None and stamp > index.stamp[first]:
-                break
+            if packet.is_keyframe and stamp is not None and stamp > indexed.stamp[first]:
+                break  # a later key frame: the seek has missed the packet
         return iter(())
 
 

@@ -15,7 +15,7 @@ from gpuaug.core.streams import Event, Lane, Lanes
 Item = TypeVar("Item")
 
 PREPARED = 4
-"""Maximum number of batches in preparation at the same time.
+"""Maximum number of batches that are decoded at the same time.
 
 While the slowest file of one batch is decoded, or a batch waits for device memory, idle threads decode the next batches. With
 at most two batches, 9 of 16 cores were idle on a mix of file formats.
@@ -77,7 +77,7 @@ class FileDecoder(ABC):
     downsampled images to host memory."""
     decodes_windows: bool = True
     """Whether the decoder can decode a window of an image, with the same pixels as in the whole image."""
-    calls: int = 1
+    max_calls: int = 1
     """Maximum number of concurrent calls on the lanes of one loader."""
 
     @property
@@ -147,7 +147,7 @@ class HostDecoder(FileDecoder):
         function: Callable[[Iterator[Item]], None],
         pending: Iterator[Item],
     ) -> Callable[[], Event]:
-        """Share a batch between ``count`` threads. The result is as for ``begin``. ``function``, ``pending``: see ``share``."""
+        """Share a batch between ``count`` threads, and return the result of ``begin``. Other arguments: see ``share``."""
         wait_for_calls = share(resources.pools.images.submit, count, function, pending)
 
         def finish() -> Event:
@@ -179,8 +179,8 @@ def share(
     try:
         for _ in range(count):
             futures.append(submit(function, pending))  # noqa: PERF401 - the list also holds the calls before an error
-    except RuntimeError as error:  # a thread could not be started; earlier ones are running
-        for _ in pending:  # the call may still run later
+    except RuntimeError as error:  # a thread could not be started, but others are running
+        for _ in pending:  # leave no work for the call, which may still run later
             pass
         futures.append(Future())
         futures[-1].set_exception(error)

@@ -27,15 +27,15 @@ from gpuaug.decode.layout import Layout
 from gpuaug.decode.work import Work
 
 MAX_STATES = 96
-"""Maximum number of states of a pool, that is, of its images between their phases, over all loaders of a process on one device.
+"""Maximum number of states of a pool, over all loaders of a process on one device. An image between its phases uses a state.
 
-A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memory. With 48 states, threads waited for them:
+A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memory. With 48 states, threads waited for states:
 14 threads decoded 9,900 images/s with 48 states and 4 images per call, and 11,200 to 12,000 with 96 to 128 states and 8 images
 (H200, 2026-11-26).
 """
 
 LEAST_STATES = 4
-"""Number of states that a pool may have, however large they are."""
+"""Number of states that a pool may have regardless of their capacity."""
 
 POOL_BYTES = {nvjpeg.HYBRID: 2**29, nvjpeg.GPU_HYBRID: 2**30}
 """Maximum sum of the capacities of the states of a pool, unless it has only ``LEAST_STATES`` states, by backend of nvJPEG."""
@@ -49,10 +49,10 @@ MAX_PIXELS = 2**25
 CARD_HUFFMAN_PIXELS = 250_000
 """Minimum number of pixels of a baseline JPEG whose Huffman codes the card reads.
 
-The host phase of a photograph of 12 megapixels takes 13 ms instead of 46 ms then, and that of 0.2 megapixels 0.3 ms instead of
-0.8 ms. But the card phase of the small photograph takes 0.13 ms of the card instead of 0.05 ms, which a training step may wait
-for: ResNet-50 trained at 0.92 instead of 0.95 of its rate without decoding if the card read all Huffman codes of such small
-photographs, and at 0.94 with this number of pixels (H200, 2026-11-27).
+If the card reads the codes, the host phase of a photograph of 12 megapixels takes 13 ms instead of 46 ms, and the host phase of
+0.2 megapixels 0.3 ms instead of 0.8 ms. But the card phase of the small photograph takes 0.13 ms of the card instead of 0.05
+ms, for which a training step may wait: ResNet-50 trained at 0.92 instead of 0.95 of its rate without decoding if the card read
+all Huffman codes of such small photographs, and at 0.94 with this number of pixels (H200, 2026-11-27).
 """
 
 LARGE_PIXELS = 2**22
@@ -118,7 +118,7 @@ class Hybrid(FileDecoder):
 
     name, on_card = "hybrid", True
     files = "baseline JPEG in one scan, or progressive JPEG: 4:4:4, 4:2:2, 4:2:0, 4:4:0 or grey, at most 32 megapixels"
-    calls = PREPARED
+    max_calls = PREPARED
 
     def __init__(self, device: torch.device) -> None:
         self._decoders = {backend: nvjpeg.PhasedDecoder(device, backend) for backend in PINNED_SHARE}
@@ -160,7 +160,7 @@ class Hybrid(FileDecoder):
         return first
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Return the function that decodes. No phase starts before its call: two batches could wait for each other's states."""
+        """Return the function that decodes. No phase starts earlier, because two batches could wait for each other's states."""
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Event:
@@ -188,7 +188,7 @@ class Hybrid(FileDecoder):
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
         """Run host phases of a batch, call by call, until the phases of all images have been started by any thread."""
         for number in batch.pending:
-            # This file is the longest of those that are pending.
+            # Files are pending in descending order of length.
             count = min(MAX_CALL_BYTES // int(batch.files["length"][number]), batch.images_per_call)
             numbers = [number, *islice(batch.pending, max(count - 1, 0))]
             if batch.work.is_abandoned:
@@ -224,9 +224,9 @@ class Hybrid(FileDecoder):
                 batch.ready.put((number, state))
 
     def _take_states(self, keys: "list[_PoolKey]") -> list[nvjpeg.PhasedState]:
-        """Return states for the first of the images with these keys: wait for one state, and take more only without a wait.
+        """Return states for the first images of ``keys``, at least one. Wait for the first state only.
 
-        A thread that waited while it holds states could wait for ever.
+        A thread that waited for a state while it holds other states could wait for ever.
         """
         states: list[nvjpeg.PhasedState] = []
         for key in keys:

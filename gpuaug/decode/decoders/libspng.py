@@ -6,7 +6,7 @@ from functools import cache
 from gpuaug.decode.c_calls import library_of_module
 
 NAMES = ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr", "spng_decode_image")
-"""Names of the functions that ``loops`` calls."""
+"""Names of the functions that ``decoders/loops.py`` calls."""
 
 
 @cache

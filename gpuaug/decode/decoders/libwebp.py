@@ -1,4 +1,4 @@
-"""Functions of libwebp, in the library file that PIL has loaded. Apart from ``loops``, because one file names each C library.
+"""Functions of libwebp, in the library file that PIL has loaded. Not in ``loops.py``, because each C library has its own file.
 
 PIL itself decodes a WebP into four channels, and copies the pixels three times, in part with the interpreter's lock held.
 """
@@ -18,7 +18,7 @@ NAMES = (
     *("WebPDemuxInternal", "WebPDemuxGetFrame", "WebPDemuxReleaseIterator", "WebPDemuxDelete"),  # take microseconds
     "WebPDecodeRGBInto",
 )
-"""Names of the functions that ``loops`` calls."""
+"""Names of the functions that ``decoders/loops.py`` calls."""
 
 
 @cache

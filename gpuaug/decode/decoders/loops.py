@@ -1,8 +1,9 @@
 """Decoding of windows of JPEGs, of PNGs and of WebPs in loops that call libturbojpeg, libspng and libwebp by address.
 
-A *window* is the part of an image that is needed. Numba compiles the loops, which then hold no lock. A thread that decodes such
-an image in Python acquires the interpreter's lock several times per image, and waits for it: of 16 cores, 10 were busy with
-windows of JPEGs; of 14 threads, 3 were waiting with PNGs and WebPs. Without Numba, Python runs the loops.
+A *window* is the part of an image that is needed. Numba compiles the loops, so that they do not hold the
+interpreter's lock. A thread that decodes such an image in Python acquires the lock several times per image, and waits for it:
+of 16 cores, 10 were busy with windows of JPEGs; of 14 threads, 3 were waiting with PNGs and WebPs. Without Numba, Python runs
+the loops.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,7 +80,7 @@ class Loops:
     def decode(self, indices: Sequence[int]) -> NDArray[np.bool_]:
         """Decode images of the batch. Return the (n,) mask of the images that were decoded.
 
-        The loops skip progressive JPEGs, and PNGs and WebPs whose pixels need a conversion other than the loss of alpha.
+        The loops skip progressive JPEGs, and PNGs and WebPs whose pixels need a conversion other than dropping alpha.
         """
         selected = np.array(indices)
         decoded = np.zeros(len(indices), np.bool_)
@@ -115,8 +116,8 @@ def decode_window(
     return pixels[:, window[1] - left :][:, : window[3]] if decoded[0] else None
 
 
-def _called(decode_jobs: Any) -> DecodeJobs:
-    """Return a loop after a call without images, which compiles the loop."""
+def _compiled(decode_jobs: Any) -> DecodeJobs:
+    """Compile a loop by a call without images, and return the loop."""
     files, starts, decoded = np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.bool_)
     decode_jobs(files, files, np.empty(0, IMAGE), starts, 3, decoded)
     result: DecodeJobs = decode_jobs
@@ -127,10 +128,10 @@ def _called(decode_jobs: Any) -> DecodeJobs:
 def jpeg_loop() -> DecodeJobs | None:
     """Return the loop over windows of JPEGs, or ``None`` if libturbojpeg is missing, or the machine is not supported.
 
-    The pixels equal those that libjpeg-turbo decodes of the whole image, bit for bit. A window must be a region
-    (``turbojpeg.regions``). A file that causes a warning is rejected, so that the caller decodes the whole image. In a JPEG of
-    one scan, libjpeg does not read the rows below the window: a file that is damaged or truncated there is decoded without a
-    warning, although a decoder of whole images may reject it.
+    The pixels are equal, bit for bit, to the pixels of the whole image decoded by libjpeg-turbo. A window must be a region
+    (``turbojpeg.regions``). If a file causes a warning, its window is not decoded, so that the caller decodes the whole image.
+    In a JPEG of one scan, libjpeg does not read the rows below the window: a file that is damaged or truncated in these rows is
+    decoded without a warning, although a decoder of whole images may reject the file.
 
     Cost:
         About a second in the first call of a process with Numba. Per image, Huffman decoding of all rows down to the end of the
@@ -140,7 +141,7 @@ def jpeg_loop() -> DecodeJobs | None:
 
 
 def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> DecodeJobs:
-    """Define the loop of ``jpeg_loop``. Args: see ``compiled_or_python``."""
+    """Define the loop of ``jpeg_loop``. For the arguments see ``compiled_or_python``."""
     init, destroy, read_header, get, set_scale, set_region, decompress = addresses(turbojpeg.library(), turbojpeg.NAMES)
     grey, rgb = PIXEL_FORMATS[1], PIXEL_FORMATS[3]
 
@@ -182,7 +183,7 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
                 decoded[index] = decode_jpeg(handle, file, pixels, job, channels)
                 call(destroy, (handle,))
 
-    return _called(decode_jobs)
+    return _compiled(decode_jobs)
 
 
 @compile_once
@@ -198,7 +199,7 @@ def png_and_webp_loop() -> DecodeJobs | None:
 
 
 def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: Any) -> DecodeJobs:
-    """Define the loop of ``png_and_webp_loop``. Args: see ``compiled_or_python``."""
+    """Define the loop of ``png_and_webp_loop``. For the arguments see ``compiled_or_python``."""
     new, free, set_file, read_header, decode_image = addresses(libspng.library(), libspng.NAMES)
     demux, get_frame, release_frame, delete, decode_rgb = addresses(libwebp.library(), libwebp.NAMES)
     png = int(Format.PNG)
@@ -273,4 +274,4 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
             if decoded[index]:
                 decoded[index] = decode_job(files, out, jobs[index], starts[index], channels, words)
 
-    return _called(decode_jobs)
+    return _compiled(decode_jobs)

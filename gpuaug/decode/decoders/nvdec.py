@@ -17,7 +17,7 @@ from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPo
 from gpuaug.decode.work import Work
 
 PACKETS_PER_CALL = 32
-"""Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
+"""Maximum number of packets per call. A session (decoder of NVDEC) allocates memory for this number of frames and a few more.
 
 8 sessions decoded 232 clips of 340x256 per second with 4 packets per call, 285 with 12, 319 with 32, and 296 with 200 (H100,
 2026-11-26).
@@ -31,16 +31,17 @@ _PIXEL_FORMATS = ("yuv420p", "yuvj420p")
 
 
 class NvDec(FileDecoder):
-    """Video engines of one device.
+    """Decode clips with the video engines of one device.
 
-    They write frames as NV12. The frames are converted to RGB when all clips of the batch are decoded.
+    The engines write frames in the format NV12. ``ClipLayout.finish`` converts the frames to RGB when all clips of the batch
+    are decoded.
 
     Args:
         device: A CUDA device.
     """
 
     name, on_card = "nvdec", True
-    calls = MOST_SESSIONS
+    max_calls = MOST_SESSIONS
 
     def __init__(self, device: torch.device) -> None:
         gpu = int(device.index or 0)
@@ -62,8 +63,8 @@ class NvDec(FileDecoder):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the clips whose codec, size and pixel format (8 bits, 4:2:0) the engines support."""
         height, width = table["height"], table["width"]
-        format_fits: NDArray[np.bool_] = np.isin(table["pixels"], _PIXEL_FORMATS) & ~table["interlaced"] & table["instant"]
-        format_fits &= (height % 2 == 0) & (width % 2 == 0)
+        format_fits: NDArray[np.bool_] = table["fits_nvdec"] & np.isin(table["pixel_format"], _PIXEL_FORMATS)
+        format_fits &= ~table["interlaced"] & (height % 2 == 0) & (width % 2 == 0)
         blocks = -(-height // 16) * -(-width // 16)
         codec_fits = np.zeros(len(table), np.bool_)
         for codec, caps in self.caps.items():
@@ -73,7 +74,7 @@ class NvDec(FileDecoder):
         return format_fits & codec_fits
 
     def begin(self, work: Work[ClipLayout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
+        """Submit the clips to the threads that feed the engines, in descending order of packets · pixels."""
         pending = work.layout.slowest_first(indices)
         events: list[Event] = []
         decode = partial(self._decode_pending, work, resources, events)
@@ -81,10 +82,9 @@ class NvDec(FileDecoder):
 
         def finish() -> Event:
             wait_for_calls()
-            lane = resources.lane
             for event in events:
-                lane.wait(event)
-            return lane.record_event()
+                resources.lane.wait(event)
+            return resources.lane.record_event()
 
         return finish
 
@@ -96,11 +96,11 @@ class NvDec(FileDecoder):
         Args:
             work: Decoding task of the batch.
             resources: Lanes and threads.
-            events: List to which an event after the frames of these clips is appended.
+            events: List to which this call adds an event: after the event, all frames that the call decodes are written.
             pending: Clips that no thread has started, shared by all threads: index, and header fields.
         """
         if not resources.lanes.in_line:
-            nvjpeg.enter(resources.lanes.device)
+            nvjpeg.enter(resources.lanes.device)  # prepares a thread for all CUDA calls, not only for nvJPEG
         lane = resources.card_lanes.get()
         try:
             with resources.lanes.launching(resources.lanes.consumer()):
@@ -119,7 +119,7 @@ class NvDec(FileDecoder):
         try:
             session = self.sessions.take(key, lane)
             problem = _decode(session, work.encoded.data.data_ptr(), info, work.layout.raw_clip(work.raw, index))
-        except Exception as error:  # the session is not put back: the next clip opens another
+        except Exception as error:  # the session is not put back into the pool: the next clip opens a new one
             return f"NVDEC says: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         if not problem:
             self.sessions.put(key, lane, session)
@@ -159,8 +159,8 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Te
 def _packet_ranges(info: ClipInfo) -> Iterator[tuple[int, int]]:
     """Yield (offset, number of bytes) of the packets of each call. The last call has no bytes and ends the stream.
 
-    A call takes many packets with start codes, together with the padding between them. The first of these calls begins with the
-    parameter sets.
+    For codecs with start codes, a call takes several packets and the padding between them, and the first call begins with the
+    parameter sets. For other codecs, a call takes one packet.
     """
     count = PACKETS_PER_CALL if info.stream.codec in _START_CODES else 1
     for first in range(0, len(info.packets), count):

@@ -26,7 +26,7 @@ class PyAv(HostDecoder):
     """Decode clips on host threads, one clip per thread. Each clip has a new codec context, so that clips are independent."""
 
     name = "pyav"
-    files = "all other clips"
+    files = "all other clips"  # after the row of NVDEC in ``DecoderTable``
 
     @property
     def version(self) -> str:
@@ -94,13 +94,13 @@ def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
     """Return a codec context for one clip."""
     stream = info.stream
     context = av.CodecContext.create(stream.library, "r")
-    if info.extradata:
-        context.extradata = bytes(data[info.start : info.start + info.extradata])
+    if info.extradata_size:
+        context.extradata = bytes(data[info.start : info.start + info.extradata_size])
     context.thread_count = 1
     libav.limit_pixels(context, 2 * stream.width * stream.height + 2**20)  # coded frames are larger than displayed frames
     # Some codecs store these properties only in the container.
     context.width, context.height = stream.width, stream.height
-    context.pix_fmt = stream.pixels
+    context.pix_fmt = stream.pixel_format
     context.bits_per_coded_sample = stream.bits
     if stream.tag:
         context.codec_tag = stream.tag.ljust(4, "\0")
@@ -108,7 +108,7 @@ def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
         context.colorspace = stream.matrix
     if stream.full_range:
         context.color_range = FULL_RANGE
-    if stream.reorder:  # the value in the file: with a smaller one, a decoder may drop frames as too late
+    if stream.reorder:  # as in the file: with a smaller delay, a decoder may drop frames that arrive too late for their display
         context.reorder_depth = stream.reorder
     return context
 

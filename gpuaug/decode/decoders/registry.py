@@ -83,7 +83,7 @@ def find(backend: Backend, device: torch.device) -> DecodersByName:
     decoders: dict[str, FileDecoder | Absence] = {}
     for decoder_type in (Engines, Hybrid):
         if backend in ("auto", decoder_type.name):
-            decoders[decoder_type.name] = _find_on_card(decoder_type, device, _with_nvjpeg)
+            decoders[decoder_type.name] = _find_on_card(decoder_type, device, _create_jpeg_decoder)
         else:
             decoders[decoder_type.name] = Absence("not asked for", f"backend={backend!r}")
     if not usable(decoders):
@@ -114,7 +114,7 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
     """
     nvdec: FileDecoder | Absence = Absence("not asked for", "backend='cpu'")
     if backend != "cpu":
-        nvdec = _find_on_card(NvDec, device, _with_nvdec)
+        nvdec = _find_on_card(NvDec, device, _create_nvdec)
     if isinstance(nvdec, Absence):
         driver = "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
         _report_absence("clips", backend, {"nvdec": nvdec}, libav.INSTALL, driver)
@@ -132,7 +132,7 @@ def _find_on_card(
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
 ) -> FileDecoder | Absence:
-    """Return the decoder of a device, which ``create`` returns once per process, or the reason why there is none."""
+    """Return the decoder of a device, or the reason why there is none. ``create`` is called until it has returned a decoder."""
     if device.type != "cuda":
         return Absence("device", f"the device is {device}")
     with _creation_lock:
@@ -142,7 +142,7 @@ def _find_on_card(
     return decoder
 
 
-def _with_nvjpeg(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
+def _create_jpeg_decoder(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     if nvjpeg.find_library() is None:
         others = nvjpeg.other_majors()
         return Absence(
@@ -156,7 +156,7 @@ def _with_nvjpeg(decoder_type: type[Engines | Hybrid], device: torch.device) -> 
         return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
 
 
-def _with_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder | Absence:
+def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder | Absence:
     try:
         if nvdec_sessions.library() is None:
             return Absence("library", "PyNvVideoCodec is not installed")
@@ -167,15 +167,15 @@ def _with_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder 
     return decoder if decoder.caps else Absence("no engines", "the card has no video engines")
 
 
-def _report_absence(content: str, backend: Backend, decoders: DecodersByName, install: str, otherwise: str) -> None:
+def _report_absence(content: str, backend: Backend, decoders: DecodersByName, install_advice: str, other_advice: str) -> None:
     """Warn or raise an error if no decoder of a card is used, and the user expects one.
 
     Args:
         content: "images" or "clips".
-        backend: A decoder that the user has named, or another value.
-        decoders: Absences of all decoders of a card.
-        install: Advice if a library is missing.
-        otherwise: Advice for other causes.
+        backend: Argument of the stage, which may name one of the decoders.
+        decoders: Decoders of the card, or the reasons why they are not used.
+        install_advice: Advice if a library is missing.
+        other_advice: Advice for other causes.
     """
     reasons = [absence for absence in decoders.values() if isinstance(absence, Absence) and absence.cause != "not asked for"]
     if not reasons:
@@ -188,7 +188,7 @@ def _report_absence(content: str, backend: Backend, decoders: DecodersByName, in
     if absence.cause != "device":
         warnings.warn(
             f"The CPU decodes {content}, which may be too slow for a GPU, because the card does not decode: {absence.words}. "
-            f"{install if absence.cause == 'library' else otherwise}, or pass backend='cpu' to the DecodeStage.",
+            f"{install_advice if absence.cause == 'library' else other_advice}, or pass backend='cpu' to the DecodeStage.",
             GpuAugWarning,
             stacklevel=4,
         )

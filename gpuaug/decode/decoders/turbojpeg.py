@@ -36,11 +36,11 @@ A region must begin at a multiple of this width.
 """
 
 MARGIN = 2
-"""Number of extra columns on each side of a window if chroma is interpolated: one chroma sample where chroma has half the
-width.
+"""Number of extra columns on each side of a window if chroma is interpolated.
 
-libjpeg interpolates the first and last chroma samples of a region without their outer neighbours, and a region of one sample
-not at all. Rows need no margin, because libjpeg decodes the rows above and below a region for the interpolation.
+Two columns are one chroma sample if chroma has half the width. libjpeg interpolates the first and last chroma samples of a
+region without their outer neighbours, and a region of one sample not at all. Rows need no margin, because libjpeg decodes the
+rows above and below a region for the interpolation.
 """
 
 _FILES = ("turbojpeg.libs/libturbojpeg*.so*", "turbojpeg.dylibs/libturbojpeg*.dylib")
@@ -55,7 +55,7 @@ NAMES = (
     *("tj3Init", "tj3Destroy", "tj3DecompressHeader", "tj3Get", "tj3SetScalingFactor", "tj3SetCroppingRegion"),
     "tj3Decompress8",
 )
-"""Names of the functions that ``loops`` calls. libjpeg-turbo 2 has none of them."""
+"""Names of the library's functions that ``decoders/loops.py`` calls. libjpeg-turbo 2 has none of these functions."""
 
 
 @cache
@@ -102,7 +102,12 @@ def version() -> str:
 
 
 def mcu_widths(channels: NDArray[Any], sampling: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the (n,) width of a block of each JPEG in pixels, by its header; less than 8 if its sampling is 0."""
+    """Return the (n,) width of a block (MCU) of each JPEG in pixels; less than 8 for a ``sampling`` of 0.
+
+    Args:
+        channels: (n,) field of ``HEADER``.
+        sampling: (n,) field of ``HEADER``, 4·h + v. A block is 8·h pixels wide.
+    """
     return np.where(channels == 1, 8, (sampling.astype(np.int64) - 1) // 4 * 8)
 
 
@@ -112,7 +117,7 @@ def regions(
     """Return (n, 4) regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
 
     Args:
-        windows: (n, 4) top, left, height and width.
+        windows: (n, 4) top, left, height and width, in pixels of the downsampled images.
         mcu_widths: (n,) widths of a block in pixels.
         widths: (n,) widths of the images in the files.
         scales: (n,) downsampling factors.

@@ -56,17 +56,19 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
 
 
 def valid_orientation(value: Any) -> int:
-    """Return an EXIF orientation, or 1 if ``value`` is none."""
+    """Return ``value`` if it is an EXIF orientation, or else 1."""
     return int(value) if value in range(1, 9) else 1
 
 
 def is_tiff(prefix: bytes) -> bool:
-    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads. Two of them are not valid TIFF."""
+    """Return whether data begin with a signature of a TIFF or BigTIFF that PIL reads: four valid signatures, and two others."""
     return prefix[:4] in (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 
 
 def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]:
-    """Yield (tag number → values, number of tags) of each page: no tags of a page that cannot be read, and no end of a loop.
+    """Yield (tag number → values, number of tags) of each page. A page that cannot be read has no tags, and is the last.
+
+    If the pages form a loop, the iterator does not end.
 
     Args:
         data: (bytes,) TIFF structure.
@@ -81,7 +83,7 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
     order = "<" if bytes(data[:1]) == b"I" else ">"
     is_bigtiff = 43 in bytes(data[2:4])
     word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
-    inline_bytes = struct.calcsize(order + word)  # longer values are elsewhere, and the entry has their offset
+    inline_bytes = struct.calcsize(order + word)  # the entry of a longer value holds the offset of the value
     position = 8 if is_bigtiff else 4
     while True:
         try:

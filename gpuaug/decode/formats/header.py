@@ -1,4 +1,4 @@
-"""Header of an image file, and what ``gpuaug.decode.headers`` knows of each format."""
+"""Header of an image file, and description of a format: signature, parser and decoder."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Header(NamedTuple):
     stored_channels: int = 0
     """Number of channels if decoded with ``channels=None``, where palettes and CMYK become RGB, and pages of a TIFF are bands.
 
-    0 if the pages of a TIFF are no bands of one image.
+    0 if the pages of a TIFF are not bands of one image.
     """
     format: Format = Format.UNREADABLE
     sampling: int = 0
@@ -53,9 +53,9 @@ class ImageFormat(NamedTuple):
     names: tuple[str, ...]
     """Names of the format in PIL. AVIF and HEIF have one signature, and two names."""
     begins: Callable[[bytes], bool]
-    """Function that returns whether a file may begin with these bytes, at least 64 or the whole file.
+    """Function that returns whether a file of this format may begin with the bytes, at least 64 or the whole file.
 
-    A label is not an image: the function is false for bytes that are likely in a label.
+    Bytes in a batch may also be labels. The function is false for bytes that a label is likely to have.
     """
     parse: Callable[[memoryview], Header]
     """Function that parses the header of a file that begins like the format, and checks the limits.
@@ -63,7 +63,7 @@ class ImageFormat(NamedTuple):
     It raises ``IndexError`` or ``struct.error`` if the file ends within its header, and ``LimitError`` if it exceeds a limit.
     """
     decode: Callable[[NDArray[np.uint8], Layout, ImageInfo, NDArray[np.uint8]], NDArray[Any] | str | None] = _by_pil
-    """Function of (file, layout of the batch, header fields, buffer) that decodes an image by another library than PIL.
+    """Function of (file, layout of the batch, header fields, buffer) that decodes an image with a library other than PIL.
 
     It returns pixels (h, w, C) in the orientation of the file, downsampled by the scale of the image, in ``buffer`` or another
     array; the reason why the file cannot be decoded; or ``None`` if PIL must decode the file. Pixels must equal PIL's, bit for

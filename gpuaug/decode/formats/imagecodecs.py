@@ -1,4 +1,4 @@
-"""The library imagecodecs, which decodes 16-bit PNGs and TIFFs as they are stored in the file."""
+"""Decoding of 16-bit PNGs and of TIFFs with the library imagecodecs, without conversion of the stored values."""
 
 from collections.abc import Callable
 from functools import cache

@@ -32,7 +32,7 @@ _SEGMENT_MARKERS = frozenset([*range(0xC0, 0xC8), *range(0xC9, 0xDE), *range(0xE
 """Markers of segments that libjpeg skips or parses by their length. After other markers, libjpeg raises an error."""
 
 _next_marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]").search
-"""Find the marker that ends the coded data of a scan: any but restart markers and stuffed bytes."""
+"""Find the marker that ends the coded data of a scan: any marker except restart markers. Stuffed bytes are not markers."""
 
 _SAMPLING = {h << 4 | v: 4 * h + v for h in range(1, 5) for v in range(1, 5)}
 """``Header.sampling`` for each byte of sampling factors of the luma component."""
@@ -195,7 +195,7 @@ def simplejpeg() -> Any:
 
 
 def _fits_simplejpeg(file: NDArray[np.uint8], info: ImageInfo) -> bool:
-    """Return whether simplejpeg reads the size and channels that ``info`` has: otherwise it could write past its buffer.
+    """Return whether simplejpeg reads the size and channels of ``info``. If not, it could write beyond the end of its buffer.
 
     ``False`` for a lossless JPEG that is to be downsampled: simplejpeg expects a buffer of the downsampled size, but writes
     the image at full size.

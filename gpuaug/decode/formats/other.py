@@ -20,11 +20,11 @@ Videos also have ``ftyp`` in bytes 4 to 7. Only the brand distinguishes images f
 """
 
 _BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
-"""Sizes in bytes of the second header of a BMP that PIL reads. The first bytes, BM, are not enough: a label may begin so."""
+"""Sizes in bytes of the second header of BMPs that PIL reads. The first bytes, BM, are not enough: a label may have them."""
 
 
 def _parse_gif(data: memoryview) -> Header:
-    """Parse the header. Count the extensions before the first image, which PIL reads block by block."""
+    """Parse the header. Count the blocks of extensions before the first image, because PIL reads block by block."""
     metadata = Metadata()
     position = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while position + 2 < len(data) and data[position] not in b",;":  # an image, or the end
@@ -60,12 +60,12 @@ def _parse_jpeg_2000(data: memoryview) -> Header:
     metadata = Metadata()
     position = 0
     while bytes(data[position : position + 2]) != b"\xff\x4f" and position + 8 <= len(data):  # boxes
-        length, kind = struct.unpack_from(">I4s", data, position)
+        length, box_type = struct.unpack_from(">I4s", data, position)
         header_size = 8
         if length == 1:
             length = int.from_bytes(data[position + 8 : position + 16])
             header_size = 16
-        if kind == b"jp2c":
+        if box_type == b"jp2c":
             position += header_size
             break
         if length < header_size:

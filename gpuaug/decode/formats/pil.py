@@ -12,7 +12,7 @@ _MODES_CONVERTED_TO_RGB = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 """PIL modes that are converted to RGB even with ``channels=None``."""
 
 _PYTHON_DECODERS = ("bmp_rle", "ppm", "ppm_plain")
-"""PIL's names of its decoders in Python: of BMPs with run lengths, and of netpbm as text or with another maximum than 255."""
+"""PIL's names of its decoders in Python: for BMPs with run lengths, and for netpbm as text or with a maximum other than 255."""
 
 
 def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: bool = False) -> Header:
@@ -22,7 +22,7 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
         data: (bytes,) content of the file.
         names: Names of the format in PIL.
         bits: Number of bits per channel in the file.
-        is_deep: Whether more than 8 bits per channel are no problem.
+        is_deep: Whether the caller accepts more than 8 bits per channel.
     """
     try:
         # PIL reads the header of a netpbm file byte by byte, in about a microsecond per byte.
@@ -40,7 +40,7 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
             return Header(problem=f"it has more than {MAX_PYTHON_BYTES} bytes or pixels, which is {reason}")
         exif, xmp = (value if isinstance(value := image.info.get(key), bytes) else b"" for key in ("exif", "xmp"))
         orientation_ = orientation(exif, xmp)
-        if image.format == "TIFF":  # as PIL, which rotates TIFFs upright while decoding
+        if image.format == "TIFF":  # the orientation by which PIL rotates TIFFs while decoding
             orientation_ = valid_orientation(image.getexif().get(ORIENTATION, 1))
         bands = len(image.getbands())
         stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
@@ -51,11 +51,11 @@ def parse(data: memoryview, names: tuple[str, ...], *, bits: int = 8, is_deep: b
 
 
 def open_image(data: memoryview, names: tuple[str, ...]) -> Any:
-    """Open an image with PIL, without decoding it. Return ``None`` if PIL has none of the formats.
+    """Open an image with PIL, without decoding it. Return ``None`` if PIL supports none of the formats.
 
-    ``PIL.Image.open`` is not used, because it tries formats that PIL decodes when it opens them, and limits the number of
-    pixels by a global variable. The argument ``max_pixels`` of a stage replaces that limit, which PIL still applies to TIFF and
-    WebP.
+    ``PIL.Image.open`` is not used, because it tries formats whose images PIL decodes on opening, and limits the number of
+    pixels by a global variable. The argument ``max_pixels`` of a stage replaces this limit, but PIL still applies the limit to
+    TIFF and WebP.
     """
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 

@@ -25,7 +25,7 @@ _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 """Number of channels of a 16-bit PNG, by colour type."""
 
 _PLAIN_COLOUR_TYPES = (0, 2, 6)
-"""Colour types that libspng decodes: grey, RGB and RGBA. Palettes are as fast in PIL; grey with alpha fails."""
+"""Colour types that libspng decodes: grey, RGB and RGBA. PIL decodes palettes as fast; libspng fails for grey with alpha."""
 
 _MAX_PLAIN_BYTES = 2**26
 """Maximum size in bytes of a PNG for libspng. PIL limits the text in a PNG, and a larger file may exceed this limit."""
@@ -60,8 +60,8 @@ def _parse(data: memoryview) -> Header:
 def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
     """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels, and whether its chunks are plain.
 
-    PIL accepts a plain PNG whose pixels libspng decodes: PIL has accepted the chunks before the pixels when it read the header.
-    libspng ignores the chunks after the pixels, so these must be of types that PIL never rejects.
+    In a *plain* PNG, PIL accepts all chunks if libspng can decode the pixels. PIL checks the chunks before the pixels when it
+    reads the header. The chunks after the pixels, which libspng ignores, must be of types that PIL never rejects.
 
     EXIF is the content of the last chunk that is ``eXIf``, or ``tEXt`` with the key ``exif``. Without such a chunk, EXIF is
     decoded from the hexadecimal text that ImageMagick writes.
@@ -94,8 +94,8 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
             is_plain = is_plain and chunk_type == b"IDAT"
             after_pixels = True
             continue
-        # PIL limits the total text: after compressed text it may reject more text. An animation begins with fcTL, and its first
-        # frame may cover a part of the image only.
+        # PIL limits the total size of text, so it may reject text after compressed text. An animation begins with fcTL, and its
+        # first frame may cover only a part of the image.
         limits_text = limits_text or chunk_type in (b"zTXt", b"iTXt")
         never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not limits_text)
         is_plain = is_plain and chunk_type != b"fcTL" and (never_rejected if after_pixels else len(chunk_type) == 4)
@@ -118,7 +118,7 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
     if not exif and hexadecimal_exif:
         try:  # the first three lines are a header
             exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
-        except ValueError:  # PIL raises an error, so the orientation must be 1, whatever the XMP
+        except ValueError:  # PIL raises an error, so the orientation must be 1, even if XMP has one
             xmp = b""
     return exif, xmp, is_plain
 

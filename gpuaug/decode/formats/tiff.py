@@ -18,7 +18,7 @@ ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, SAMPLE_FORMAT = 2
 """Numbers of tags."""
 
 _COUNTED_TAGS = (STRIP_OFFSETS, TILE_OFFSETS)
-"""Tags of which only the number of values is read."""
+"""Tags whose values are counted, not read."""
 
 MAX_BANDS = 255
 """Maximum number of bands of an image, over all pages: the maximum that ``HEADER`` can store."""
@@ -42,7 +42,7 @@ _TYPES = {(8, 1): "uint8", (8, 2): "int8", (16, 1): "uint16", (16, 2): "int16", 
 
 
 class Tags(NamedTuple):
-    """Tags of the first page of a TIFF that affect decoding, and the pages with more bands."""
+    """Tags of the first page of a TIFF that affect decoding, and the pages that hold bands of the image."""
 
     height: int
     width: int
@@ -59,7 +59,7 @@ class Tags(NamedTuple):
     is_planar: bool
     """Whether bands are stored one after the other, not interleaved."""
     pages: tuple[int, ...]
-    """Indices of the pages that are bands of the image: the first, and all others but overviews and masks.
+    """Indices of the pages that are bands of the image: the first page, and all other pages except overviews and masks.
 
     Empty if these pages differ in size or type, if they have more than ``MAX_BANDS`` bands, or if they form a loop.
     """
@@ -72,22 +72,22 @@ def tags(data: memoryview) -> Tags | None:
         data: (bytes,) content of the file.
 
     Raises:
-        LimitError: If a page exceeds a limit, or repeats a tag: libraries differ in the one that they read.
+        LimitError: If a page exceeds a limit, or repeats a tag, of which libraries read different occurrences.
     """
-    found: Tags | None = None
+    first_page: Tags | None = None
     bands: list[int] = []
-    budget = 16 * MAX_SEGMENTS  # of tags over all pages
+    budget = 16 * MAX_SEGMENTS  # maximum number of tags over all pages
     for number, (values, count) in enumerate(pages(data, _COUNTS)):
         page = _tags_of_page(values)
-        found = found or page
-        if found is None:
+        first_page = first_page or page
+        if first_page is None:
             return None
         budget -= 1 + count
         is_band = number == 0 or not values.get(SUBFILE_TYPE, (0,))[0] & _REDUCED_OR_MASK
         bands += [number] if is_band else []
-        if (is_band and page != found) or budget < 0 or len(bands) * found.samples > MAX_BANDS:
-            return found
-    return found and found._replace(pages=tuple(bands))
+        if (is_band and page != first_page) or budget < 0 or len(bands) * first_page.samples > MAX_BANDS:
+            return first_page
+    return first_page and first_page._replace(pages=tuple(bands))
 
 
 def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
@@ -132,26 +132,26 @@ _MAX_PIL_BANDS = 4
 
 def _parse(data: memoryview) -> Header:
     """Parse the header: by the tags if PIL cannot decode the file, or would drop bands."""
-    found = tags(data)
-    if found is None:
+    first_page = tags(data)
+    if first_page is None:
         return Header(problem="its header is broken")
-    if found.bits == 16 or found.type[:5] in ("int8", "float") or (found.samples > _MAX_PIL_BANDS and found.is_plain):
-        return _of_tags(found)  # PIL reads -1 of int8 as 255
-    header = pil.parse(data, FORMAT.names, bits=found.bits)
-    if found.samples > max(header.channels, 1):  # PIL raises an error, or drops the other bands silently
-        return _of_tags(found)
+    has_pil_type = first_page.bits != 16 and first_page.type[:5] not in ("int8", "float")  # PIL reads -1 of int8 as 255
+    if not has_pil_type or (first_page.samples > _MAX_PIL_BANDS and first_page.is_plain):
+        return _header_of(first_page)
+    header = pil.parse(data, FORMAT.names, bits=first_page.bits)
+    if first_page.samples > max(header.channels, 1):  # PIL raises an error, or drops the other bands silently
+        return _header_of(first_page)
     if header.problem:
         return header
-    # PIL rotates TIFFs upright while decoding. Its ``size`` is the size before or after that, by version.
-    header = header._replace(height=found.height, width=found.width)
-    if len(found.pages) == 1:
+    # PIL rotates TIFFs upright while decoding. Its ``size`` is the size before or after the rotation, by version of PIL.
+    header = header._replace(height=first_page.height, width=first_page.width)
+    if len(first_page.pages) == 1:
         return header
-    return header._replace(
-        stored_channels=_stored_channels(found) if found.is_plain and found.type == "uint8" else 0, label_max=0
-    )
+    is_decodable = first_page.is_plain and first_page.type == "uint8"
+    return header._replace(stored_channels=_stored_channels(first_page) if is_decodable else 0, label_max=0)
 
 
-def _of_tags(tags: Tags) -> Header:
+def _header_of(tags: Tags) -> Header:
     """Return the header of a TIFF that PIL does not decode."""
     if tags.type == "int8":
         return Header(problem="its values are int8, which are not supported")
@@ -175,7 +175,7 @@ def _of_tags(tags: Tags) -> Header:
 
 
 def _stored_channels(tags: Tags) -> int:
-    """Return the number of bands of all pages; 0 if the pages are no bands of one image."""
+    """Return the number of bands of all pages; 0 if the pages are not bands of one image."""
     return tags.samples * len(tags.pages)
 
 
@@ -186,13 +186,13 @@ def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: A
     CMYK. PIL changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored
     separately.
     """
-    found = tags(file.data) if layout.as_stored or info.format == Format.DEEP else None
-    numbers = (0,) if found is None else found.pages
-    if info.format != Format.DEEP and (not layout.as_stored or (len(numbers) == 1 and layout.channels in (1, 3))):
+    file_tags = tags(file.data) if layout.as_stored or info.format == Format.DEEP else None
+    page_numbers = (0,) if file_tags is None else file_tags.pages
+    if info.format != Format.DEEP and (not layout.as_stored or (len(page_numbers) == 1 and layout.channels in (1, 3))):
         return None
-    is_planar = found is not None and found.is_planar
+    is_planar = file_tags is not None and file_tags.is_planar
     bands = []
-    for number in numbers:
+    for number in page_numbers:
 
         def decode_page(library: Any, number: int = number) -> NDArray[Any]:
             pixels: NDArray[Any] = library.tiff_decode(file, index=number)

@@ -16,7 +16,7 @@ _BROKEN = Header(problem="its header is broken")
 def _parse(data: memoryview) -> Header:
     """Parse the chunks.
 
-    PIL is not used, because it makes a decoder, which allocates memory for two frames.
+    PIL is not used, because it creates a decoder, which allocates memory for two frames.
 
     Raises:
         LimitError: If the chunks exceed a limit.

@@ -78,7 +78,7 @@ def run_mask(
         canvas: (height, width) of the output masks, if images differ in size after the pass.
 
     Shape:
-        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor, whose begin the offsets count from
+        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor, from whose start the offsets count
         - table: (B, K) float32
         - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """

@@ -118,7 +118,7 @@ def as_bits(masks: Tensor) -> Tensor:
 
 
 def mask_fills(front: Gather, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Return the fill of masks of ``dtype`` in padding before a warp, outside a warp, and in padding after it.
+    """Return the fills of masks of ``dtype``: in padding before a warp, outside the image in a warp, in padding after the warp.
 
     Each fill is the integer with the same bits as the fill in ``dtype`` (``as_bits``); 0 where the gather has no such op.
 

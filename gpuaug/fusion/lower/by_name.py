@@ -1,6 +1,6 @@
 """Transforms of LeRobot, open_clip and timm, recognized by class name and images, without importing them.
 
-A transform is replaced by the equivalent transform of torchvision, *lowered* to an op, or called unfused, as it is. A class of
+A transform is replaced by the equivalent transform of torchvision, *lowered* to an op, or called without fusion. A class of
 any version is recognized if it returns the images of the tested versions for the same random numbers: lerobot 0.4.4 and 0.6.1,
 timm 1.0.31, and open_clip.
 """

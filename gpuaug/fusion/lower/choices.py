@@ -58,13 +58,13 @@ def common_resize(container: Any) -> tuple[str, Any] | None:
     """Return (name, transform) of the resize in which all transforms of a ``RandomChoice`` end; ``None`` if there is none."""
     if not isinstance(container, v2.RandomChoice):
         return None
-    ends = [list(named_transforms(_branch(transform)))[-1] for transform in container.transforms]
+    last_transforms = [list(named_transforms(_branch(transform)))[-1] for transform in container.transforms]
     settings = [
         (tuple(end.size), str(end.interpolation), end.antialias)
-        for _, end in ends
+        for _, end in last_transforms
         if class_of(end, (v2.Resize,)) and isinstance(end.size, Sequence) and len(end.size) == 2
     ]
-    return ends[-1] if len(settings) == len(ends) and len(set(settings)) == 1 else None
+    return last_transforms[-1] if len(settings) == len(last_transforms) and len(set(settings)) == 1 else None
 
 
 def probabilities(name: str, choice: Any) -> list[float]:
@@ -111,8 +111,8 @@ def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], l
     """Return the outcomes of a container's draw.
 
     Returns:
-        Probability of each outcome, which is indices of the transforms that run, in order; and the positions in an outcome of
-        each turn: a turn per position in a random order, else a single turn for all positions.
+        (outcome → probability, turns). An outcome is the indices of the transforms that run, in order. A turn is a slice of the
+        outcome whose transforms become ops together: one position per turn if the order is random, or else all positions.
 
     Raises:
         ArgumentError: If the weights of a ``RandomChoice`` are not valid.
@@ -124,18 +124,18 @@ def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], l
     if isinstance(container, v2.RandomChoice):
         weights = probabilities(name, container)
     # As ``torch.multinomial`` without replacement: one transform after another, by the weights of the remaining transforms.
-    drawn: dict[tuple[int, ...], float] = {(): 1.0}
+    probability_of_order: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(runs):
-        longer: dict[tuple[int, ...], float] = defaultdict(float)
-        for order, probability in drawn.items():
+        probability_of_longer: dict[tuple[int, ...], float] = defaultdict(float)
+        for order, probability in probability_of_order.items():
             remaining = {index: weight for index, weight in enumerate(weights) if weight > 0 and index not in order}
             for index, weight in remaining.items():
                 extended = (*order, index)
-                longer[extended if in_random_order else tuple(sorted(extended))] += (
-                    probability * weight / sum(remaining.values())
-                )
-        drawn = longer
-    return drawn, [slice(turn, turn + 1) for turn in range(runs)] if in_random_order else [slice(None)]
+                outcome = extended if in_random_order else tuple(sorted(extended))
+                probability_of_longer[outcome] += probability * weight / sum(remaining.values())
+        probability_of_order = probability_of_longer
+    turns = [slice(turn, turn + 1) for turn in range(runs)] if in_random_order else [slice(None)]
+    return probability_of_order, turns
 
 
 def _branch(transform: Any) -> Sequence[Any]:
@@ -151,12 +151,12 @@ def without_last_transform(member: tuple[str, Any]) -> tuple[str, Any]:
     return name, v2.Compose(branch) if branch else None
 
 
-def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[Op]) -> str | None:
+def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, sized_by_choice: set[Op]) -> str | None:
     """Prepare the ops of a random container that changes the size of some samples only.
 
     Args:
-        choice: Modules of the container, in order. At least one changes the image size.
-        end: Resize to one size that follows the container; ``None`` if there is none.
+        container_leaves: Modules of the container, in order. At least one changes the image size.
+        final_resize: Resize to one size that follows the container; ``None`` if there is none.
         sized_by_choice: Ops with ``draws_size`` that draw no size themselves, but that a container runs for some samples only.
             Ops of this container are added.
 
@@ -164,16 +164,16 @@ def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set
         ``None`` if the ops can be fused. Their attributes ``draws_size`` and ``choice_end`` (see ``Op``) are then set.
         Otherwise the reason, or an empty string if the only reason is that samples differ in size after the container.
     """
-    sizing_leaves = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
+    sizing_leaves = [leaf for leaf in container_leaves if sizing_op(leaf.op) is not None]
     # Modules up to the last change of size may run on images of different sizes.
-    stop = len(choice) if end is not None else choice.index(sizing_leaves[-1]) + 1
-    for leaf in (*choice[:stop], *([] if end is None else [end])):
+    stop = len(container_leaves) if final_resize is not None else container_leaves.index(sizing_leaves[-1]) + 1
+    for leaf in (*container_leaves[:stop], *([] if final_resize is None else [final_resize])):
         if isinstance(leaf.op, EagerOp):
             return f"{leaf.name}: {leaf.op.reason}"
         if not only_moves_and_recolours(leaf.op) or leaf.op.out(PROBE_SIZE).channels != PROBE_SIZE.channels:
             return f"{leaf.name}: it reads other pixels of an image, or their coordinates"
     ops = [leaf.op for leaf in sizing_leaves if isinstance(leaf.op, Op)]
-    if end is None:
+    if final_resize is None:
         crop_by_boxes = next((op.name for op in ops if isinstance(op, BoxCropOp)), None)
         if crop_by_boxes is not None:
             return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each transform of the choice"

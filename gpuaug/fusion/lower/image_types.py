@@ -18,7 +18,7 @@ from gpuaug.fusion.ops.channel import Normalize
 from gpuaug.fusion.pixels import LARGEST
 
 _MOST_DEVIATION = 10.0
-"""Largest ``std`` of a normalization that is taken for images in [0, 1]. For bytes, users set about 60, or 255 to scale."""
+"""Largest ``std`` of a normalization that may be meant for images in [0, 1]. For bytes, users set about 60, or 255 to scale."""
 
 
 class Refusal(NamedTuple):
@@ -49,11 +49,11 @@ class ImageTypes:
     type_change: TypeChange = field(default=UNCHANGED_TYPE, init=False)
     """Change of the images' torchvision type since the last fallback module."""
     float_largest: int = field(default=1, init=False)
-    """Value of floating images that stands for 1. More than 1 after a conversion that does not scale integers."""
+    """Value of floating images that represents 1. More than 1 after a conversion that does not scale integers."""
     delayed_factor: int = field(default=1, init=False)
     """Factor by which the images of torchvision exceed the images of the fused pipeline."""
     largest: int = field(init=False)
-    """Value of the pipeline's input images that stands for 1."""
+    """Value of the pipeline's input images that represents 1."""
     at_most_one: bool = field(init=False)
     """True while values are certain to be at most 1, with integers divided by the largest value of their type."""
     refusal: Refusal | None = field(default=None, init=False)
@@ -114,7 +114,7 @@ class ImageTypes:
             )
 
     def require_unit_range(self, name: str) -> None:
-        """Set ``refusal`` if the input of a module is floats of another range, and its library computes for [0, 1]."""
+        """Set ``refusal`` if the input of a module is floats outside of [0, 1]. The library of the module expects [0, 1]."""
         if not self.are_integers and self.float_largest > 1:
             self._refuse(
                 ArgumentError(

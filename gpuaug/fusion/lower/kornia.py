@@ -83,7 +83,7 @@ def _unsupported_choice(container: Any, items: Sequence[Tree]) -> str | None:
 def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = None) -> Leaf:
     """Lower a module to an op or a policy, or to a fallback op with the reason.
 
-    ``extra_args``: setting of a container (``extra_args_of``), which is then not lowered.
+    ``extra_args``: setting of a container (``extra_args_of``). The container is lowered only if the setting is ``None``.
     """
     name = name or type(module).__name__
     base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
@@ -97,7 +97,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = Non
             op = LOWERED[base](name, module)
             reason = _on_gpu(module) or op.unsupported()
             if reason is not None and LOWERED[base].out_applied is Op.out_applied:
-                op = None  # only to compute the output size
+                op = None  # a fallback op needs the op only to compute an output size that differs from the input size
         except GpuAugError:
             raise
         except ATTRIBUTE_ERRORS as error:

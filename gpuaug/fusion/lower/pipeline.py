@@ -152,7 +152,7 @@ def _advice_for(value: Any) -> str:
     """Return the advice of the error for a value that is not a pipeline."""
     if isinstance(getattr(value, "transforms", None), nn.Module | Sequence):
         return "Pass the transforms that it calls: its attribute transforms."
-    if hasattr(value, "image_mean") and hasattr(value, "do_resize"):  # an image processor of Hugging Face's
+    if hasattr(value, "image_mean") and hasattr(value, "do_resize"):  # an image processor of Hugging Face
         return "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
     if callable(value):
         return "Pass the transforms that it calls, or v2.Compose([function]), which calls it image by image."

@@ -109,7 +109,7 @@ def refuse_own_forward(module: nn.Module) -> None:
 
 
 def refuse_volumes(module: nn.Module) -> None:
-    """Raise an error for Kornia's modules for volumes, which take the frame axis of clips for another axis.
+    """Raise an error for Kornia's modules for volumes, which treat the frame axis of clips as depth.
 
     Raises:
         ArgumentTypeError: If ``module`` is such a module, or a container of Kornia with such a module.

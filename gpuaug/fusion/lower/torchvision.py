@@ -3,9 +3,9 @@
 A subclass that overrides no method of its base is lowered as its base.
 
 For integer images, the transforms before a conversion, ``ToDtype(torch.float32, scale=True)``, have integers as input, and the
-transforms after it floats. For float images, all transforms have floats as input. Fills and thresholds have the units of the
-input of their transform. A fused pipeline computes in [0, 1]. After a conversion without ``scale``, it multiplies by 255 before
-the first op that needs these values.
+transforms after the conversion have floats as input. For float images, all transforms have floats as input. Fills and
+thresholds have the units of the input of their transform. A fused pipeline computes in [0, 1]. After a conversion without
+``scale``, it multiplies by 255 before the first op that needs values in [0, 255].
 
 A container with a random choice makes one draw per sample. Each op in it has a *gate*: the outcomes of the draw for which the
 op runs. *Targets* are annotations that are transformed together with the images. A *mix* blends images of a batch.
@@ -305,16 +305,16 @@ class TorchvisionLowering:
             members = list(map(choices.without_last_transform, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
-        end = None if resize is None else self._leaf(*resize)
+        final_resize = None if resize is None else self._leaf(*resize)
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if other_module is not None:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {other_module}. Replace it with a transform of torchvision."
             )
         sizing_ops = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
-        problem = choices.prepare_sizes(all_leaves, end, self._sized_by_choice) if not reason and sizing_ops else None
+        problem = choices.prepare_sizes(all_leaves, final_resize, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
-            return Group(name, (*trees, *([] if end is None else [end])))
+            return Group(name, (*trees, *([] if final_resize is None else [final_resize])))
         size_drawing = next(
             (
                 leaf.name
@@ -331,10 +331,10 @@ class TorchvisionLowering:
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         self._types.dtype, self._types.type_change = dtype, type_change
-        lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
+        lowered = sizing_ops[-1:] if final_resize is None else [choices.sizing_op(final_resize.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
         assert isinstance(leaf.op, EagerTorchvision)
-        leaf.op.members_move_nothing = end is None and all(choices.moves_nothing(member.op) for member in all_leaves)
+        leaf.op.members_move_nothing = final_resize is None and all(choices.moves_nothing(member.op) for member in all_leaves)
         return leaf
 
     def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:

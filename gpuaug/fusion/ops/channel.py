@@ -34,7 +34,7 @@ def drop(value: Tensor, fill: Tensor, is_dropped: Tensor) -> Tensor:
 
 
 def normalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Subtract the mean, divide by the std. Triton computes it from the inverse, as one fused product and sum."""
+    """Subtract the mean, divide by the std. The Triton kernel multiplies by ``1 / std``, in one fused multiply-add."""
     return (value - mean) / std
 
 
@@ -66,12 +66,12 @@ class Grayscale(ChannelOp):
         return min(values) >= 0 and sum(values) <= 1 + 1e-6
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Weights, if the user set them."""
+        """Weights of the channels, whose number is checked; empty for the default weights."""
         weights = self._weights
         return {} if weights is None else {"rgb_weights": weights}
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the user set a single weight and images have several channels; else ``None``. Kornia raises an error."""
+        """Reason why images are not fused: one weight for several channels, for which Kornia raises an error; else ``None``."""
         is_single = size.channels > 1 and self._weights is not None and self._weights.numel() == 1
         return "rgb_weights holds one value" if is_single else None
 
@@ -130,14 +130,14 @@ class ChannelDropout(PointOp):
         return 0 <= float(self.module.fill_value) <= 1  # type: ignore[arg-type]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if more channels would be dropped than images have; else ``None``. Kornia raises an error."""
-        dropped: Any = self.module.num_drop_channels
-        return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
+        """Reason why images are not fused: fewer channels than are dropped, for which Kornia raises an error; else ``None``."""
+        count: Any = self.module.num_drop_channels
+        return f"drops {count} of {size.channels} channels" if count > size.channels else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the indices of the dropped channels, (B, num_drop_channels)."""
-        dropped: Any = self.module.num_drop_channels
-        return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
+        count: Any = self.module.num_drop_channels
+        return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :count]}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Indices of the dropped channels, and of the samples."""

@@ -74,13 +74,13 @@ class KorniaPolicy(Policy):
             draw, index = divmod(number, self.layer_count)
             # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
             numbers = sampler.uniform(1 + self._numbers_per_op)
-            drawn = self.always_drawn[number].union(np.flatnonzero(np.bincount(picks[draw])).tolist())
+            drawn_choices = self.always_drawn[number].union(np.flatnonzero(np.bincount(picks[draw])).tolist())
             picks_of_samples = np.repeat(picks[draw], repeats)
             layers.append(
                 {
                     choice: self._draw_op(op, self.choices[choice].operations[index], numbers, size, picks_of_samples == choice)
                     for choice, op in self.layer(number).items()
-                    if choice in drawn
+                    if choice in drawn_choices
                 }
             )
         return {**draws, "layers": tuple(layers)}

@@ -59,7 +59,7 @@ class OneMix(MixOp, Picking):
         return {"layers": (layer,), "partner": partner, "apply_mask": apply_mask}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the columns from ``LABEL_WEIGHT`` on by the mix that was picked for each sample; ``rows`` writes the others."""
+        """Write the columns from ``LABEL_WEIGHT`` on by the mix picked for each sample; ``rows`` writes the other columns."""
         for choice, mix_draws in draws["layers"][0].items():
             rows = np.zeros_like(out)
             self.mixes[choice].write(mix_draws, size, rows)

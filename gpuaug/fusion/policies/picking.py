@@ -5,8 +5,8 @@ of all choices: a sample runs at most one op of a layer. A *plan* is the list of
 all images, for images of one size.
 
 The plan of a policy is the same for all picks, so that few kernels are compiled. For each draw and each layer, the plan holds
-one op that can run any pointwise op (``OneOf``), one that can run any affine warp (``AnyAffine``), and so on. The apply mask of
-such an op is True for the samples that picked one of the ops that it can run.
+one op that can run any pointwise op (``OneOf``), an op that can run any affine warp (``AnyAffine``), and so on. The apply mask
+of such an op is True for the samples that picked one of the ops that it can run.
 """
 
 import copy
@@ -38,7 +38,7 @@ class Picking(Op):
     """Base class of the ops of modules that pick.
 
     Draws hold ``"layers"``, in the order of execution: per draw and layer, the draws of the ops by index of the choice. Their
-    ``"apply_mask"`` is False for the samples that did not pick the choice. A choice that no sample picked may be left out.
+    ``"apply_mask"`` is False for the samples that did not pick the choice. A choice that no sample picked may be absent.
     """
 
     choices: tuple[Choice, ...]
@@ -75,7 +75,7 @@ _OPS_WITH_PARTS = OneOf | AnyAffine | EqualizeOrContrast
 class Policy(Picking):
     """Base class of the ops of policies. A subclass sets ``choices`` and ``count``, and draws the layers.
 
-    The draws of a choice in ``always_drawn`` must not be left out. ``"apply_mask"`` is True for the samples that the policy is
+    The draws of a choice in ``always_drawn`` must be present. ``"apply_mask"`` is True for the samples that the policy is
     applied to.
     """
 

@@ -2,8 +2,8 @@
 
 The *parameter table* has one float32 row per sample, with the parameters of all ops. An *index map* is an integer map of
 pixels, such as a flip, a crop or padding. A *gather* applies to images the index maps ``before``, one interpolation, and the
-index maps ``after``. It computes an output pixel in the reverse order: from the coordinates of the output pixel to those of the
-source pixels. Without an interpolation there is only ``before``.
+index maps ``after``. It computes an output pixel in the reverse order: from the coordinates of the output pixel to the
+coordinates of the source pixels. A gather without an interpolation has only the index maps ``before``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +54,7 @@ class IndexMaps:
         return 0.0 if self.padding is None else self.padding.fill
 
     def accepts(self, op: IndexOp) -> bool:
-        """Return whether ``op`` composes with the index maps. Two paddings do only if both are constant, with equal fills."""
+        """Return whether ``op`` composes with the index maps. Two paddings compose if both are constant, with equal fills."""
         if not op.edge or not self.edge:
             return True
         padding = self.padding
@@ -130,7 +130,7 @@ class Gather:
 
     @property
     def nearest(self) -> bool:
-        """Whether the interpolation of images is nearest-neighbour. For masks it always is."""
+        """Whether the interpolation of images is nearest-neighbour, as the interpolation of masks always is."""
         return self.warp is not None and self.warp.nearest
 
     @property
@@ -264,8 +264,8 @@ class Gather:
         assert isinstance(op, WarpOp)
         inverse = op.inverse(draws, size)
         elements = 6 if op.matrix_type == "affine" else 9
-        for k in range(elements):
-            table[:, start + k] = inverse[:, k // 3, k % 3]
+        for element in range(elements):
+            table[:, start + element] = inverse[:, element // 3, element % 3]
         _write((size.width, size.height), table, start + elements, all_columns)
         if self.blends_fill and all_columns:
             table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
@@ -295,10 +295,10 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_col
 
 def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
     """Write each of ``values`` into one column, from ``column`` on. Without ``all_columns``, only values that are drawn."""
-    for k, value in enumerate(values):
+    for index, value in enumerate(values):
         # A Python number does not depend on draws.
         if all_columns or isinstance(value, np.ndarray):
-            table[:, column + k] = value
+            table[:, column + index] = value
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
         fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
         source_dtype = torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32
         dtypes.append(source_dtype)
-    # With a buffer route, all passes share two buffers: a sample that skips a pass stays in its buffer. Both have one type, the
-    # largest.
+    # With a buffer route, all passes share two buffers: a sample that skips a pass stays in its buffer. Both buffers have the
+    # largest type that a pass writes.
     if passes[-1].route_column >= 0:
         dtypes = [max(dtypes, key=lambda written: written.itemsize)] * len(dtypes)
     return (*dtypes, dtype)
@@ -56,7 +56,7 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
 def bytes_between(passes: Sequence[Pass], source_dtype: torch.dtype) -> list[bool]:
     """Return, for each pass but the last, whether the user's library returns uint8 images from the last op of the pass.
 
-    True only if its ops so far all return uint8, for user's images of ``source_dtype``.
+    True only if the library also returns uint8 images from all ops before, for user's images of ``source_dtype``.
     """
     in_bytes = (source_dtype == torch.uint8 and all(op.to_bytes is not None for op in pass_.ops) for pass_ in passes[:-1])
     return list(accumulate(in_bytes, operator.and_))

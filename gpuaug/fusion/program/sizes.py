@@ -23,7 +23,7 @@ _SHRINK_ADVICE = "Split or downsample them in the dataset."
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
-    """Return the ops up to the first whose output images have one size, for ragged batches; no ops if not ``ragged``.
+    """Return the ops up to the first op whose output images have one size, for ragged batches; no ops if not ``ragged``.
 
     Raises:
         ArgumentError: If no op transforms the images to one size, at the start or after an op that draws a size per image; or
@@ -38,6 +38,7 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
     crops = [op.name for op in ops if isinstance(op, BoxCropOp)]
     if len(crops) > 1:
         raise ArgumentError(f"pipeline must hold at most one crop by boxes, got {' and '.join(crops)}. Leave the others out.")
+    # Check that images have one size again after each op that draws sizes.
     start = len(ops_to_one_size)
     while start < len(ops):
         op = ops[start]
@@ -46,7 +47,7 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
 
 
 def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
-    """Return the ops up to the first whose output images have one size, for input images of different sizes."""
+    """Return the ops up to the first op whose output images have one size, for input images of different sizes."""
     size = Size(1, 3, *ANY_SIDES)
     ops_so_far: list[Op] = []
     for op in ops:

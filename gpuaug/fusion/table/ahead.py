@@ -1,9 +1,9 @@
 """Prefetch of parameter tables: the tables of several upcoming batches are computed together.
 
 A table has one row per sample, with the random parameters of all ops. To draw for several batches takes as many NumPy calls as
-for one. The seed of a later call can be predicted: in a stage of a loader it follows from the position of the next batch,
-elsewhere from the next number of torch's generator. So the tables of several batches are computed at once, each for the seed
-of one call. Tables for predicted calls that do not come are discarded.
+to draw for one batch. The seed of a later call can be predicted: in a stage of a loader, the seed follows from the position of
+the next batch; elsewhere, from the next number of torch's generator. So the tables of several batches are computed at once,
+each for the seed of one call. Tables for predicted calls that do not come are discarded.
 
 A *plan* has the passes of a pipeline, each one reading and one writing of all images. *Ragged* images differ in size. *Views*
 are several random augmentations of the same images.
@@ -29,7 +29,7 @@ MOST_BATCHES = 64
 """Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""
 
 MOST_SAMPLES = 8192
-"""Maximum number of samples of these batches, over all views. To draw them takes 1 ms; 2 to 4 ms with a policy."""
+"""Maximum number of samples whose tables are computed at once, over all views. This takes 1 ms; 2 to 4 ms with a policy."""
 
 _MOST_BLOCKS = 4
 """Maximum number of cached blocks. Several are needed if a pipeline is called twice per batch, or by several loaders."""
@@ -90,7 +90,7 @@ class TablePrefetch:
         # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
-        used_block = None  # its batches precede this call, as predicted
+        used_block = None  # block whose batches precede this call, and that has predicted the seed of this call
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:

@@ -87,7 +87,7 @@ class DeviceCropTables:
             image_layouts: (B, 3) int64 on the device: offset, height and width per image.
 
         Cost:
-            One launch; for a repeated ``index``, one copy in addition.
+            One launch; for a repeated ``index``, also one copy.
         """
         from gpuaug.fusion.backends.triton.crops import write_crop_windows
 

@@ -38,7 +38,7 @@ def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: t
     """Return the parameter table of a batch, float32: (B, ``plan.width``), plus ``points_width`` columns with ``has_points``.
 
     Cost:
-        One asynchronous copy from pinned memory; on a GPU from ``BY_COLUMN_FROM`` samples, one launch in addition.
+        One asynchronous copy from pinned memory; on a GPU, from ``BY_COLUMN_FROM`` samples on, also one launch.
     """
 
     def fill(table: Array) -> None:
@@ -91,8 +91,8 @@ def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Arr
 def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
     """Write the columns of all passes, (B, at least ``plan.width``) float32.
 
-    ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. Its columns then have
-    the values of the template.
+    ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. The columns of these
+    fronts keep the values of the template.
     """
     # The first call writes the columns of the template. Later calls copy them.
     writes_template = plan.template is None
@@ -119,10 +119,10 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
 def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: Array) -> None:
     """Write the buffer route of each sample, for each pass but the first.
 
-    Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. The route of a sample
-    is 0 if no op of the pass applies to the sample, which then stays in its buffer. Otherwise the route is
-    1 + source buffer + 2 · output buffer.
-    The output buffer is the buffer other than the source buffer, unless the pass works in place.
+    Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. If no op of a pass
+    applies to a sample, the sample stays in its buffer, and its route is 0. Otherwise its route is
+    1 + source buffer + 2 · output buffer. The output buffer is the source buffer if the pass works in place, and else the other
+    buffer.
     """
     in_second = np.zeros(len(table), dtype=np.uint8)
     for pass_ in passes[1:-1]:

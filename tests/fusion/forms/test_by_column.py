@@ -63,7 +63,7 @@ def through(augment, given_records, keys):
 @given(given_records=RECORDS | records(keys=["boxes", "labels", "masks"]), masks_apart=st.booleans())
 def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_apart):
     augment = gpuaug.fuse(PIPELINES[name])
-    sent = pack_targets([given_records], lambda shape, dtype: None, masks=not masks_apart)[0]
+    sent = pack_targets([given_records], lambda shape, dtype: None, any_mask_size=not masks_apart)[0]
     got, want = (outcome(lambda each=each: through(augment, each, keys)) for each in (sent, given_records))
     assert_same(unpack_targets(got), want)
 
