@@ -57,6 +57,7 @@ CHOSEN = [
                 "perspective",
                 "jitters around a contrast",
                 "noise of torchvision",
+                "erased with noise",
             ),
             *("one of colours", "one of torchvision's", "shears, shifts", "mixup", "cutmix", "self-supervised"),
             "filters, each for some",

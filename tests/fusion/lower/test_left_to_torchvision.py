@@ -52,8 +52,6 @@ REASONS = {
     "symmetric": (v2.Pad(2, padding_mode="symmetric"), "padding_mode='symmetric'"),
     "expand": (v2.RandomRotation((90, 90), expand=True, center=(3, 4)), "expand=True with a center"),
     "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, by which corners may meet"),
-    "random values": (v2.RandomErasing(value="random"), "value='random'"),
-    "values": (v2.RandomErasing(value=(1, 2, 3)), "value has a number for each channel"),
     "one channel": (v2.Grayscale(), "num_output_channels=1"),
     "size by chance": (
         v2.RandomApply([v2.RandomInvert(), v2.Resize((8, 8))], p=1.0),
@@ -127,7 +125,7 @@ def test_what_is_left_gives_its_size_to_what_follows():
 @left_to_torchvision
 def test_draws_of_what_is_left_are_keyed_and_differ_between_samples():
     images = photographs(1).expand(16, 3, 32, 48).contiguous()
-    augment = gpuaug.fuse([TO_FLOAT, v2.RandomApply([v2.RandomErasing(1.0, value="random")], p=0.5)])
+    augment = gpuaug.fuse([TO_FLOAT, v2.RandomApply([v2.RandomOrder([v2.RandomErasing(1.0, value="random")] * 5)], p=0.5)])
     draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=1)))
     state = torch.get_rng_state()
     made = augment(images, draws=draws)
@@ -170,7 +168,7 @@ def test_results_of_what_is_left_are_tensors_of_one_size():
 @left_to_torchvision
 def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     images, masks = photographs(2), photographs(2, channels=1)
-    made, kept = gpuaug.fuse([v2.RandomErasing(value="random"), v2.RandomErasing(1.0), TO_FLOAT])(
+    made, kept = gpuaug.fuse([v2.RandomOrder([v2.RandomErasing()] * 5), v2.RandomErasing(1.0), TO_FLOAT])(
         images, masks, data_keys=["input", "mask"]
     )
     assert_values(kept, masks)

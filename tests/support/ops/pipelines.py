@@ -66,6 +66,11 @@ CLOSE = {
         v2.RandomErasing(0.7, value=200),
         v2.Normalize([114.0], [57.0]),
     ],
+    "erased with noise": lambda: [
+        v2.RandomErasing(0.8, value="random"),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.RandomErasing(0.8, value="random"),
+    ],
     "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
     "resized crop, squares": lambda: [K.RandomResizedCrop((16, 20), align_corners=False)],
     "resized crop, of a pixel": lambda: [K.RandomResizedCrop((5, 7), scale=(1e-4, 3e-3))],
@@ -178,6 +183,7 @@ CLOSE = {
 
 RGB_CLOSE = {
     **alone(exact=False, rgb=True),
+    "erased with a colour": lambda: [K.RandomHorizontalFlip(), v2.RandomErasing(0.8, value=(9, 99, 255))],
     "colour": lambda: [
         K.RandomResizedCrop((16, 20)),
         K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),

@@ -40,6 +40,8 @@ EXACT = {
     "erasing": lambda: v2.RandomErasing(0.7, value=0.5),
     "erasing, nearly all": lambda: v2.RandomErasing(1.0, scale=(0.9, 1.0), ratio=(0.5, 2.0)),
     "erasing, one pixel": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.0005)),
+    "erasing, values": lambda: v2.RandomErasing(0.7, value=(0.1, -0.5, 2.0)),
+    "erasing, noise": lambda: v2.RandomErasing(0.7, value="random"),
     "noise": lambda: v2.GaussianNoise(0.1, 0.3),
     "noise, unclipped": lambda: v2.GaussianNoise(-0.2, 0.5, clip=False),
     "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation=InterpolationMode.NEAREST_EXACT),
@@ -283,6 +285,8 @@ BYTES = {
     "invert, posterize": lambda: [v2.RandomInvert(1.0), v2.RandomPosterize(7, p=1.0)],
     "invert, permute": lambda: [v2.RandomInvert(), v2.RandomChannelPermutation()],
     "erasing": lambda: [v2.RandomErasing(1.0, value=99)],
+    "erasing, values": lambda: [v2.RandomErasing(1.0, value=(9.7, 0, 255))],
+    "erasing, noise": lambda: [v2.RandomErasing(1.0, value="random")],
     "equalize": lambda: [v2.RandomPosterize(5), v2.RandomEqualize()],
 }
 
