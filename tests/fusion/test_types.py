@@ -218,7 +218,7 @@ BEHIND_BYTES = {
     "torchvision's": lambda mean, std: [TO_FLOAT, v2.Normalize(mean, std)],
     "torchvision's behind a function of torchvision's": lambda mean, std: [
         TO_FLOAT,
-        overriding(v2.RandomErasing)(value="random"),
+        v2.Pad(2, padding_mode="symmetric"),
         v2.Normalize(mean, std),
     ],
     "torchvision's behind Kornia's": lambda mean, std: [K.RandomHorizontalFlip(), v2.Normalize(mean, std)],

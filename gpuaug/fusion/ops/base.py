@@ -466,17 +466,17 @@ class PointOp(RowOp):
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
 
-    For images of three channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other passes
-    load either three channels at once or one.
+    For three input and output channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other
+    passes load either three channels at once or one.
     """
 
     kernel = "channels"
     rgb_only = True
 
     @staticmethod
-    def begins_pass(op: Any, channels: int) -> bool:
-        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for images of ``channels`` channels."""
-        return isinstance(op, ChannelOp) and channels != 3
+    def begins_pass(op: Any, size: Size) -> bool:
+        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for input images of ``size``."""
+        return isinstance(op, ChannelOp) and not size.channels == op.out(size).channels == 3
 
 
 def column(rows: Tensor, index: int) -> Tensor:

@@ -183,6 +183,20 @@ CLOSE = {
 
 RGB_CLOSE = {
     **alone(exact=False, rgb=True),
+    "one channel, then three": lambda: [
+        v2.Grayscale(),
+        v2.RandomCrop(14, padding=3, fill=99),
+        v2.RGB(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
+    "one channel, then grey, then a jitter": lambda: [
+        v2.Grayscale(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.5], [2.0]),
+        v2.Grayscale(3),
+        v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    ],
     "erased with a colour": lambda: [K.RandomHorizontalFlip(), v2.RandomErasing(0.8, value=(9, 99, 255))],
     "colour": lambda: [
         K.RandomResizedCrop((16, 20)),

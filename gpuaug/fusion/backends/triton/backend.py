@@ -205,6 +205,9 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     front = pass_.front
     batch, channels, height, width = out.shape
     layout, strides, shortest_side = _source_layout(images)
+    if pass_.source.channels != channels:  # the gather repeats the only channel
+        strides = (strides[0], 0, *strides[2:])
+        layout = "hwc" if layout == "chw" else layout
     # Images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
     images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample

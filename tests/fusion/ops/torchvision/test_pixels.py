@@ -83,6 +83,7 @@ CLOSE = {
     "jitter, photometric, strong": lambda: v2.RandomPhotometricDistort((0, 2), (0, 2), (0, 2), (-0.5, 0.5), p=0.8),
     "grey": lambda: v2.RandomGrayscale(0.5),
     "grey, always": lambda: v2.Grayscale(3),
+    "grey, one channel": lambda: v2.Grayscale(),
     "blur": lambda: v2.GaussianBlur((5, 9), (0.1, 2.0)),
     "blur, large": lambda: v2.GaussianBlur(23, (0.5, 4.0)),
     "sharpness": lambda: v2.RandomAdjustSharpness(2.5),
@@ -178,6 +179,27 @@ def test_what_computes_pixels_equals_torchvision(name):
     for seed, images in enumerate(batches()):
         # A hue at the border of two sixths may fall on either side of it.
         assert_replays(CLOSE[name](), images, seed, atol=tolerance, share=1e-3 if "jitter" in name else 0)
+
+
+CHANNELS = {
+    "rgb of grey": lambda: [v2.RandomCrop(20, padding=3, fill=0.3), v2.RGB(), v2.Pad(3, fill=(0.1, 0.2, 0.3))],
+    "rgb of grey, filled": lambda: [v2.RandomRotation(30, BILINEAR, fill=0.3), v2.RGB(), v2.Normalize(MEAN, STD)],
+    "three of one": lambda: [v2.Grayscale(3), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.Normalize(MEAN, STD)],
+    "three of one, and back": lambda: [v2.Grayscale(3), v2.RandomChannelPermutation(), v2.Grayscale(), v2.GaussianBlur(3)],
+    "one of one": lambda: [v2.Grayscale(), v2.RandomSolarize(0.5), v2.RGB(), v2.RandomErasing(value=(0.1, 0.2, 0.3))],
+}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", CHANNELS)
+def test_transforms_that_change_the_number_of_channels_equal_torchvision(name, views):
+    images = photographs(5, 1, dtype=torch.float32)
+    augment = gpuaug.fuse(CHANNELS[name](), views=views)
+    assert not any(line.reason for line in augment.explain(images.shape).lines)
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    expected = torch.cat([replayed(view, images) for view in draws.views])
+    assert_values(augment(images, draws=draws), expected, atol=5e-5)
+    assert augment(images[:0]).shape == (0, *augment(images).shape[1:])
 
 
 UNSCALED = v2.ToDtype(torch.float32)
