@@ -65,7 +65,7 @@ BUDGETS = {
     "core": 1_591,
     "decode": 4_539,
     "feed": 2_431,
-    "fusion": 12_388,
+    "fusion": 12_527,
     "integrations": 49,
     "loader": 1_265,
     "profiler": 1_201,
@@ -80,6 +80,7 @@ A budget goes down with every removal. A commit that raises it says what the lin
 SINGLE_CLASSES = {
     "fusion.lower.by_name",
     "fusion.ops.torchvision.iou_crop",
+    "fusion.ops.torchvision.jpeg",
     "fusion.ops.torchvision.timm",
     "integrations.accelerate",
     "integrations.lightning",

@@ -397,7 +397,10 @@ class FrontOp(RowOp):
     """
 
     kernel: ClassVar[str]
-    """Name of the Triton kernel of the op."""
+    """Name of the Triton kernel of the op; ``"torch"`` without a kernel.
+
+    The method ``apply`` of an op without a kernel runs on every device, in a pass of its own.
+    """
 
 
 LARGEST_CODE = 31

@@ -276,6 +276,8 @@ class _PassBuilder:
                 self.front = op
                 return True
             return False
+        if isinstance(self.front, FrontOp) and self.front.kernel == "torch":
+            return False
         if isinstance(op, GatherOp):
             # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
             is_movable = isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
@@ -363,8 +365,8 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     """Return whether a pass between the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
-    # The kernel of mixes reads one buffer only, and a selection of frames changes the number of images in the buffer.
-    supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
+    # The kernel of mixes, and torch, read one buffer only. A selection of frames changes the number of images in the buffer.
+    supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel not in ("mix", "torch") for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
     keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in inner_passes)
     return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)

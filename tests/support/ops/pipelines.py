@@ -197,6 +197,14 @@ RGB_CLOSE = {
         v2.Grayscale(3),
         v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
     ],
+    "jpeg": lambda: [
+        v2.RandomCrop((14, 18)),
+        v2.RandomApply([v2.JPEG((5, 95))], p=0.5),
+        v2.RandomHorizontalFlip(),
+        v2.JPEG((5, 95)),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
     "erased with a colour": lambda: [K.RandomHorizontalFlip(), v2.RandomErasing(0.8, value=(9, 99, 255))],
     "colour": lambda: [
         K.RandomResizedCrop((16, 20)),
@@ -293,8 +301,8 @@ JUMPS = {
 Leave a name out unless the test fails without it.
 """
 
-OF_BYTES = ("classification, torchvision's", "every step in bytes", "one of torchvision's")
-"""Several steps that return to bytes: floats, which have no such steps, run in another program."""
+OF_BYTES = ("classification, torchvision's", "every step in bytes", "jpeg", "one of torchvision's")
+"""Several steps that return to bytes: floats, which have no such steps, run in another program, or are refused."""
 
 OF_ALL_CHANNELS = ("hue, saturation", "jitter, then jitter", *alone(exact=False, rgb=True))
 """Each channel is made of all three, and so is NaN where one is: compared on images ``with_holes`` too."""

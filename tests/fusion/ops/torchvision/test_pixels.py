@@ -287,6 +287,7 @@ def test_every_lowered_transform_is_compared():
     elsewhere = {
         gpuaug.FixedSizeCrop,
         gpuaug.PadIfSmaller,
+        v2.JPEG,
         v2.RandomPosterize,
         v2.RandomIoUCrop,
         v2.UniformTemporalSubsample,
@@ -310,6 +311,7 @@ BYTES = {
     "erasing, values": lambda: [v2.RandomErasing(1.0, value=(9.7, 0, 255))],
     "erasing, noise": lambda: [v2.RandomErasing(1.0, value="random")],
     "equalize": lambda: [v2.RandomPosterize(5), v2.RandomEqualize()],
+    "jpeg, flip": lambda: [v2.RandomApply([v2.JPEG((5, 95))]), v2.RandomHorizontalFlip(), v2.JPEG(30)],
 }
 
 
