@@ -239,6 +239,7 @@ class TorchvisionLowering:
             op.multiply_input(self._types.delayed_factor)
             self._types.delayed_factor = 1
             self._types.normalize(op)
+        self._types.at_most_one = self._types.at_most_one and base not in RANGE_CHANGING
         return Leaf(name, op)
 
     @staticmethod

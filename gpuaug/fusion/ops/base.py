@@ -396,6 +396,9 @@ class FrontOp(RowOp):
     Pass type: filter.
     """
 
+    keeps_unit_range: bool = True
+    """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
+
     kernel: ClassVar[str]
     """Name of the Triton kernel of the op; ``"torch"`` without a kernel.
 

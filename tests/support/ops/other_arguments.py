@@ -19,7 +19,7 @@ KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
 TORCHVISION = [*torchvision.LOWERED, *torchvision.MIXES]
 OTHERS = [
     *torchvision.IDENTITIES, *torchvision.TARGET_TRANSFORMS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.RANDOM_CONTAINERS,
-    v2.Compose, v2.LinearTransformation, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
+    v2.Compose, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
     K.VideoSequential,
 ]  # fmt: skip
 """Modules without an op, modules that their library runs, and containers."""

@@ -202,6 +202,34 @@ def test_transforms_that_change_the_number_of_channels_equal_torchvision(name, v
     assert augment(images[:0]).shape == (0, *augment(images).shape[1:])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_linear_transformations_equal_torchvision(channels):
+    images = photographs(5, channels, 12, 9, dtype=torch.float32)
+    count = images[0].numel()
+    generator = torch.Generator().manual_seed(0)
+    matrix, mean = torch.randn(count, count, generator=generator) / 9, torch.rand(count, generator=generator)
+    whitening = v2.LinearTransformation(matrix, mean)
+    expected = torch.stack([whitening(image) for image in images])
+    augment = gpuaug.fuse([TO_FLOAT, whitening])
+    assert not any(line.reason for line in augment.explain(images.shape).lines)
+    assert_values(augment(images), expected, atol=1e-5)
+    halves = gpuaug.fuse([TO_FLOAT, whitening, v2.Normalize([0.5], [2.0])], dtype=torch.float16)(images)
+    assert_values(halves.float(), (expected - 0.5) / 2, atol=1e-2)
+    bytes_ = photographs(5, channels, 12, 9)
+    of_bytes = torch.stack([whitening(image.float()) for image in bytes_])
+    assert_values(gpuaug.fuse([UNSCALED, whitening])(bytes_), of_bytes, atol=1e-3)
+    some = gpuaug.fuse([TO_FLOAT, v2.RandomApply([whitening])])(images.repeat(8, 1, 1, 1))
+    applied = torch.isclose(some, expected.repeat(8, 1, 1, 1), atol=1e-5).flatten(1).all(1)
+    assert 8 < applied.sum() < 32
+    assert_values(some[~applied], images.repeat(8, 1, 1, 1)[~applied])
+
+
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+def test_a_matrix_for_images_of_another_size_is_torchvisions_error():
+    with pytest.raises(ValueError, match="incompatible shape"):
+        gpuaug.fuse(v2.LinearTransformation(torch.eye(12), torch.zeros(12)))(torch.rand(2, 3, 4, 4))
+
+
 UNSCALED = v2.ToDtype(torch.float32)
 UNIT_RANGE_ONLY = {
     *("ColorJitter", "RandomPhotometricDistort", "RandomInvert", "RandomSolarize", "RandomPosterize"),
@@ -288,6 +316,7 @@ def test_every_lowered_transform_is_compared():
         gpuaug.FixedSizeCrop,
         gpuaug.PadIfSmaller,
         v2.JPEG,
+        v2.LinearTransformation,
         v2.RandomPosterize,
         v2.RandomIoUCrop,
         v2.UniformTemporalSubsample,
