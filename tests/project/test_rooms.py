@@ -65,7 +65,7 @@ BUDGETS = {
     "core": 1_591,
     "decode": 4_539,
     "feed": 2_431,
-    "fusion": 12_557,
+    "fusion": 12_663,
     "integrations": 49,
     "loader": 1_265,
     "profiler": 1_201,
@@ -79,6 +79,7 @@ A budget goes down with every removal. A commit that raises it says what the lin
 
 SINGLE_CLASSES = {
     "fusion.lower.by_name",
+    "fusion.ops.torchvision.elastic",
     "fusion.ops.torchvision.iou_crop",
     "fusion.ops.torchvision.jpeg",
     "fusion.ops.torchvision.timm",

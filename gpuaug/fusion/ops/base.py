@@ -399,11 +399,15 @@ class FrontOp(RowOp):
     keeps_unit_range: bool = True
     """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
 
-    kernel: ClassVar[str]
-    """Name of the Triton kernel of the op; ``"torch"`` without a kernel.
+    moves_pixels: ClassVar[bool] = False
+    """True if pixels are moved, so that masks are moved too (``apply_to_masks``). Boxes and keypoints are then an error."""
 
-    The method ``apply`` of an op without a kernel runs on every device, in a pass of its own.
-    """
+    kernel: ClassVar[str]
+    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""
+
+    def apply_to_masks(self, masks: Tensor, rows: Tensor) -> Tensor:
+        """Transform masks, (B, C, H, W) of any dtype. By default they do not change."""
+        return masks
 
 
 LARGEST_CODE = 31

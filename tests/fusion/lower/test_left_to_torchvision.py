@@ -38,7 +38,6 @@ IMAGE_BY_IMAGE = " image by image, with separate launches for every image"
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
-    "no op": (v2.ElasticTransform(), "no lowering for this type"),
     "subclass of an op": (overriding(v2.RandomInvert)(), "a subclass of RandomInvert that overrides check_inputs"),
     "subclass of a container": (
         overriding(v2.RandomApply, "forward")([v2.RandomInvert()]),
@@ -80,7 +79,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
 
 def test_a_transform_in_an_order_is_warned_of_once():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
-        augment = gpuaug.fuse([v2.RandomOrder([v2.ElasticTransform(), v2.RandomInvert()]), TO_FLOAT])
+        augment = gpuaug.fuse([v2.RandomOrder([v2.AugMix(), v2.RandomInvert()]), TO_FLOAT])
     assert len(caught) == 1
     assert augment(photographs(4)).shape == (4, 3, 32, 48)
 

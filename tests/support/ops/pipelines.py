@@ -66,6 +66,11 @@ CLOSE = {
         v2.RandomErasing(0.7, value=200),
         v2.Normalize([114.0], [57.0]),
     ],
+    "elastic": lambda: [
+        v2.ElasticTransform(40.0, 1.0, fill=0.5),
+        v2.RandomApply([v2.ElasticTransform(9.0, 0.0)]),
+        v2.RandomInvert(),
+    ],
     "erased with noise": lambda: [
         v2.RandomErasing(0.8, value="random"),
         v2.ToDtype(torch.float32, scale=True),

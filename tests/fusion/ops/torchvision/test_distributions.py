@@ -57,6 +57,7 @@ NOT_DRAWN = {
 """Nothing but a chance, where there is one."""
 
 ELSEWHERE = {
+    v2.ElasticTransform,
     v2.GaussianNoise,
     v2.RandomPhotometricDistort,
     v2.RandomIoUCrop,
@@ -64,7 +65,9 @@ ELSEWHERE = {
     gpuaug.PadIfSmaller,
     *TorchvisionPolicy.lowers,
 }
-"""Transforms that test_noise, test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision compare."""
+"""Transforms that other files compare: test_elastic, test_noise, test_photometric, test_iou_crop, fusion/test_transforms and
+policies/test_torchvision.
+"""
 
 
 def corners(startpoints, endpoints):

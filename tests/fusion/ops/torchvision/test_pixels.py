@@ -42,6 +42,9 @@ EXACT = {
     "erasing, one pixel": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.0005)),
     "erasing, values": lambda: v2.RandomErasing(0.7, value=(0.1, -0.5, 2.0)),
     "erasing, noise": lambda: v2.RandomErasing(0.7, value="random"),
+    "elastic": lambda: v2.ElasticTransform(60.0, (1.8, 1.2), fill=None),
+    "elastic, filled": lambda: v2.ElasticTransform((90.0, 30.0), 1.8, fill=(0.5, 0.25, 1.0)),
+    "elastic, nearest, not smooth": lambda: v2.ElasticTransform(40.0, 0.0, InterpolationMode.NEAREST, fill=0.5),
     "noise": lambda: v2.GaussianNoise(0.1, 0.3),
     "noise, unclipped": lambda: v2.GaussianNoise(-0.2, 0.5, clip=False),
     "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation=InterpolationMode.NEAREST_EXACT),
@@ -340,6 +343,7 @@ BYTES = {
     "erasing, values": lambda: [v2.RandomErasing(1.0, value=(9.7, 0, 255))],
     "erasing, noise": lambda: [v2.RandomErasing(1.0, value="random")],
     "equalize": lambda: [v2.RandomPosterize(5), v2.RandomEqualize()],
+    "elastic, nearest": lambda: [v2.ElasticTransform(40.0, 1.8, InterpolationMode.NEAREST, fill=9.6)],
     "jpeg, flip": lambda: [v2.RandomApply([v2.JPEG((5, 95))]), v2.RandomHorizontalFlip(), v2.JPEG(30)],
 }
 
@@ -353,6 +357,11 @@ def test_bytes_that_are_not_computed_with_equal_torchvision(name):
 
 
 ROUNDED = {
+    "elastic": lambda: [
+        v2.RandomApply([v2.ElasticTransform(60.0, 1.8, fill=(9, 99, 255))]),
+        v2.RandomHorizontalFlip(),
+        TO_FLOAT,
+    ],
     "classification": lambda: [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), TO_FLOAT, v2.RandomErasing(0.3)],
     "validation": lambda: [v2.Resize(28), v2.CenterCrop(24), TO_FLOAT],
     "enlarged": lambda: [v2.Resize(60), TO_FLOAT],
