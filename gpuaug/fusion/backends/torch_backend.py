@@ -26,7 +26,7 @@ from gpuaug.fusion.backends.readers import (
     reader,
     repeat_per_view,
 )
-from gpuaug.fusion.ops.base import RowOp
+from gpuaug.fusion.ops.base import FrontOp, RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import (
     LARGEST,
@@ -41,6 +41,9 @@ from gpuaug.fusion.pixels import (
 from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
+
+MOST_VALUES = 2**24
+"""Maximum number of values that an op without a kernel processes at once, which bounds its memory to about 2 GB."""
 
 
 def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases = ()) -> Tensor:
@@ -146,7 +149,12 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
 
 def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
     """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set."""
-    applied = op.apply(images, rows)
+    if isinstance(op, FrontOp) and op.kernel == "torch":
+        samples = max(MOST_VALUES // images[0].numel(), 1)
+        parts = zip(images.split(samples), rows.split(samples), strict=True)
+        applied = torch.cat([op.apply(*part) for part in parts])
+    else:
+        applied = op.apply(images, rows)
     applied = to_bytes(applied, op.to_bytes or UNCHANGED)
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 

@@ -105,7 +105,7 @@ class JPEG(TorchvisionOp, FrontOp):
         """Compress and decompress images, (B, C, H, W) in [0, 1].
 
         Cost:
-            Some 140 launches, and up to about 60 bytes of memory per pixel and channel.
+            Some 140 launches, and about 60 bytes of memory per pixel and channel.
         """
         pixels = (images * 255).round_().int()
         quality = rows[:, 1].int()

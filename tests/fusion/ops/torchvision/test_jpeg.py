@@ -13,6 +13,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.backends import torch_backend
+from gpuaug.fusion.ops.torchvision.jpeg import JPEG
 
 
 def noise(*shape, levels=256):
@@ -68,6 +70,17 @@ def test_views_and_images_of_different_sizes_equal_torchvision():
     draws = augment.draw(pack(images), seed=1)
     expected = torch.cat([replayed(view, images) for view in draws.views])
     assert_values(augment(pack(images), draws=draws), expected)
+
+
+def test_large_batches_are_processed_in_parts(monkeypatch):
+    images, augment = photographs(7), gpuaug.fuse(v2.JPEG((1, 60)))
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    expected = augment(images, draws=draws)
+    parts = []
+    monkeypatch.setattr(torch_backend, "MOST_VALUES", 2 * images[0].numel())
+    monkeypatch.setattr(JPEG, "apply", lambda op, *part, apply=JPEG.apply: parts.append(len(part[0])) or apply(op, *part))
+    assert_values(augment(images, draws=draws), expected)
+    assert parts == [2, 2, 2, 1]
 
 
 def test_masks_and_boxes_stay():
