@@ -65,7 +65,7 @@ BUDGETS = {
     "core": 1_591,
     "decode": 4_539,
     "feed": 2_431,
-    "fusion": 12_669,
+    "fusion": 12_670,
     "integrations": 49,
     "loader": 1_265,
     "profiler": 1_201,

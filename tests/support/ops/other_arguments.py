@@ -71,6 +71,7 @@ GIVEN = {
     "RandomOrder": {"transforms": FLIPS},
     "Compose": {"transforms": FLIPS},
     "JPEG": {"quality": 50},
+    "ElasticTransform": {"sigma": 1.0},
     "LinearTransformation": {"transformation_matrix": torch.eye(48), "mean_vector": torch.zeros(48)},
     "Lambda": {"lambd": halved},
     "RandomTranslate": {"translate_x": (0.0, 0.1)},

@@ -233,6 +233,15 @@ def test_a_matrix_for_images_of_another_size_is_torchvisions_error():
         gpuaug.fuse(v2.LinearTransformation(torch.eye(12), torch.zeros(12)))(torch.rand(2, 3, 4, 4))
 
 
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+def test_modules_that_torchvision_runs_get_the_number_of_channels():
+    images = photographs(4, dtype=torch.float32)
+    grey = v2.functional.rgb_to_grayscale(images)
+    for transforms, expected in (([v2.Grayscale()], grey), ([v2.Grayscale(), v2.RGB()], grey.expand_as(images))):
+        augment = gpuaug.fuse([TO_FLOAT, *transforms, v2.Lambda(lambda image: image * 2), v2.Pad(1)])
+        assert_values(augment(images)[..., 1:-1, 1:-1], expected * 2, atol=1e-6)
+
+
 UNSCALED = v2.ToDtype(torch.float32)
 UNIT_RANGE_ONLY = {
     *("ColorJitter", "RandomPhotometricDistort", "RandomInvert", "RandomSolarize", "RandomPosterize"),
