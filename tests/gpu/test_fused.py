@@ -222,9 +222,9 @@ def full_precision():
 
 def kernel_caches():
     from gpuaug.fusion.backends.triton import contrast, gather, mix
-    from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
+    from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 
-    for module in (blur, gather, levels, mix, contrast, sharpness, small_blur):
+    for module in (blur, frame, gather, levels, mix, contrast):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()
