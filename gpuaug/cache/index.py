@@ -56,8 +56,8 @@ class Index:
             shard = _checked_shard(path, (status.st_size, status.st_mtime_ns)) if number <= newest else None
             if shard is not None:
                 self._shards.append(shard)
-        # Several rows may have the same id, of which ``find`` returns the first. It must be the row of the earliest epoch: a
-        # rank may encode a sample again in a later epoch, if another rank has not written the sample's first row by then.
+        # ``find`` returns the first of several rows with the same id. This must be the row of the earliest epoch: if a rank
+        # begins an epoch before another rank has written the row of a sample, it encodes the sample a second time.
         self._shards.sort(key=lambda shard: shard.epoch)
         ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]

@@ -264,7 +264,7 @@ class RowHeaders:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Images of a batch of which some or all were read from a feature cache.
+    """Rows of a feature cache for the samples of a batch, and encoded images if samples have no row.
 
     Args:
         encoded: (B) encoded images; ``None`` if all rows were read.

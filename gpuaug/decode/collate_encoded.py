@@ -165,8 +165,8 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
     """
     if len({file.number for file in files}) > 1:
         raise ArgumentError(
-            f"A data set with a feature cache must have one row per sample, got images of {len({file.name for file in files})} "
-            f"samples as {len(files)} samples. Leave out flatten=, or wrap no data set."
+            "flatten must be None for a data set with a feature cache, which has one row per sample, got lists with "
+            f"{len(files)} images in all. Leave out flatten=, or pass the data set without cache.wrap."
         )
     missing = [file.row is None for file in files]
     rows = [file.row for file in files if file.row is not None]

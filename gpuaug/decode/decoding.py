@@ -174,7 +174,7 @@ class Decoding:
         if self._all_problems:
             self._check_counts([len(member) for member in self._encoded])
         self._undecodable = set(self._all_problems)
-        """Indices of the samples that have a problem, for each of which another sample is decoded."""
+        """Indices of the samples that cannot be decoded. Another sample is decoded in place of each."""
         members = zip(self._encoded, self._windows, strict=True)
         self.works: list[Work[BatchLayout]] = []
         for encoded, windows in members:

@@ -72,7 +72,7 @@ def tags(data: memoryview) -> Tags | None:
         data: (bytes,) content of the file.
 
     Raises:
-        LimitError: If a page exceeds a limit, or repeats a tag, of which libraries read different occurrences.
+        LimitError: If a page exceeds a limit, or has a tag twice: libraries differ in which occurrence they read.
     """
     first_page: Tags | None = None
     bands: list[int] = []

@@ -162,7 +162,7 @@ def iterators_that_share_a_data_set(told):
     assert len(list(older)) == 2
 
 
-@example("Leave out flatten=, or wrap no data set")
+@example("Leave out flatten=, or pass the data set without cache.wrap")
 def lists_of_images_with_a_cache(told):
     cache = gpuaug.FeatureCache(tempfile.mkdtemp())
     lists = [{"image": list(map(gpuaug.read_encoded, photographs()))}]
