@@ -1,9 +1,11 @@
 """Loaders with a feature cache over files in a folder, and the rows that an epoch gives per sample."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import kornia.augmentation as K
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
@@ -12,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 import gpuaug
 
 COUNT = 22
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def write_images(folder: Path, count: int = COUNT) -> list[str]:
@@ -88,3 +92,32 @@ def assert_equal(rows, expected):
         torch.testing.assert_close(
             row, expected[label], rtol=0, atol=0, msg=lambda text, label=label: f"sample {label}: {text}"
         )
+
+
+class Sample(NamedTuple):
+    image: object
+    label: int
+
+
+def contents(path, index):
+    with open(path, "rb") as file:
+        return {"image": file.read(), "label": index}
+
+
+FORMS = {
+    "dicts": (as_dict, {"on": "image"}),
+    "tuples": (lambda path, index: (gpuaug.read_encoded(path), index), {"on": 0, "into": 2}),
+    "tuples whose images are replaced": (lambda path, index: (gpuaug.read_encoded(path), index), {"on": 0, "into": ...}),
+    "named tuples": (lambda path, index: Sample(gpuaug.read_encoded(path), index), {"on": "image", "into": ...}),
+    "bytes": (contents, {"on": "image"}),
+    "Hugging Face": (
+        lambda path, index: {"image": {"bytes": None, "path": path}, "label": index},
+        {"on": "image"},
+    ),
+}
+
+
+def whole_epochs(streamed, count):
+    """Return the batches of epochs."""
+    with streamed:
+        return [list(streamed) for _ in range(count)]

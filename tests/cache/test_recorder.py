@@ -1,0 +1,193 @@
+"""Writing rows: killed runs, damaged files, disks that fail or are slow, and the memory of rows."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from support.cache.cached_loaders import (
+    COUNT,
+    DEVICES,
+    Files,
+    as_dict,
+    assert_equal,
+    epochs_of,
+    loader,
+    rows_of,
+    stages,
+)
+from support.process import processes, waiting
+
+import gpuaug
+from gpuaug import FeatureCache, GpuAugError
+from gpuaug.cache import recorder
+from gpuaug.core import batch as batches
+from gpuaug.core.streams import Lanes
+
+
+def damage(data):
+    """Yield (name, damaged copy of a file)."""
+    yield "truncated", data[: len(data) // 2]
+    yield "empty", b""
+    yield "zeros", bytes(len(data))
+    for place in range(9, len(data), len(data) // 13):
+        flipped = bytearray(data)
+        flipped[place] ^= 16
+        yield f"bit at {place}", bytes(flipped)
+
+
+def test_damaged_shards_are_encoded_again(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    wrapped = cache.wrap(Files(paths, as_dict))
+    [recorded] = epochs_of(loader(wrapped, stages(cache)), 1)
+    [shard] = (tmp_path / "cache").glob("*/view-0/*.safetensors")
+    data = shard.read_bytes()
+    for name, damaged in damage(data):
+        for later in shard.parent.glob("*.safetensors"):
+            later.unlink()
+        shard.write_bytes(damaged)
+        streamed = loader(wrapped, stages(cache))
+        rows = [rows_of(streamed)]  # epoch 0 again
+        streamed.set_epoch(0)
+        rows.append(rows_of(streamed))
+        for read in rows:
+            assert_equal(read, recorded)
+        assert streamed.stats().rows_encoded <= COUNT, name
+        assert streamed.stats().rows_encoded > 0 or name.startswith("bit"), name
+
+
+def test_a_run_that_was_killed_continues(paths, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+            import sys
+            import time
+            from support.cache.cached_loaders import *
+            from gpuaug.cache import recorder
+            recorder.SHARD_BYTES = 1
+            cache = gpuaug.FeatureCache(sys.argv[1])
+            paths = sorted(map(str, Path(sys.argv[2]).glob("*.png")))
+            for number, batch in enumerate(loader(cache.wrap(Files(paths, as_dict)), stages(cache))):
+                time.sleep(60 if number == int(sys.argv[3]) else 0)
+        """)
+    )
+    folder = tmp_path / "cache"
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
+    process = subprocess.Popen([*command, "3"], env=processes.variables())
+    waiting.until(lambda: list(folder.glob("*/view-0/*.safetensors")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    cache = FeatureCache(folder)
+    dataset = Files(paths, as_dict)
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    assert_equal(epochs_of(streamed, 1)[0], epochs_of(loader(dataset, stages(None)), 1)[0])
+    assert 0 < streamed.stats().rows_read < COUNT
+
+
+@pytest.mark.parametrize(
+    ("number", "way_out"),
+    [
+        (errno.ENOSPC, "Free space, or use fewer views. The rows that were written remain valid"),
+        (errno.EROFS, "Make the folder writable, or use another folder"),
+        (errno.EIO, "Check the disk, or use another folder"),
+    ],
+)
+@pytest.mark.parametrize("place", ["write", "write_key"])
+def test_a_disk_that_fails(place, number, way_out, paths, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with monkeypatch.context() as patched:
+        patched.setattr(*((recorder, "write") if place == "write" else (Path, "write_text")), fail)
+        with pytest.raises(GpuAugError, match=way_out):
+            rows_of(streamed)
+    assert len(rows_of(streamed)) == COUNT
+
+
+def test_a_disk_that_is_too_slow(paths, tmp_path, monkeypatch):
+    written = threading.Event()
+    write = recorder.write
+    monkeypatch.setattr(recorder, "write", lambda *arguments: written.wait(60) and write(*arguments))
+    monkeypatch.setattr(recorder, "SHARD_BYTES", 1)
+    monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", 300)  # one batch has 256 bytes
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in streamed:
+            if streamed.stats().rows_dropped:
+                written.set()
+    assert [str(warning.message).partition(",")[0] for warning in caught] == ["Rows of the feature cache are not written"]
+    stats = streamed.stats()
+    assert stats.rows_dropped > 0
+    assert stats.rows_written + stats.rows_dropped == COUNT
+
+
+def test_memory_is_reused_in_the_order_of_a_loader_without_a_cache(paths, tmp_path, monkeypatch):
+    """Each batch retires its tensors once, with the columns of rows that a lane has read."""
+    retired = []
+    monkeypatch.setattr(Lanes, "retire", lambda lanes, values, event: retired.append(batches.leaves(values)))
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = Files(paths, as_dict)
+    rows_of(loader(dataset, stages(None)))
+    counts = [len(retired)]
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    rows_of(streamed)
+    counts.append(len(retired) - sum(counts))
+    for path in paths[::4]:
+        os.utime(path, ns=(1, 1))
+    list(streamed)
+    counts.append(len(retired) - sum(counts))
+    assert counts[0] == counts[1] == -(-COUNT // 4) >= counts[2] > 0
+    for leaves in retired[-counts[2] :]:
+        assert sum(isinstance(leaf, torch.Tensor) and leaf.shape[1:] == (4, 2, 2) for leaf in leaves) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_recorded_before_later_stages_change_them(device, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    made = [*stages(cache), gpuaug.TransformStage(lambda latents: latents.mul_(2), on="latents")]
+    first, second = epochs_of(loader(cache.wrap(Files(paths, as_dict)), made, device=device), 2)
+    assert_equal(second, first)
+
+
+@pytest.mark.parametrize("place", ["write", "_in_ordinary_memory"])
+@pytest.mark.parametrize("end", ["break", "error"])
+def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, paths, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space") if place == "write" else MemoryError("no memory")
+
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    expected = GpuAugError if place == "write" else MemoryError
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder, place, fail)
+        with suppress(ZeroDivisionError):
+            for _ in streamed:
+                if end == "break":
+                    break
+                raise ZeroDivisionError
+        with pytest.raises(expected):
+            next(iter(streamed))
+    assert len(rows_of(streamed)) == COUNT
+
+
+def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
+    def fail(record):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(recorder, "_in_ordinary_memory", fail)
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    with pytest.raises(MemoryError):
+        rows_of(streamed)
