@@ -242,8 +242,8 @@ def _add_encode(commands: Any) -> None:
 def _encode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     result = _call_target(parser, options.target)
     loader = result[0] if isinstance(result, tuple) and result else result
-    stages = getattr(loader, "stages", ())
-    cache = next((stage.cache for stage in stages if getattr(stage, "cache", None) is not None), None)
+    stages = loader.stages if isinstance(loader, gpuaug.StreamedLoader) else ()
+    cache = next((stage.cache for stage in stages if stage.cache is not None), None)
     if cache is None:
         parser.error(
             f"{options.target} must return a StreamedLoader with a feature cache, got {type(loader).__name__}. Give one of its "

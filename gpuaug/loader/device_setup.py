@@ -90,7 +90,7 @@ class DeviceSetup:
         Raises:
             ArgumentError: If several stages have a cache.
         """
-        cached = [index for index, stage in enumerate(self._stages) if getattr(stage, "cache", None) is not None]
+        cached = [index for index, stage in enumerate(self._stages) if stage.cache is not None]
         if len(cached) > 1:
             raise ArgumentError(
                 f"One stage of a loader must have a cache, got {len(cached)}. It stores the results of the stages before it, "

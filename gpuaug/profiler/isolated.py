@@ -84,7 +84,7 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
             tracing,
             kind=_kind(stage),
             runs=_transform_name(stage),
-            has_cache=getattr(stage, "cache", None) is not None,
+            has_cache=stage.cache is not None,
         )
         # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:

@@ -47,6 +47,9 @@ class Stage(ABC):
     kind: str
     """Name of the stage if the user passes none: of its class, or of the stages of a schedule."""
 
+    cache: Any = None
+    """``FeatureCache`` that stores the results of this stage and of the stages before it; ``None`` without a cache."""
+
     def __init__(self, *, on: On, into: Into, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise ArgumentError(f"name must be a non-empty string, got {shown(name)}. Leave it out for {self.kind!r}.")

@@ -120,7 +120,7 @@ class _Schedule(Stage):
                     f"The stages of a schedule must have one name, got {first.name!r} and {stage.name!r}. Pass the same name= "
                     "to all, on which random numbers depend."
                 )
-            if getattr(stage, "cache", None) is not None:
+            if stage.cache is not None:
                 raise ArgumentError(
                     f"The stages of a schedule must have no feature cache, got {shown(stage)} with one. Pass the encoder as a "
                     "separate stage after the schedule."
