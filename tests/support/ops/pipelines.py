@@ -266,7 +266,7 @@ JUMPS = {
     "one of, then jitter",
     *("antialiased crop, its middle where none fits", "drawn size, padded crop", "zoomed out, drawn size, middle"),
     *("perspective, filled", "affine, filled", "cubic behind levels", "floats of bytes", "autocontrast, torchvision's"),
-    *("classification, torchvision's", "every step in bytes", "noise of torchvision"),
+    *("classification, torchvision's", "every step in bytes", "noise of torchvision", "erased with noise"),
 }
 """A pixel at a threshold, such as the border of two bytes, may fall on either side of it: a card fuses products and sums.
 
