@@ -396,8 +396,18 @@ class FrontOp(RowOp):
     Pass type: filter.
     """
 
+    keeps_unit_range: bool = True
+    """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
+
+    moves_pixels: ClassVar[bool] = False
+    """True if pixels are moved, so that masks are moved too (``apply_to_masks``). Boxes and keypoints are then an error."""
+
     kernel: ClassVar[str]
-    """Name of the Triton kernel of the op."""
+    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""
+
+    def apply_to_masks(self, masks: Tensor, rows: Tensor) -> Tensor:
+        """Transform masks, (B, C, H, W) of any dtype. By default they do not change."""
+        return masks
 
 
 LARGEST_CODE = 31
@@ -466,17 +476,17 @@ class PointOp(RowOp):
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
 
-    For images of three channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other passes
-    load either three channels at once or one.
+    For three input and output channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other
+    passes load either three channels at once or one.
     """
 
     kernel = "channels"
     rgb_only = True
 
     @staticmethod
-    def begins_pass(op: Any, channels: int) -> bool:
-        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for images of ``channels`` channels."""
-        return isinstance(op, ChannelOp) and channels != 3
+    def begins_pass(op: Any, size: Size) -> bool:
+        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for input images of ``size``."""
+        return isinstance(op, ChannelOp) and not size.channels == op.out(size).channels == 3
 
 
 def column(rows: Tensor, index: int) -> Tensor:
