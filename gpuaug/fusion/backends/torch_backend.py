@@ -147,14 +147,18 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
     return result
 
 
-def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
-    """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set."""
+def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor, *, as_on_gpu: bool = False) -> Tensor:
+    """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set.
+
+    ``as_on_gpu``: whether images on a CPU, for Triton's interpreter, are computed as on a GPU.
+    """
+    apply = op.apply_on_cpu if images.device.type == "cpu" and not as_on_gpu else op.apply
     if isinstance(op, FrontOp) and op.kernel == "torch":
         samples = max(MOST_VALUES // images[0].numel(), 1)
         parts = zip(images.split(samples), rows.split(samples), strict=True)
-        applied = torch.cat([op.apply(*part) for part in parts])
+        applied = torch.cat([apply(*part) for part in parts])
     else:
-        applied = op.apply(images, rows)
+        applied = apply(images, rows)
     applied = to_bytes(applied, op.to_bytes or UNCHANGED)
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 

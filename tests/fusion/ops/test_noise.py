@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core.rng import Generators, Position
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.positional import NOISE_FIELDS, GaussianNoise
+from gpuaug.fusion.ops.positional import NOISE_FIELDS, Erasing, GaussianNoise
 from gpuaug.fusion.ops.sampler import Sampler
 
 SIZE = Size(64, 1, 4, 4)
@@ -132,3 +132,12 @@ def test_erased_pixels_have_torchvisions_distribution_and_differ_between_samples
     values = [set(sample[sample != 77].tolist()) for sample in ours]
     if dtype.is_floating_point:
         assert not any(values[0] & other for other in values[1:])
+
+
+@of_bytes
+def test_noise_in_the_rectangle_alone_equals_noise_of_whole_images(monkeypatch):
+    augment, images = gpuaug.fuse(v2.RandomErasing(0.7, value="random")), photographs(6)
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    on_a_cpu = augment(images, draws=draws)
+    monkeypatch.setattr(Erasing, "apply_on_cpu", Erasing.apply)
+    assert_values(augment(images, draws=draws), on_a_cpu)

@@ -169,7 +169,8 @@ def _run_passes(
             front_source = repeat_per_view(source, len(out))
             if pass_.front.kernel == "torch":
                 rows = rows.repeat_interleave(pass_.out.images_per_sample, 0)
-                out.copy_(converted(torch_backend.apply_to_samples(pass_.front, unit_range(front_source), rows), out.dtype))
+                values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), rows, as_on_gpu=True)
+                out.copy_(converted(values, out.dtype))
                 source = out
                 continue
             cached_launch(pass_, front_source, rows, out, OP_KERNELS[pass_.front.kernel])((front_source, out, rows))

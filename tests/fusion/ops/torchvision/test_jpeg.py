@@ -17,6 +17,12 @@ from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.ops.torchvision.jpeg import JPEG
 
 
+@pytest.fixture
+def as_on_gpu(monkeypatch):
+    """The arithmetic of a GPU, on a CPU too, where gpuaug calls torchvision's function otherwise."""
+    monkeypatch.setattr(JPEG, "apply_on_cpu", JPEG.apply)
+
+
 def noise(*shape, levels=256):
     """Random bytes of ``levels`` values from 0 to 255, whose coefficients are large."""
     values = torch.randint(0, levels, shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -32,7 +38,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("quality", range(1, 101))
 @pytest.mark.every(9)
-def test_images_of_every_quality_equal_torchvisions_bit_for_bit(quality):
+def test_images_of_every_quality_equal_torchvisions_bit_for_bit(quality, as_on_gpu):
     for content, channels in itertools.product(CONTENTS, (1, 3)):
         images = CONTENTS[content](channels)
         expected = torch.stack([functional.jpeg(image, quality) for image in images])
@@ -44,14 +50,14 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 18, 31, 32, 33, 34)
 
 @pytest.mark.parametrize(("height", "width"), list(itertools.product(SIDES, SIDES)))
 @pytest.mark.every(7)
-def test_images_of_every_size_equal_torchvisions_bit_for_bit(height, width):
+def test_images_of_every_size_equal_torchvisions_bit_for_bit(height, width, as_on_gpu):
     for channels in (1, 3):
         assert_replays(v2.JPEG((20, 100)), noise(3, channels, height, width))
         assert_replays(v2.JPEG((20, 100)), photographs(3, channels, height, width))
 
 
 @pytest.mark.parametrize("name", ["astronaut", "chelsea", "coffee"])
-def test_photographs_equal_torchvisions_bit_for_bit(name):
+def test_photographs_equal_torchvisions_bit_for_bit(name, as_on_gpu):
     data = pytest.importorskip("skimage.data")
     photograph = torch.from_numpy(getattr(data, name)()).permute(2, 0, 1)
     assert_replays(v2.JPEG((1, 100)), photograph.expand(8, -1, -1, -1))
@@ -72,13 +78,14 @@ def test_views_and_images_of_different_sizes_equal_torchvision():
     assert_values(augment(pack(images), draws=draws), expected)
 
 
-def test_large_batches_are_processed_in_parts(monkeypatch):
+def test_large_batches_are_processed_in_parts(monkeypatch, as_on_gpu):
     images, augment = photographs(7), gpuaug.fuse(v2.JPEG((1, 60)))
     draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
     expected = augment(images, draws=draws)
     parts = []
     monkeypatch.setattr(torch_backend, "MOST_VALUES", 2 * images[0].numel())
-    monkeypatch.setattr(JPEG, "apply", lambda op, *part, apply=JPEG.apply: parts.append(len(part[0])) or apply(op, *part))
+    apply = JPEG.apply_on_cpu
+    monkeypatch.setattr(JPEG, "apply_on_cpu", lambda op, *part: parts.append(len(part[0])) or apply(op, *part))
     assert_values(augment(images, draws=draws), expected)
     assert parts == [2, 2, 2, 1]
 
