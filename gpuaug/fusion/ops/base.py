@@ -347,8 +347,8 @@ class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     column_count: ClassVar[int] = 0
-    """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``. Column 0 is the apply mask:
-    1 to apply the op, 0 to leave the sample unchanged bit for bit."""
+    """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``. Column 0 is the apply
+    mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit."""
 
     columns_per_channel: ClassVar[int] = 0
     """Number of further columns per channel of the images. All columns of one parameter are adjacent."""
