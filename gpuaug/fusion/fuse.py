@@ -488,4 +488,4 @@ class Fused(nn.Module):
                 draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
                 table = make_table(plan, size, draws_by_op, record.call.device, has_points=record.has_points)
                 record.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
-                size = replace(size.to(plan.out.height, plan.out.width), frames=plan.out.frames)
+                size = replace(plan.out, batch=size.batch)

@@ -172,9 +172,11 @@ def test_what_torchvision_has_no_transform_for_is_refused_with_what_to_do(name):
     gpuaug.fuse(made(is_training=True, **{**settings, **others}))
 
 
-def test_pixels_that_are_erased_by_noise_are_left_to_torchvision():
-    with pytest.warns(gpuaug.GpuAugWarning, match="RandomErasing_5 is not fused, .* value='random'"):
-        gpuaug.fuse(made(is_training=True, re_prob=0.5, re_mode="pixel"))
+def test_pixels_that_are_erased_by_noise_are_fused():
+    augment = gpuaug.fuse(made(is_training=True, re_prob=1.0, re_mode="pixel"))
+    lines = augment.explain((2, 3, 300, 400)).lines
+    assert "erase" in str(lines)
+    assert not any(line.reason for line in lines)
 
 
 @pytest.mark.parametrize("name", [name for name in by_name.REPLAYS if name.startswith("timm.")])

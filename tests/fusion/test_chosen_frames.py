@@ -81,7 +81,7 @@ def test_targets_of_chosen_frames_are_kept():
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 def test_target_dicts_of_frames_that_are_chosen_twice():
     videos = clips(2, 5, 3, 20, 24, dtype=torch.float32)
-    noise = v2.RandomErasing(value="random")  # which torchvision runs, between two plans
+    noise = v2.RandomOrder([v2.RandomErasing()] * 5)  # which torchvision runs, between two plans
     augment = gpuaug.fuse([v2.UniformTemporalSubsample(4), noise, v2.UniformTemporalSubsample(2)])
     records = [[{"boxes": torch.ones(1, 4), "frame": frame} for frame in range(5)] for _ in range(2)]
     made, got = augment(videos, records, data_keys=["input", "targets"])

@@ -315,8 +315,9 @@ SOME_CHANGED = [pytest.param(kind, marks=pytest.mark.slow if number % 3 else ())
 def outputs(augment, kind):
     """Images by the draws of a seed, of each type that the pipeline takes."""
     made = {}
-    for dtype in (torch.uint8, torch.float32, torch.float16):
-        images = photographs(3, height=12, width=16, dtype=torch.float32)
+    height, width = (4, 4) if kind is v2.LinearTransformation else (12, 16)
+    for dtype in (torch.uint8,) if kind is v2.JPEG else (torch.uint8, torch.float32, torch.float16):
+        images = photographs(3, height=height, width=width, dtype=torch.float32)
         images = images.mul(255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
         images = images[:, None].repeat(1, 4, 1, 1, 1) if kind is v2.UniformTemporalSubsample else images
         with contextlib.suppress(gpuaug.GpuAugError):

@@ -218,7 +218,7 @@ BEHIND_BYTES = {
     "torchvision's": lambda mean, std: [TO_FLOAT, v2.Normalize(mean, std)],
     "torchvision's behind a function of torchvision's": lambda mean, std: [
         TO_FLOAT,
-        v2.RandomErasing(value="random"),
+        v2.Pad(2, padding_mode="symmetric"),
         v2.Normalize(mean, std),
     ],
     "torchvision's behind Kornia's": lambda mean, std: [K.RandomHorizontalFlip(), v2.Normalize(mean, std)],
@@ -304,7 +304,7 @@ class ZeroesAll(K.IntensityAugmentationBase2D):
 WRITING = {
     "a module": lambda: v2.Compose([Zeroes()]),
     "a function": lambda: v2.Compose([lambda image: image.zero_() + 1]),
-    "erasing": lambda: v2.RandomErasing(1.0, value="random", inplace=True),
+    "erasing": lambda: v2.RandomOrder([v2.RandomErasing(1.0, value="random", inplace=True)] * 5),
     "a subclass": lambda: v2.Compose([overriding(v2.RandomErasing)(1.0, value=0, inplace=True)]),
     "in Kornia's": lambda: K.AugmentationSequential(Zeroes()),
     "in a list": lambda: [Zeroes()],
@@ -377,7 +377,7 @@ CUBIC_LATER = {
     "behind a jitter": [v2.ColorJitter(0.1)],
     "behind a blur": [v2.GaussianBlur(3)],
     "behind a resize": [v2.Resize(36)],
-    "behind a module": [Zeroes(), v2.RandomErasing(1.0, value="random")],
+    "behind a module": [Zeroes(), overriding(v2.RandomErasing)(1.0, value="random")],
 }
 
 

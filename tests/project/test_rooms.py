@@ -66,7 +66,7 @@ BUDGETS = {
     "core": 1_595,
     "decode": 4_541,
     "feed": 2_457,
-    "fusion": 12_895,
+    "fusion": 13_252,
     "integrations": 49,
     "loader": 1_274,
     "profiler": 1_199,
@@ -80,7 +80,9 @@ A budget goes down with every removal. A commit that raises it says what the lin
 
 SINGLE_CLASSES = {
     "fusion.lower.by_name",
+    "fusion.ops.torchvision.elastic",
     "fusion.ops.torchvision.iou_crop",
+    "fusion.ops.torchvision.jpeg",
     "fusion.ops.torchvision.timm",
     "integrations.accelerate",
     "integrations.lightning",

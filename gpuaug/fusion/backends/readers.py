@@ -176,16 +176,20 @@ class RaggedReader:
         image_layouts: (V · B, 3 or 4) int64: offset, height, width and, if only windows are in memory, row pitch in pixels of
             each image (``Ragged.places``), repeated once per view.
         channels: Number of channels of all images.
+        repeats: Number of times that a single channel is repeated.
         channels_last: Whether the channels of a pixel are adjacent; otherwise they are planes.
     """
 
-    def __init__(self, data: Tensor, image_layouts: Tensor, channels: int = 1, *, channels_last: bool = False) -> None:
-        self.channels, self.dtype, self._data = channels, data.dtype, data
+    def __init__(
+        self, data: Tensor, image_layouts: Tensor, channels: int = 1, *, repeats: int = 1, channels_last: bool = False
+    ) -> None:
+        self.channels = channels * repeats
+        self.dtype, self._data = data.dtype, data
         self._offset, height, width, *pitch = image_layouts[:, :, None, None].unbind(1)
         self._pixel_stride = channels if channels_last else 1
         self._holds_windows = bool(pitch)
         self._line_stride = (pitch[0] if pitch else width) * self._pixel_stride
-        self._channel_stride: Tensor | int = 1 if channels_last else (height * width)[:, None]
+        self._channel_stride: Tensor | int = 0 if repeats > 1 else 1 if channels_last else (height * width)[:, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return (V · B, C, h, w) pixels at integer coordinates (V · B or 1, h or 1, w or 1)."""
@@ -200,13 +204,15 @@ class RaggedReader:
 Reader = DenseReader | RaggedReader
 
 
-def reader(images: Tensor | Ragged, samples: int) -> Reader:
-    """Return a reader of a batch. ``samples``: V · B, for V views."""
+def reader(images: Tensor | Ragged, samples: int, channels: int) -> Reader:
+    """Return a reader of a batch. ``samples``: V · B, for V views. ``channels``: to repeat images of one channel."""
     if isinstance(images, Tensor):
-        return DenseReader(images, samples)
+        return DenseReader(images.expand(-1, channels, -1, -1), samples)
     shapes = images.shapes
     views = samples // max(len(images), 1)
-    return RaggedReader(images.data, images.places.repeat(views, 1), shapes.channels, channels_last=shapes.layout == "hwc")
+    places = images.places.repeat(views, 1)
+    is_hwc = shapes.layout == "hwc"
+    return RaggedReader(images.data, places, shapes.channels, repeats=channels // shapes.channels, channels_last=is_hwc)
 
 
 def image_of(images: Tensor | Ragged, index: int) -> Tensor | Ragged:

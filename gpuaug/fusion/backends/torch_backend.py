@@ -26,7 +26,7 @@ from gpuaug.fusion.backends.readers import (
     reader,
     repeat_per_view,
 )
-from gpuaug.fusion.ops.base import RowOp
+from gpuaug.fusion.ops.base import FrontOp, RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import (
     LARGEST,
@@ -41,6 +41,9 @@ from gpuaug.fusion.pixels import (
 from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
+
+MOST_VALUES = 2**24
+"""Maximum number of values that an op without a kernel processes at once, which bounds its memory to about 2 GB."""
 
 
 def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases = ()) -> Tensor:
@@ -144,9 +147,18 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
     return result
 
 
-def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
-    """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set."""
-    applied = op.apply(images, rows)
+def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor, *, as_on_gpu: bool = False) -> Tensor:
+    """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set.
+
+    ``as_on_gpu``: whether images on a CPU, for Triton's interpreter, are computed as on a GPU.
+    """
+    apply = op.apply_on_cpu if images.device.type == "cpu" and not as_on_gpu else op.apply
+    if isinstance(op, FrontOp) and op.kernel == "torch":
+        samples = max(MOST_VALUES // images[0].numel(), 1)
+        parts = zip(images.split(samples), rows.split(samples), strict=True)
+        applied = torch.cat([apply(*part) for part in parts])
+    else:
+        applied = apply(images, rows)
     applied = to_bytes(applied, op.to_bytes or UNCHANGED)
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
@@ -165,16 +177,17 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     if front.after.ops:
         x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
     if front.filter:
-        values = _resize_antialiased(front, columns, images, table, x, y)
+        values = _resize_antialiased(front, columns, images, table, x, y, out.channels)
     elif front.warp is None:
         # The fill is inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
         # Until then a pixel of padding is a copy of the pixel (0, 0).
         fill_column = columns.before_fill
         if front.before.ops:
             x, y, inside = _map_indices(front.before, parameters, columns.before, x, y)
-        values = reader(images, len(table))(x, y) if inside is None else reader(images, len(table))(x * inside, y * inside)
+        source = reader(images, len(table), out.channels)
+        values = source(x, y) if inside is None else source(x * inside, y * inside)
     else:
-        taps = _Taps(reader(images, len(table)), front, columns, parameters)
+        taps = _Taps(reader(images, len(table), out.channels), front, columns, parameters)
         values = _interpolate(
             front, parameters, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
         )
@@ -404,14 +417,17 @@ def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 
 
 def _resize_antialiased(
-    front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor
+    front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor, channels: int
 ) -> Tensor:
     """Resize sample by sample. The host reads the parameters, for which it waits if they are on a GPU."""
     resized = []
     rounds_axes = front.rounds_axes and dtype_of(images) == torch.uint8
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         taps = _Taps(
-            reader(image_of(images, sample % len(images)), 1), front, columns, _TableColumns(table[sample : sample + 1])
+            reader(image_of(images, sample % len(images)), 1, channels),
+            front,
+            columns,
+            _TableColumns(table[sample : sample + 1]),
         )
         sample_x = x[sample % len(x), 0]
         sample_y = y[sample % len(y), :, 0]

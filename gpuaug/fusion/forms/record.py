@@ -231,7 +231,16 @@ class Record:
             canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
+
+        Raises:
+            ArgumentError: If an op moves pixels by a field, and there are boxes or keypoints.
         """
+        moving = next((pass_.front.name for pass_ in plan.passes if isinstance(pass_, OpPass) and pass_.front.moves_pixels), "")
+        if self.has_points and moving:
+            raise ArgumentError(
+                f"data_keys must be among input, mask and class where {moving} moves pixels by a field, got {self.all_keys}. "
+                "Leave boxes and keypoints out, or run it in the dataset."
+            )
         if self.has_points and plan.box_crop is not None:
             boxes = self.boxes_for_crop(plan.box_crop.op)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self.call.input_sizes, self._matrix)

@@ -16,7 +16,7 @@ from gpuaug.core.torchvision_types import class_of
 from gpuaug.fusion.lower.tree import Leaf
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, only_moves_and_recolours
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, moves_pixels, only_moves_and_recolours
 from gpuaug.fusion.policies.picking import Picking
 
 PROBE_SIZE = Size(1, 3, 4093, 4099)
@@ -45,7 +45,8 @@ def moves_nothing(op: Op | EagerOp) -> bool:
     """Return whether an op or fallback module is certain to leave masks, boxes and keypoints unchanged."""
     if isinstance(op, EagerOp):
         return op.moves_nothing
-    return not any(isinstance(part, GatherOp) for part in (op.ops if isinstance(op, Picking) else op.plan_ops))
+    parts = op.ops if isinstance(op, Picking) else op.plan_ops
+    return not any(isinstance(part, GatherOp) or moves_pixels(part) for part in parts)
 
 
 def named_transforms(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:

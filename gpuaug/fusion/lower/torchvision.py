@@ -55,7 +55,7 @@ from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
-from gpuaug.fusion.ops.torchvision import color, crop, filters, iou_crop, positional, resize, warp
+from gpuaug.fusion.ops.torchvision import color, crop, elastic, filters, iou_crop, jpeg, positional, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.per_box import check_labels_getter
@@ -64,7 +64,7 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
-LOWERED = lowered(crop, iou_crop, resize, warp, color, filters, positional, policies)
+LOWERED = lowered(crop, iou_crop, resize, warp, elastic, color, filters, jpeg, positional, policies)
 """Op of each class of torchvision that is lowered, except mixes."""
 
 MIXES = lowered(mixes)
@@ -231,7 +231,7 @@ class TorchvisionLowering:
         if isinstance(op, ResampleOp):
             op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
         for part in op.plan_ops:
-            if isinstance(part, IndexOp | WarpOp):
+            if isinstance(part, IndexOp | WarpOp) or (isinstance(part, elastic.Elastic) and part.fill is not None):
                 self._types.check_fill(name, part.fill)
             elif isinstance(part, positional.Erasing):
                 self._types.check_fill(name, part.value, "value")
@@ -239,6 +239,7 @@ class TorchvisionLowering:
             op.multiply_input(self._types.delayed_factor)
             self._types.delayed_factor = 1
             self._types.normalize(op)
+        self._types.at_most_one = self._types.at_most_one and base not in RANGE_CHANGING
         return Leaf(name, op)
 
     @staticmethod

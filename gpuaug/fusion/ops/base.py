@@ -347,10 +347,8 @@ class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     column_count: ClassVar[int] = 0
-    """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``.
-
-    Column 0 is the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit.
-    """
+    """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``. Column 0 is the apply
+    mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit."""
 
     columns_per_channel: ClassVar[int] = 0
     """Number of further columns per channel of the images. All columns of one parameter are adjacent."""
@@ -387,17 +385,29 @@ class RowOp(Op):
             rows: (B, row_width), float32, on the same device.
         """
 
+    def apply_on_cpu(self, images: Tensor, rows: Tensor) -> Tensor:
+        """``apply``, in the way that is fastest on a CPU."""
+        return self.apply(images, rows)
+
 
 class FrontOp(RowOp):
-    """Op whose output pixel depends on other pixels of the image, or on another image.
-
-    Such an op is the first op, the *front*, of its pass.
+    """Op whose output pixel depends on other pixels of the image, or on another image: the first op, the *front*, of its pass.
 
     Pass type: filter.
     """
 
+    keeps_unit_range: bool = True
+    """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
+
+    moves_pixels: ClassVar[bool] = False
+    """True if pixels are moved, so that masks are moved too (``apply_to_masks``). Boxes and keypoints are then an error."""
+
     kernel: ClassVar[str]
-    """Name of the Triton kernel of the op."""
+    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""
+
+    def apply_to_masks(self, masks: Tensor, rows: Tensor) -> Tensor:
+        """Transform masks, (B, C, H, W) of any dtype. By default they do not change."""
+        return masks
 
 
 LARGEST_CODE = 31
@@ -466,17 +476,17 @@ class PointOp(RowOp):
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
 
-    For images of three channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other passes
-    load either three channels at once or one.
+    For three input and output channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other
+    passes load either three channels at once or one.
     """
 
     kernel = "channels"
     rgb_only = True
 
     @staticmethod
-    def begins_pass(op: Any, channels: int) -> bool:
-        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for images of ``channels`` channels."""
-        return isinstance(op, ChannelOp) and channels != 3
+    def begins_pass(op: Any, size: Size) -> bool:
+        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for input images of ``size``."""
+        return isinstance(op, ChannelOp) and not size.channels == op.out(size).channels == 3
 
 
 def column(rows: Tensor, index: int) -> Tensor:

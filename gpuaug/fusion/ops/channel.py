@@ -85,7 +85,7 @@ class Grayscale(ChannelOp):
         grey = images[:, :1] * column(rows, 1)
         for channel in range(1, images.shape[1]):
             grey = grey + images[:, channel : channel + 1] * column(rows, 1 + channel)
-        return grey.expand_as(images)
+        return grey.expand(-1, self.out(Size(*images.shape)).channels, -1, -1)
 
 
 class ChannelShuffle(ChannelOp):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
 
 Edge = Literal["", "constant", "replicate", "reflect"]
 """Padding mode of an index map; ``""`` without padding."""
@@ -317,7 +317,8 @@ class ResampleOp(GatherOp):
 
 def moves_pixels(op: Any) -> bool:
     """Return whether an op or fallback module is an op that may move pixels within an image."""
-    return isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp)
+    moves_by_field = isinstance(op, FrontOp) and op.moves_pixels
+    return moves_by_field or (isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp))
 
 
 def only_moves_and_recolours(op: Op) -> bool:

@@ -40,6 +40,7 @@ class MixOp(FrontOp):
     """
 
     takes_any_range = True
+    keeps_unit_range = False  # weights are settings of the user, and may exceed 1
 
     kernel = "mix"
     column_count = _COLUMN_COUNT

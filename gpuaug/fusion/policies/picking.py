@@ -143,7 +143,7 @@ class Policy(Picking):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an op of a choice cannot be fused for images of ``size``, or ``None``."""
         for op in self.ops:
-            begins_pass = ChannelOp.begins_pass(op, size.channels)
+            begins_pass = ChannelOp.begins_pass(op, size)
             reason = op.unsupported_size(size) or (f"needs a separate pass for {size.channels} channels" if begins_pass else "")
             if reason:
                 return f"{reason} ({op.describe()})"

@@ -251,7 +251,10 @@ class Gather:
             if composed_map is not None:
                 _write_map(composed_map, bool(maps.edge), table, column, all_columns)
             if fill_column >= 0 and all_columns:
-                table[:, fill_column : fill_column + size.channels] = maps.fill
+                table[:, fill_column : fill_column + current_size.channels] = maps.fill
+        if self.blends_fill and all_columns:
+            assert isinstance(self.warp, WarpOp)
+            table[:, columns.warp_fill : columns.warp_fill + current_size.channels] = self.warp.fill
 
     def _write_warp(self, op: GatherOp, draws: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
         """Write the columns of the interpolation. ``size``: size of the images that are interpolated."""
@@ -267,8 +270,6 @@ class Gather:
         for element in range(elements):
             table[:, start + element] = inverse[:, element // 3, element % 3]
         _write((size.width, size.height), table, start + elements, all_columns)
-        if self.blends_fill and all_columns:
-            table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
 
     def describe(self) -> str:
         """Return a short description for ``explain()``."""

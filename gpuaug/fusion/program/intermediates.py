@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from gpuaug.fusion.ops.base import ChannelOp, FrontOp
+from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.ops.color_jitter import NO_NAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
@@ -70,8 +70,7 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
     if source_dtype.is_floating_point or source_dtype.is_signed:
         return False
     if not isinstance(front, Gather):
-        # A mix, or a conversion to grey, computes a weighted sum. Its weights are settings of the user, and may exceed 1.
-        return front.keeps_unit_range if isinstance(front, ChannelOp) else front.kernel != "mix"
+        return front.keeps_unit_range
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
     fills_in_range = bool(min(fills) >= 0 and max(fills) <= 1)  # bool(), because Triton accepts no NumPy bool
     overshoots = front.filter == "cubic" and not front.clamps

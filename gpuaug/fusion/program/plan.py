@@ -139,7 +139,7 @@ class BasePass(ABC):
     def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
         """Return the size of the output images, for source images of ``size`` and the draws ``draws_of(op)`` of each op."""
         if not self.out.ragged:
-            return size.to(self.out.height, self.out.width)
+            return Size(size.batch, self.out.channels, self.out.height, self.out.width, size.frames)
         for op in self.gather_ops:
             size = op.out_drawn(draws_of(op), size)
         return size
@@ -268,13 +268,15 @@ class _PassBuilder:
         """Whether no op was added."""
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
-    def add_if_fits(self, op: Op, channels: int) -> bool:
-        """Add ``op`` to the pass if the pass can run it. Return whether it was added."""
-        # A ``ChannelOp`` is the front of a pass only if images do not have three channels; otherwise it is pointwise.
-        if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
+    def add_if_fits(self, op: Op, size: Size) -> bool:
+        """Add ``op`` to the pass if the pass can run it, for input images of ``size``. Return whether it was added."""
+        # A ``ChannelOp`` is the front of a pass only if it does not have three channels; otherwise it is pointwise.
+        if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, size)):
             if self.is_empty:
                 self.front = op
                 return True
+            return False
+        if isinstance(self.front, FrontOp) and self.front.kernel == "torch":
             return False
         if isinstance(op, GatherOp):
             # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
@@ -287,6 +289,10 @@ class _PassBuilder:
             return True
         can_take_mean = isinstance(self.front, Gather) and not any(point_op.needs_mean for point_op in self.point_ops)
         if not isinstance(op, PointOp) or (op.needs_mean and not can_take_mean):
+            return False
+        if (
+            op.rgb_only and isinstance(self.front, ChannelOp) and size.channels == 3
+        ):  # its kernel computes one channel at a time
             return False
         self.point_ops.append(op)
         return True
@@ -310,29 +316,30 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         check_mixed_channels(op, current_size)
         if op.draws_size and not current_size.ragged:  # sizes of ragged images are checked per batch
             check_sizes(ops[index:], current_size.sample(0))
-        current_size = op.out(current_size)
         for part in op.plan_ops:
-            if not builders[-1].add_if_fits(part, size.channels):
+            if not builders[-1].add_if_fits(part, current_size):
                 builders.append(_PassBuilder())
-                fits = builders[-1].add_if_fits(part, size.channels)
+                fits = builders[-1].add_if_fits(part, current_size)
                 assert fits, f"{part.name} fits no pass"
+        current_size = op.out(current_size)
     passes: list[Pass] = []
     widths: list[int] = []
-    current_size, channels = size, size.channels
+    current_size = size
     for builder in builders:
         front = builder.front
         point_ops = tuple(builder.point_ops)
         source = current_size
+        for op in front.ops if isinstance(front, Gather) else (front,):
+            current_size = op.out(current_size)
+        channels = current_size.channels
         if isinstance(front, Gather):
-            for op in front.ops:
-                current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
             point_program, width = _point_program(point_ops, columns.end, channels, current_size.images_per_sample)
             passes.append(
                 GatherPass(front, point_ops, source, current_size, _conversion(front, -1) + point_program, columns=columns)
             )
         else:
-            first_column = front.row_width(channels)
+            first_column = front.row_width(source.channels)
             point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
             passes.append(OpPass(front, point_ops, source, current_size, _conversion(front, 0) + point_program))
         widths.append(width)
@@ -358,8 +365,8 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     """Return whether a pass between the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
-    # The kernel of mixes reads one buffer only, and a selection of frames changes the number of images in the buffer.
-    supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
+    # The kernel of mixes, and torch, read one buffer only. A selection of frames changes the number of images in the buffer.
+    supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel not in ("mix", "torch") for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
     keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in inner_passes)
     return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)

@@ -18,7 +18,7 @@ from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
@@ -154,8 +154,10 @@ class Program:
                 f"{unpacking}."
             )
         if size.ragged:
+            sample_size = Size(1, size.channels, *ANY_SIDES, size.frames)
             for op in self._ops_to_one_size:
-                check_channels(op, size.channels)
+                check_channels(op, sample_size.channels)
+                sample_size = op.out(sample_size)
             check_sizes(self._ops_to_one_size, size)
 
     def draw(self, size: Size, seed: int) -> Draws:

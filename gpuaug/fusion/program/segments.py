@@ -108,7 +108,7 @@ class Segments:
         ops: list[Op] = []
         current_size = size
         for op in self._ops[start:]:
-            check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
+            check_channels(op.lowered if isinstance(op, EagerOp) else op, current_size.channels)
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
             # An op that draws a size per image has no fallback: a library must return images of one size. For an unsupported
             # input size, ``plan`` raises the error.

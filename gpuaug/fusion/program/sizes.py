@@ -214,9 +214,9 @@ def check_mixed_channels(op: Op, size: Size) -> None:
     Raises:
         ArgumentError: If ``op`` mixes channels for this number of channels.
     """
-    if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.plan_ops):
+    if size.ragged and any(ChannelOp.begins_pass(part, size) for part in op.plan_ops):
         raise ArgumentError(
-            f"images must have 3 channels for {op.name} where they differ in size, got {size.channels}. Put {op.name} after "
+            f"images must have one size for {op.name} of {size.channels} channels, got different sizes. Put {op.name} after "
             "the transform to one size, outside of a RandomChoice or RandomOrder."
         )
 

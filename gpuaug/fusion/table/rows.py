@@ -106,7 +106,7 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
             if writes_template or op.is_random or not op.has_fixed_row:
                 # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write
-                write(draws_by_op[op], out_size, rows[:, column : column + op.row_width(size.channels)])
+                write(draws_by_op[op], out_size, rows[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
             pass_.fill_front(draws_by_op.__getitem__, current_size, rows, all_columns=writes_template)
         current_size = out_size

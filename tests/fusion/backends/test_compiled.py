@@ -58,6 +58,8 @@ CHOSEN = [
                 "perspective",
                 "jitters around a contrast",
                 "noise of torchvision",
+                "erased with noise",
+                "one channel, then three",
             ),
             *("one of colours", "one of torchvision's", "shears, shifts", "mixup", "cutmix", "self-supervised"),
             "filters, each for some",

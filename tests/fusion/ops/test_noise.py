@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core.rng import Generators, Position
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.positional import NOISE_FIELDS, GaussianNoise
+from gpuaug.fusion.ops.positional import NOISE_FIELDS, Erasing, GaussianNoise
 from gpuaug.fusion.ops.sampler import Sampler
 
 SIZE = Size(64, 1, 4, 4)
@@ -117,3 +117,27 @@ def test_noise_of_more_than_16_bits_is_left_to_torchvision():
     assert augment(photographs(2)).dtype == torch.uint8
     assert "the noise of bytes may overflow int16" in str(augment.explain())
     assert not augment.explain((2, 3, 32, 48), dtype=torch.float32).lines[0].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+def test_erased_pixels_have_torchvisions_distribution_and_differ_between_samples(dtype):
+    transform = v2.RandomErasing(1.0, scale=(0.5, 0.6), value="random")
+    images = torch.full((40, 3, 24, 20), 77, dtype=dtype)
+    torch.manual_seed(0)
+    theirs = torch.stack([transform(image) for image in images])
+    ours = gpuaug.fuse(transform)(images)
+    erased = [made[made != 77].double().numpy() for made in (theirs, ours)]
+    assert apart(*erased) < 1
+    assert apart(erased[0], erased[1] * 1.1) > 1
+    values = [set(sample[sample != 77].tolist()) for sample in ours]
+    if dtype.is_floating_point:
+        assert not any(values[0] & other for other in values[1:])
+
+
+@of_bytes
+def test_noise_in_the_rectangle_alone_equals_noise_of_whole_images(monkeypatch):
+    augment, images = gpuaug.fuse(v2.RandomErasing(0.7, value="random")), photographs(6)
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    on_a_cpu = augment(images, draws=draws)
+    monkeypatch.setattr(Erasing, "apply_on_cpu", Erasing.apply)
+    assert_values(augment(images, draws=draws), on_a_cpu)

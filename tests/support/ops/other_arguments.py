@@ -19,7 +19,7 @@ KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
 TORCHVISION = [*torchvision.LOWERED, *torchvision.MIXES]
 OTHERS = [
     *torchvision.IDENTITIES, *torchvision.TARGET_TRANSFORMS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.RANDOM_CONTAINERS,
-    v2.Compose, v2.LinearTransformation, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
+    v2.Compose, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
     K.VideoSequential,
 ]  # fmt: skip
 """Modules without an op, modules that their library runs, and containers."""
@@ -70,6 +70,8 @@ GIVEN = {
     "RandomChoice": {"transforms": FLIPS},
     "RandomOrder": {"transforms": FLIPS},
     "Compose": {"transforms": FLIPS},
+    "JPEG": {"quality": 50},
+    "ElasticTransform": {"sigma": 1.0},
     "LinearTransformation": {"transformation_matrix": torch.eye(48), "mean_vector": torch.zeros(48)},
     "Lambda": {"lambd": halved},
     "RandomTranslate": {"translate_x": (0.0, 0.1)},
@@ -94,7 +96,7 @@ OTHER = {
     "min_aspect_ratio": 0.6, "max_aspect_ratio": 1.8, "sampler_options": [0.2, 1.0], "interpolation": "bicubic",
     "min_size": 9, "max_size": 13, "target_size": (20, 20), "scale_range": (0.5, 1.5), "expand": True, "center": (3, 4),
     "num_output_channels": 3, "threshold": 0.7, "sharpness_factor": 3.0, "num_ops": 3, "magnitude": 7, "inplace": True,
-    "num_magnitude_bins": 21, "alpha": 0.4, "num_classes": 11, "labels_getter": halved, "clamping_mode": "hard",
+    "num_magnitude_bins": 21, "alpha": 0.4, "num_classes": 11, "quality": 80, "labels_getter": halved, "clamping_mode": "hard",
     "format": "CXCYWH", "min_area": 3.0, "dtype": torch.float16, "transforms": FLIPS[:1], "lambd": doubled, "clip": False,
     "transformation_matrix": torch.eye(48) * 2, "mean_vector": torch.ones(48), "random_apply": 1,
     "random_apply_weights": [0.2, 0.8], "extra_args": {DataKey.MASK: {"resample": "bilinear", "align_corners": True}},

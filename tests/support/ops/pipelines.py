@@ -66,6 +66,16 @@ CLOSE = {
         v2.RandomErasing(0.7, value=200),
         v2.Normalize([114.0], [57.0]),
     ],
+    "elastic": lambda: [
+        v2.ElasticTransform(40.0, 1.0, fill=0.5),
+        v2.RandomApply([v2.ElasticTransform(9.0, 0.0)]),
+        v2.RandomInvert(),
+    ],
+    "erased with noise": lambda: [
+        v2.RandomErasing(0.8, value="random"),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.RandomErasing(0.8, value="random"),
+    ],
     "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
     "resized crop, squares": lambda: [K.RandomResizedCrop((16, 20), align_corners=False)],
     "resized crop, of a pixel": lambda: [K.RandomResizedCrop((5, 7), scale=(1e-4, 3e-3))],
@@ -178,6 +188,29 @@ CLOSE = {
 
 RGB_CLOSE = {
     **alone(exact=False, rgb=True),
+    "one channel, then three": lambda: [
+        v2.Grayscale(),
+        v2.RandomCrop(14, padding=3, fill=99),
+        v2.RGB(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
+    "one channel, then grey, then a jitter": lambda: [
+        v2.Grayscale(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.5], [2.0]),
+        v2.Grayscale(3),
+        v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    ],
+    "jpeg": lambda: [
+        v2.RandomCrop((14, 18)),
+        v2.RandomApply([v2.JPEG((5, 95))], p=0.5),
+        v2.RandomHorizontalFlip(),
+        v2.JPEG((5, 95)),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
+    "erased with a colour": lambda: [K.RandomHorizontalFlip(), v2.RandomErasing(0.8, value=(9, 99, 255))],
     "colour": lambda: [
         K.RandomResizedCrop((16, 20)),
         K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
@@ -266,15 +299,15 @@ JUMPS = {
     "one of, then jitter",
     *("antialiased crop, its middle where none fits", "drawn size, padded crop", "zoomed out, drawn size, middle"),
     *("perspective, filled", "affine, filled", "cubic behind levels", "floats of bytes", "autocontrast, torchvision's"),
-    *("classification, torchvision's", "every step in bytes", "noise of torchvision"),
+    *("classification, torchvision's", "every step in bytes", "noise of torchvision", "erased with noise"),
 }
 """A pixel at a threshold, such as the border of two bytes, may fall on either side of it: a card fuses products and sums.
 
 Leave a name out unless the test fails without it.
 """
 
-OF_BYTES = ("classification, torchvision's", "every step in bytes", "one of torchvision's")
-"""Several steps that return to bytes: floats, which have no such steps, run in another program."""
+OF_BYTES = ("classification, torchvision's", "every step in bytes", "jpeg", "one of torchvision's")
+"""Several steps that return to bytes: floats, which have no such steps, run in another program, or are refused."""
 
 OF_ALL_CHANNELS = ("hue, saturation", "jitter, then jitter", *alone(exact=False, rgb=True))
 """Each channel is made of all three, and so is NaN where one is: compared on images ``with_holes`` too."""

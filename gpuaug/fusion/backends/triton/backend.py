@@ -15,6 +15,7 @@ from triton import next_power_of_2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskLayout, as_bits, dtype_of, mask_fills, repeat_per_view
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import channels_launch
@@ -38,6 +39,7 @@ from gpuaug.fusion.backends.triton.mix import mix_launch
 from gpuaug.fusion.backends.triton.patches import write_patches as write_patches
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
+from gpuaug.fusion.pixels import converted, unit_range
 from gpuaug.fusion.program.gather import Gather, IndexMaps
 from gpuaug.fusion.program.intermediates import (
     UINT16_UNIT,
@@ -165,6 +167,12 @@ def _run_passes(
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
             front_source = repeat_per_view(source, len(out))
+            if pass_.front.kernel == "torch":
+                rows = rows.repeat_interleave(pass_.out.images_per_sample, 0)
+                values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), rows, as_on_gpu=True)
+                out.copy_(converted(values, out.dtype))
+                source = out
+                continue
             cached_launch(pass_, front_source, rows, out, OP_KERNELS[pass_.front.kernel])((front_source, out, rows))
         source = out
     return out
@@ -206,6 +214,9 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     front = pass_.front
     batch, channels, height, width = out.shape
     layout, strides, shortest_side = _source_layout(images)
+    if pass_.source.channels != channels:  # the gather repeats the only channel
+        strides = (strides[0], 0, *strides[2:])
+        layout = "hwc" if layout == "chw" else layout
     # Images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
     images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample

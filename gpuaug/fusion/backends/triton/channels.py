@@ -19,13 +19,13 @@ from gpuaug.fusion.program.plan import OpPass
 def channels_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TO_GREY: tl.constexpr, TILE: tl.constexpr,
-    ROUTE_COLUMN: tl.constexpr,
+    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, OUT_CHANNELS: tl.constexpr, RGB: tl.constexpr, TO_GREY: tl.constexpr,
+    TILE: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Compute the channels of a tile: with ``TO_GREY`` the weighted sum of all channels, else the channel with a given index.
 
     Columns of a row: apply mask, then the weight, or the index of the source channel, per channel. Other constants: see
-    ``output_constants`` in ``launch.py``.
+    ``output_constants`` in ``launch.py``. ``OUT_CHANNELS`` differs from ``CHANNELS`` only if the op applies to all samples.
 
     Grid: (tiles per image, samples).
     """
@@ -44,7 +44,7 @@ def channels_kernel(
     if TO_GREY and applies:
         for channel in range(CHANNELS):
             total += load_exact(pixel + channel * source_c, BYTES, in_bounds) * tl.load(row + 1 + channel)
-    for channel in range(CHANNELS):
+    for channel in range(OUT_CHANNELS):
         plane = first + channel
         if TO_GREY and applies:
             value = total
@@ -54,7 +54,7 @@ def channels_kernel(
                 source_plane = tl.load(row + 1 + plane).to(tl.int32)
             value = load_exact(pixel + source_plane * source_c, BYTES, in_bounds)
         value, _, _ = apply_point_ops(
-            value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB
+            value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, OUT_CHANNELS, RGB
         )  # fmt: skip
         target = out + plane * out_c + y * out_h + x * OUT_W
         tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)
@@ -64,6 +64,6 @@ def channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: T
     """Prepare the launch of a pass whose front is a channel shuffle or a conversion to grey."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
-    constants |= {"RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE}
+    constants |= {"OUT_CHANNELS": out.shape[1], "RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE}
     integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), integers, constants)

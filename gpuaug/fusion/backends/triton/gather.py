@@ -290,7 +290,6 @@ def gather_kernel(
         layout = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
         pitch = tl.load(layout + (3 if RAGGED_LAYOUT == 3 else 2)).to(tl.int32)
         source_h = pitch * SOURCE_W
-        source_c = 1
         if RAGGED_LAYOUT == 1:
             source_c = tl.load(layout + 1).to(tl.int32) * pitch
         pointer = source + tl.load(layout) + plane * source_c

@@ -43,6 +43,7 @@ FIELDS = tl.constexpr(positional.NOISE_FIELDS)
 FRAMES = tl.constexpr(positional.FRAMES)
 TRUNCATES_NOISE = tl.constexpr(positional.IN_BYTES)
 CLAMPS_NOISE = tl.constexpr(positional.CLAMPS)
+ERASES_WITH_NOISE = tl.constexpr(positional.ERASES_WITH_NOISE)
 ERASING = tl.constexpr(positional.Erasing.code)
 NORMALIZE = tl.constexpr(channel.Normalize.code)
 DENORMALIZE = tl.constexpr(channel.Denormalize.code)
@@ -171,9 +172,20 @@ def apply_op(
             g = noisy(g, noise_mean + deviation * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
             b = noisy(b, noise_mean + deviation * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
     elif CODE == ERASING:
-        value = tl.load(row + 5)
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))
-        r, g, b = tl.where(covered, value, r), tl.where(covered, value, g), tl.where(covered, value, b)
+        if ERASES_WITH_NOISE & FLAGS:
+            seed = tl.load(row + 5).to(tl.int32)
+            field = tl.load(row + 6).to(tl.int32)
+            in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
+            r = tl.where(covered, noisy(0.0, normal(x, y, plane, field, width, seed), in_bytes, 0), r)
+            if RGB:
+                g = tl.where(covered, noisy(0.0, normal(x, y, plane + 1, field, width, seed), in_bytes, 0), g)
+                b = tl.where(covered, noisy(0.0, normal(x, y, plane + 2, field, width, seed), in_bytes, 0), b)
+        else:
+            values = row + 5 + plane
+            r = tl.where(covered, tl.load(values), r)
+            g = tl.where(covered, tl.load(values + green_index), g)
+            b = tl.where(covered, tl.load(values + blue_index), b)
     elif CODE == NORMALIZE or CODE == DENORMALIZE:
         means = row + 1 + plane
         stds = means + CHANNELS

@@ -133,12 +133,9 @@ class PhotometricDistort(ColorJitter):
 
 
 class Grayscale(TorchvisionOp, channel.Grayscale):
-    """``v2.RandomGrayscale``, and ``v2.Grayscale`` with three output channels.
+    """``v2.RandomGrayscale``, and ``v2.Grayscale`` with one or three output channels.
 
-    A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
-
-    Support: fused with three output channels; an error for images without one or three channels; `Grayscale()`, and
-    `Grayscale(3)` of one channel, are not fused.
+    Support: fused; begins a pass if it changes the number of channels; an error for images without one or three channels.
     """
 
     channel_counts = (1, 3)
@@ -146,17 +143,8 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     lowers = (v2.Grayscale, v2.RandomGrayscale)  # type: ignore[assignment]
 
     @property
-    def _returns_one_channel(self) -> bool:
-        """True for a ``v2.Grayscale`` with one output channel."""
-        return isinstance(self.module, v2.Grayscale) and self.module.num_output_channels == 1
-
-    @property
     def _weights(self) -> None:
         """``None``, because torchvision has no setting for the weights."""
-
-    def unsupported(self) -> str | None:
-        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return "num_output_channels=1" if self._returns_one_channel else None
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``num_output_channels`` channels."""
@@ -164,9 +152,9 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         return replace(size, channels=channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
+        """Reason if the op changes the number of channels, and some samples may skip it; else ``None``."""
         channels = self.out(size).channels
-        return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
+        return None if channels == size.channels or not self.is_random else f"makes {channels} channels of {size.channels}"
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
@@ -174,7 +162,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rgb_to_grayscale`` with ``num_output_channels``."""
-        return [("rgb_to_grayscale", {"num_output_channels": size.channels})]
+        return [("rgb_to_grayscale", {"num_output_channels": self.out(size).channels})]
 
 
 class Invert(TorchvisionOp, color.Invert):

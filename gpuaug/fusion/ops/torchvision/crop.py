@@ -80,10 +80,9 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
 
 
 class RGB(Identity):
-    """``v2.RGB``, for images that have at least three channels. torchvision runs it for images of one channel.
+    """``v2.RGB``: repeats the channel of grey images.
 
-    Support: fused for three channels or more, with nothing to compute; for grey images run by torchvision, after the
-    transform to one size.
+    Support: fused, with nothing to compute; an error for images of two channels.
     """
 
     lowers = (v2.RGB,)
@@ -92,9 +91,17 @@ class RGB(Identity):
         """Output size, with at least three channels."""
         return replace(size, channels=max(size.channels, 3))
 
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Require one channel, or at least three."""
+        return ("1 or at least 3", self.name) if channels == 2 else None
+
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
-        return f"makes 3 channels of {size.channels}" if size.channels < 3 else None
+        """Reason if the op changes the number of channels of some images; else ``None``."""
+        return f"makes 3 channels of {size.channels}" if self.is_random and size.channels < 3 else None
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """``grayscale_to_rgb`` for images of one channel, else no calls."""
+        return [("grayscale_to_rgb", {})] if size.channels < 3 else []
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):

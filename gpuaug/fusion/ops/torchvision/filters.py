@@ -1,4 +1,4 @@
-"""torchvision's transforms whose output pixel depends on other pixels: blur, sharpness, equalize and autocontrast.
+"""torchvision's transforms whose output pixel depends on other pixels: blur, sharpness, equalize, autocontrast, and matrices.
 
 A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
 *level* is one of the 256 values of uint8.
@@ -7,10 +7,12 @@ A transform is *lowered* to an op, or run by torchvision. The ops inherit their 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import filters
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, pair
 from gpuaug.fusion.pixels import ROUNDED, TRUNCATED
 
@@ -91,3 +93,48 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
     byte_rule = TRUNCATED
     channel_counts = (1, 3)
     epsilon = 0.0
+
+
+class LinearTransformation(TorchvisionOp, FrontOp):
+    """``v2.LinearTransformation``: subtracts a vector from all pixels of an image, and multiplies by a matrix.
+
+    The matrix and the vector of the transform are read at every call, and copied to the device of the images if they are on
+    another.
+
+    Support: fused for floating images, with a float32 matrix, in a pass that PyTorch computes for the whole batch.
+    """
+
+    lowers = (v2.LinearTransformation,)
+    kernel = "torch"
+    column_count = 1
+    keeps_unit_range = False
+    takes_any_range = True
+    launches = 2
+    description = "linear transformation"
+    calls = None  # type: ignore[assignment]  # torchvision has no function of it
+
+    def unsupported(self) -> str | None:
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
+        dtype = self.module.mean_vector.dtype
+        if not self.units.is_floating_point:
+            return f"it returns floats for {self.units}"
+        return None if dtype == torch.float32 else f"its matrix is {dtype}"
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason if the matrix is for another number of values per image; else ``None``. torchvision raises an error."""
+        count = size.channels * size.height * size.width
+        expected = len(self.module.mean_vector)  # type: ignore[arg-type]
+        return None if count == expected else f"its matrix is for {expected} values per image, not {count}"
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Return no draws."""
+        return {}
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write nothing."""
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Subtract the vector and multiply by the matrix."""
+        vector, matrix = (getattr(self.module, name).to(images.device) for name in ("mean_vector", "transformation_matrix"))
+        product: Tensor = (images.flatten(1) - vector) @ matrix
+        return product.view(images.shape)

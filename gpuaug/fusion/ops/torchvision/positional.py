@@ -20,17 +20,19 @@ CANDIDATES = 10
 
 
 class Erasing(TorchvisionOp, positional.Erasing):
-    """``v2.RandomErasing``: fills a rectangle with a constant value. Masks are not modified.
+    """``v2.RandomErasing``: fills a rectangle with a value per channel, or with noise. Masks are not modified.
 
-    Support: fused for one `value`; `value="random"` or one value per channel is not fused.
+    Support: fused; `value="random"` with noise that the seed decides instead of PyTorch's generator.
     """
 
     lowers = (v2.RandomErasing,)
     erases_masks = False
 
     def _read(self, transform: Any) -> None:
-        value = transform.value[0] if transform.value else 0
-        self.value = self.to_unit_range(int(value) if self.units in LARGEST else value)
+        values = [0] if transform.value is None else transform.value
+        self.value = [self.to_unit_range(int(value) if self.units in LARGEST else value) for value in values]
+        if transform.value is None:
+            self.flags = positional.ERASES_WITH_NOISE | (0 if self.to_bytes is None else positional.IN_BYTES)
         self._min_area, max_area = (float(bound) for bound in transform.scale)
         self._area_range = max_area - self._min_area
         self._min_log_ratio, max_log_ratio = log_ratios(self.name, transform)
@@ -38,10 +40,9 @@ class Erasing(TorchvisionOp, positional.Erasing):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        values: Any = self.module.value
-        if values is None:
-            return "value='random'"
-        return None if len(values) == 1 else "value has a number for each channel"
+        # torchvision converts noise to these types differently on each device.
+        of_16_bits = self.units in LARGEST and self.to_bytes is None
+        return f"value='random' for {self.units}" if self.module.value is None and of_16_bits else None
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """``value``, unless it is random."""
@@ -50,7 +51,8 @@ class Erasing(TorchvisionOp, positional.Erasing):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) float32 each.
 
-        Width and height are 0 for a sample if no candidate is smaller than the image.
+        Width and height are 0 for a sample if no candidate is smaller than the image. With ``value="random"``, also draw
+        ``"field"``, (B, 2): seed and index of the noise field.
         """
         numbers = sampler.uniform(4)
         heights, widths = self._sides(numbers[0], numbers[1], size)
@@ -65,12 +67,15 @@ class Erasing(TorchvisionOp, positional.Erasing):
             any_fits = fits.any(0)
             for sides, candidates in ((heights, other_heights), (widths, other_widths)):
                 sides[open_samples] = np.where(any_fits, np.take_along_axis(candidates, first, 0)[0], 0)
-        return {
+        draws = {
             "widths": widths,
             "heights": heights,
             "xs": np.floor(numbers[2] * (np.float32(size.width + 1) - widths)),
             "ys": np.floor(numbers[3] * (np.float32(size.height + 1) - heights)),
         }
+        if self.flags & positional.ERASES_WITH_NOISE:
+            draws["field"] = np.floor(sampler.uniform(2).T * np.float32(positional.NOISE_FIELDS))
+        return draws
 
     def _sides(self, area: Array, aspect: Array, size: Size) -> tuple[Array, Array]:
         """(heights, widths) of candidate rectangles in pixels, from uniform numbers in [0, 1) for area and aspect ratio."""
@@ -86,7 +91,16 @@ class Erasing(TorchvisionOp, positional.Erasing):
         rectangle = {argument: int(draws[name][sample]) for argument, name in names.items()}
         if not rectangle["h"] or not rectangle["w"]:
             return []
-        return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]
+        if self.module.value is not None:
+            return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]
+        seed, field = torch.from_numpy(draws["field"][sample : sample + 1].T)
+        noise = positional.normal(seed, field, size.channels, size.sample(sample).height, size.sample(sample).width)[0]
+        lines, columns = (slice(rectangle[start], rectangle[start] + rectangle[side]) for start, side in ("ih", "jw"))
+        return [("erase", {**rectangle, "v": noise[:, lines, columns]})]
+
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
+        """Drawn rectangle of one sample, without its noise, which is one number per pixel."""
+        return super().numbers({name: values for name, values in draws.items() if name != "field"}, sample)
 
 
 class GaussianNoise(TorchvisionOp, positional.GaussianNoise):

@@ -76,6 +76,7 @@ def batches_of(group, name, *, every):
     chosen = batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
     chosen = [*chosen, BYTES] if every or name in AS_BYTES else chosen
     chosen = [*chosen, MANY] if name in ("channels", "jitter, then jitter", "shuffle") else chosen
+    chosen = [batch for batch in chosen if name != "jpeg" or not batch[0].is_floating_point()] or [BYTES]
     return [*chosen, (HOLES, torch.float32, torch.contiguous_format)] if name in pipelines.OF_ALL_CHANNELS else chosen
 
 

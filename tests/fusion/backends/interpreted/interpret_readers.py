@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import torch
 from support.batches.ragged import images_of, pack
 from support.comparison.readers import DENSE, RAGGED, SAME, SIZES, crop, disagreement
+from torchvision.transforms import v2
 
 FORMS = {torch.float32: torch.contiguous_format, torch.float16: torch.channels_last}
 
@@ -22,6 +23,9 @@ def cases(*, every):
         for layout, dtype in layouts:
             yield f"{name}, ragged, {layout}", modules, pack(images_of(sizes), layout), dtype, options
     yield "one channel", [crop()], pack(images_of(SIZES, 1), "hwc"), torch.float32, {"antialias": True}
+    to_rgb = [v2.RandomRotation(30), v2.RGB(), v2.RandomCrop(12, pad_if_needed=True, fill=(9, 99, 255))]
+    for layout in ("chw", "hwc"):
+        yield f"three of one channel, {layout}", to_rgb, pack(images_of(SIZES, 1), layout), torch.float32, {}
     bands = pack(images_of(SIZES, 4), "hwc")
     yield "contrast of four channels first", [K.ColorJitter(0.4, 0.4), crop()], bands, torch.float32, {}
     for name, (modules, options) in SAME.items():

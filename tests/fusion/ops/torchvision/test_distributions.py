@@ -42,6 +42,7 @@ DISTRIBUTION_CASES = {
     "jitter": lambda: v2.ColorJitter(0.4, (0.2, 3.0), 0.7, 0.1),
     "permutation": lambda: v2.RandomChannelPermutation(),
     "blur": lambda: v2.GaussianBlur(3, (0.1, 2.0)),
+    "jpeg": lambda: v2.JPEG((60, 75)),
     "erasing": lambda: v2.RandomErasing(1.0),
     "erasing, wide": lambda: v2.RandomErasing(1.0, scale=(0.1, 0.9), ratio=(2.0, 4.0)),
     "erasing, misses": lambda: v2.RandomErasing(1.0, scale=(0.8, 1.0), ratio=(0.2, 6.0)),
@@ -49,13 +50,14 @@ DISTRIBUTION_CASES = {
 }
 
 NOT_DRAWN = {
-    *(v2.CenterCrop, v2.Grayscale, v2.Normalize, v2.Pad, v2.Resize, v2.RGB),
+    *(v2.CenterCrop, v2.Grayscale, v2.LinearTransformation, v2.Normalize, v2.Pad, v2.Resize, v2.RGB),
     *(v2.RandomAdjustSharpness, v2.RandomGrayscale, v2.RandomHorizontalFlip, v2.RandomInvert, v2.RandomPosterize),
     *(v2.RandomAutocontrast, v2.RandomEqualize, v2.RandomSolarize, v2.RandomVerticalFlip, v2.UniformTemporalSubsample),
 }
 """Nothing but a chance, where there is one."""
 
 ELSEWHERE = {
+    v2.ElasticTransform,
     v2.GaussianNoise,
     v2.RandomPhotometricDistort,
     v2.RandomIoUCrop,
@@ -63,7 +65,9 @@ ELSEWHERE = {
     gpuaug.PadIfSmaller,
     *TorchvisionPolicy.lowers,
 }
-"""Transforms that test_noise, test_photometric, test_iou_crop, fusion/test_transforms and policies/test_torchvision compare."""
+"""Transforms that other files compare: test_elastic, test_noise, test_photometric, test_iou_crop, fusion/test_transforms and
+policies/test_torchvision.
+"""
 
 
 def corners(startpoints, endpoints):
@@ -104,7 +108,7 @@ def as_params(transform, calls):
 
 
 DRAWING_SIZES = (v2.RandomResize, v2.RandomShortestSize, v2.ScaleJitter, v2.RandomZoomOut)
-DRAWN = ("top", "left", "height", "width", "angle", "translate", "scale", "shear", "sigma", "permutation", "i", "j", "h", "w")
+DRAWN = ("top", "left", "height", "width", "angle", "translate", "scale", "shear", "sigma", "permutation", "quality", *"ijhw")
 
 
 def columns(transform, params):
@@ -149,6 +153,7 @@ OFF = {
     "zoom out": (lambda: v2.RandomZoomOut(side_range=(1.0, 4.8), p=1.0), "padding 0"),
     "erasing": (lambda: v2.RandomErasing(1.0, scale=(0.02, 0.4)), "w 0"),
     "blur": (lambda: v2.GaussianBlur(3, (0.1, 2.3)), "sigma 0"),
+    "jpeg": (lambda: v2.JPEG((60, 76)), "quality 0"),
 }
 """Transforms with one argument a tenth to a fifth off ``DISTRIBUTION_CASES``, and the parameter whose distribution shows it."""
 

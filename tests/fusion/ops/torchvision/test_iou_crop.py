@@ -368,7 +368,7 @@ def test_matrix_of_passes_before_the_crop_counts():
 
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 def test_boxes_are_where_an_earlier_plan_has_taken_them():
-    left = v2.RandomErasing(value="random")  # which torchvision runs, between two plans
+    left = v2.RandomOrder([v2.RandomErasing()] * 5)  # which torchvision runs, between two plans
     modules = [v2.RandomHorizontalFlip(p=1.0), left, v2.RandomIoUCrop(sampler_options=[0.5, 1.0]), RESIZE]
     batch = photographs(16, 3, 40, 56)
     targets = [{"boxes": torch.tensor([[0.0, 8.0, 20.0, 32.0]])} for _ in batch]

@@ -40,6 +40,11 @@ EXACT = {
     "erasing": lambda: v2.RandomErasing(0.7, value=0.5),
     "erasing, nearly all": lambda: v2.RandomErasing(1.0, scale=(0.9, 1.0), ratio=(0.5, 2.0)),
     "erasing, one pixel": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.0005)),
+    "erasing, values": lambda: v2.RandomErasing(0.7, value=(0.1, -0.5, 2.0)),
+    "erasing, noise": lambda: v2.RandomErasing(0.7, value="random"),
+    "elastic": lambda: v2.ElasticTransform(60.0, (1.8, 1.2), fill=None),
+    "elastic, filled": lambda: v2.ElasticTransform((90.0, 30.0), 1.8, fill=(0.5, 0.25, 1.0)),
+    "elastic, nearest, not smooth": lambda: v2.ElasticTransform(40.0, 0.0, InterpolationMode.NEAREST, fill=0.5),
     "noise": lambda: v2.GaussianNoise(0.1, 0.3),
     "noise, unclipped": lambda: v2.GaussianNoise(-0.2, 0.5, clip=False),
     "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation=InterpolationMode.NEAREST_EXACT),
@@ -81,6 +86,7 @@ CLOSE = {
     "jitter, photometric, strong": lambda: v2.RandomPhotometricDistort((0, 2), (0, 2), (0, 2), (-0.5, 0.5), p=0.8),
     "grey": lambda: v2.RandomGrayscale(0.5),
     "grey, always": lambda: v2.Grayscale(3),
+    "grey, one channel": lambda: v2.Grayscale(),
     "blur": lambda: v2.GaussianBlur((5, 9), (0.1, 2.0)),
     "blur, large": lambda: v2.GaussianBlur(23, (0.5, 4.0)),
     "sharpness": lambda: v2.RandomAdjustSharpness(2.5),
@@ -178,6 +184,64 @@ def test_what_computes_pixels_equals_torchvision(name):
         assert_replays(CLOSE[name](), images, seed, atol=tolerance, share=1e-3 if "jitter" in name else 0)
 
 
+CHANNELS = {
+    "rgb of grey": lambda: [v2.RandomCrop(20, padding=3, fill=0.3), v2.RGB(), v2.Pad(3, fill=(0.1, 0.2, 0.3))],
+    "rgb of grey, filled": lambda: [v2.RandomRotation(30, BILINEAR, fill=0.3), v2.RGB(), v2.Normalize(MEAN, STD)],
+    "three of one": lambda: [v2.Grayscale(3), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.Normalize(MEAN, STD)],
+    "three of one, and back": lambda: [v2.Grayscale(3), v2.RandomChannelPermutation(), v2.Grayscale(), v2.GaussianBlur(3)],
+    "one of one": lambda: [v2.Grayscale(), v2.RandomSolarize(0.5), v2.RGB(), v2.RandomErasing(value=(0.1, 0.2, 0.3))],
+}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", CHANNELS)
+def test_transforms_that_change_the_number_of_channels_equal_torchvision(name, views):
+    images = photographs(5, 1, dtype=torch.float32)
+    augment = gpuaug.fuse(CHANNELS[name](), views=views)
+    assert not any(line.reason for line in augment.explain(images.shape).lines)
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    expected = torch.cat([replayed(view, images) for view in draws.views])
+    assert_values(augment(images, draws=draws), expected, atol=5e-5)
+    assert augment(images[:0]).shape == (0, *augment(images).shape[1:])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_linear_transformations_equal_torchvision(channels):
+    images = photographs(5, channels, 12, 9, dtype=torch.float32)
+    count = images[0].numel()
+    generator = torch.Generator().manual_seed(0)
+    matrix, mean = torch.randn(count, count, generator=generator) / 9, torch.rand(count, generator=generator)
+    whitening = v2.LinearTransformation(matrix, mean)
+    expected = torch.stack([whitening(image) for image in images])
+    augment = gpuaug.fuse([TO_FLOAT, whitening])
+    assert not any(line.reason for line in augment.explain(images.shape).lines)
+    assert_values(augment(images), expected, atol=1e-5)
+    halves = gpuaug.fuse([TO_FLOAT, whitening, v2.Normalize([0.5], [2.0])], dtype=torch.float16)(images)
+    assert_values(halves.float(), (expected - 0.5) / 2, atol=1e-2)
+    bytes_ = photographs(5, channels, 12, 9)
+    of_bytes = torch.stack([whitening(image.float()) for image in bytes_])
+    assert_values(gpuaug.fuse([UNSCALED, whitening])(bytes_), of_bytes, atol=1e-3)
+    some = gpuaug.fuse([TO_FLOAT, v2.RandomApply([whitening])])(images.repeat(8, 1, 1, 1))
+    applied = torch.isclose(some, expected.repeat(8, 1, 1, 1), atol=1e-5).flatten(1).all(1)
+    assert 8 < applied.sum() < 32
+    assert_values(some[~applied], images.repeat(8, 1, 1, 1)[~applied])
+
+
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+def test_a_matrix_for_images_of_another_size_is_torchvisions_error():
+    with pytest.raises(ValueError, match="incompatible shape"):
+        gpuaug.fuse(v2.LinearTransformation(torch.eye(12), torch.zeros(12)))(torch.rand(2, 3, 4, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+def test_modules_that_torchvision_runs_get_the_number_of_channels():
+    images = photographs(4, dtype=torch.float32)
+    grey = v2.functional.rgb_to_grayscale(images)
+    for transforms, expected in (([v2.Grayscale()], grey), ([v2.Grayscale(), v2.RGB()], grey.expand_as(images))):
+        augment = gpuaug.fuse([TO_FLOAT, *transforms, v2.Lambda(lambda image: image * 2), v2.Pad(1)])
+        assert_values(augment(images)[..., 1:-1, 1:-1], expected * 2, atol=1e-6)
+
+
 UNSCALED = v2.ToDtype(torch.float32)
 UNIT_RANGE_ONLY = {
     *("ColorJitter", "RandomPhotometricDistort", "RandomInvert", "RandomSolarize", "RandomPosterize"),
@@ -263,6 +327,8 @@ def test_every_lowered_transform_is_compared():
     elsewhere = {
         gpuaug.FixedSizeCrop,
         gpuaug.PadIfSmaller,
+        v2.JPEG,
+        v2.LinearTransformation,
         v2.RandomPosterize,
         v2.RandomIoUCrop,
         v2.UniformTemporalSubsample,
@@ -283,7 +349,11 @@ BYTES = {
     "invert, posterize": lambda: [v2.RandomInvert(1.0), v2.RandomPosterize(7, p=1.0)],
     "invert, permute": lambda: [v2.RandomInvert(), v2.RandomChannelPermutation()],
     "erasing": lambda: [v2.RandomErasing(1.0, value=99)],
+    "erasing, values": lambda: [v2.RandomErasing(1.0, value=(9.7, 0, 255))],
+    "erasing, noise": lambda: [v2.RandomErasing(1.0, value="random")],
     "equalize": lambda: [v2.RandomPosterize(5), v2.RandomEqualize()],
+    "elastic, nearest": lambda: [v2.ElasticTransform(40.0, 1.8, InterpolationMode.NEAREST, fill=9.6)],
+    "jpeg, flip": lambda: [v2.RandomApply([v2.JPEG((5, 95))]), v2.RandomHorizontalFlip(), v2.JPEG(30)],
 }
 
 
@@ -296,6 +366,11 @@ def test_bytes_that_are_not_computed_with_equal_torchvision(name):
 
 
 ROUNDED = {
+    "elastic": lambda: [
+        v2.RandomApply([v2.ElasticTransform(60.0, 1.8, fill=(9, 99, 255))]),
+        v2.RandomHorizontalFlip(),
+        TO_FLOAT,
+    ],
     "classification": lambda: [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), TO_FLOAT, v2.RandomErasing(0.3)],
     "validation": lambda: [v2.Resize(28), v2.CenterCrop(24), TO_FLOAT],
     "enlarged": lambda: [v2.Resize(60), TO_FLOAT],
