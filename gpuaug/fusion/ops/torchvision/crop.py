@@ -212,9 +212,12 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
     _pads: bool = True
     """Whether the transform pads, according to its settings."""
 
+    _has_mode: bool = True
+    """Whether the transform may have a setting ``padding_mode``. A subclass of the user may have an attribute of this name."""
+
     def _read(self, transform: Any) -> None:
-        # ``v2.RandomZoomOut``, gpuaug's transforms and a class of open_clip have no such setting.
-        self._mode = getattr(transform, "padding_mode", "constant")
+        # gpuaug's transforms and a class of open_clip have no such setting.
+        self._mode = getattr(transform, "padding_mode", "constant") if self._has_mode else "constant"
         # torchvision's ``pad`` truncates the fill of integer images.
         self.fill = self.unit_fill(transform, int) if self._mode == "constant" else 0.0
 
@@ -384,6 +387,7 @@ class ZoomOut(_PaddingOp):
 
     lowers = (v2.RandomZoomOut,)
     description = "zoom out by {_min_scale} to {_max_scale}"
+    _has_mode = False
     draws_size = True
 
     def _read(self, transform: Any) -> None:
