@@ -154,7 +154,7 @@ class Fused(nn.Module):
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
         num_classes = merged_num_classes(options.num_classes, uint8_program.mixes)
-        self.options = replace(options, num_classes=num_classes)
+        self.options = replace(options, num_classes=num_classes, views=uint8_program.views)
         self._target_conversions = target_conversions_of(uint8_program.tree)
         """Conversions of targets, which are applied at the end of the pipeline."""
         self.definition = (pipeline, replace(options, dtype=uint8_program.dtype))

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from support import internals
+from support.batches.ragged import images_of, pack
 from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.torchvision_replay import replayed
 from support.comparison.values import assert_values
 from torch.nn import functional
+from torchvision.transforms import v2
 
 import gpuaug
 
@@ -201,3 +204,47 @@ def test_views_that_may_differ_in_size_are_refused(name):
     gpuaug.fuse([K.Resize((8, 8)), *modules], views=2)
     gpuaug.fuse([K.Resize((12, 14)), *modules])
     assert gpuaug.fuse([K.CenterCrop(8, p=0.0)], views=2)(images).shape == (4, 3, 12, 14)
+
+
+CROPS = {
+    "five": v2.FiveCrop((9, 12)),
+    "ten": v2.TenCrop((12, 9)),
+    "ten, flipped up and down": v2.TenCrop((9, 11), vertical_flip=True),
+    "of the whole image": v2.TenCrop((20, 25)),
+}
+
+
+@pytest.mark.parametrize("name", CROPS)
+def test_crops_of_corners_and_centre_are_views(name):
+    images, flip, crops = photographs(3, 3, 20, 25), v2.RandomHorizontalFlip(1.0), CROPS[name]
+    expected = torch.cat(crops(flip(images)))
+    assert_values(gpuaug.fuse([flip, crops])(images), expected)
+    augment = gpuaug.fuse([flip, crops], views=len(crops(images)))
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    assert_values(augment(images, draws=draws), expected)
+    views = [replayed(view, images) for view in draws.views]
+    assert_values(torch.cat(views), expected)
+
+
+@pytest.mark.parametrize("behind", [[], [v2.RandomCrop(5)]], ids=["alone", "a crop behind"])
+def test_crops_of_images_of_different_sizes_are_views(behind):
+    images = images_of([(37, 52), (64, 40)])
+    augment = gpuaug.fuse([v2.TenCrop((20, 30)), *behind], ragged=True)
+    for seed in range(4):  # tables of later calls are computed ahead
+        torch.manual_seed(seed)
+        made = augment(pack(images))
+        torch.manual_seed(seed)
+        draws = augment.draw(pack(images), seed=None)
+        assert_values(made, torch.cat([replayed(view, images) for view in draws.views]))
+
+
+def test_boxes_follow_each_crop():
+    images = torch.zeros(1, 1, 20, 24, dtype=torch.uint8)
+    images[..., 2:13, 1:9] = 1
+    boxes = [{"boxes": torch.tensor([[1.0, 2.0, 9.0, 13.0]])}]
+    made, targets = gpuaug.fuse(v2.TenCrop((10, 12)))(images, boxes, data_keys=["input", "targets"])
+    for crop, target in zip(made, targets, strict=True):
+        rows, columns = (crop[0] > 0).nonzero(as_tuple=True)
+        assert target["valid"].tolist() == [bool(len(rows))]
+        if len(rows):
+            assert target["boxes"].tolist() == [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]

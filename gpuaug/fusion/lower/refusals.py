@@ -20,13 +20,11 @@ UNSUPPORTED = {
     "ClampKeyPoints": _KEYPOINTS,
     "ConvertBoundingBoxFormat": _TARGETS,
     "CutMix": _MIX,
-    "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
     "MixUp": _MIX,
     "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
     "SanitizeBoundingBoxes": _TARGETS,
     "SanitizeKeyPoints": _KEYPOINTS,
     "SetClampingMode": _TARGETS,
-    "TenCrop": f"It makes several images of one. {_IN_DATASET}",
     "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "VideoClassification": f"It is for videos. {_IN_DATASET}",
 }

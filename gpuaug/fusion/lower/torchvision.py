@@ -291,12 +291,15 @@ class TorchvisionLowering:
     def _random_container(self, name: str, container: Any) -> Tree:
         """Lower a container with a random choice: to ops with gates, or to a fallback module, which torchvision runs."""
         members = list(choices.named_transforms(container.transforms))
-        if any(
-            converts_to_floats(member) or class_of(member, TARGET_TRANSFORMS)
-            for member in expanded([member for _, member in members])
-        ):
+        transforms = list(expanded([member for _, member in members]))
+        if any(converts_to_floats(transform) or class_of(transform, TARGET_TRANSFORMS) for transform in transforms):
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
+            )
+        crops = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
+        if crops is not None:
+            raise ArgumentTypeError(
+                f"{name} must hold transforms that make one image of one, got {type(crops).__name__}. Put it before {name}."
             )
         dtype, type_change = self._types.dtype, self._types.type_change
         reason = choices.unsupported_draw(container)

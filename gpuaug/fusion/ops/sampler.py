@@ -24,15 +24,23 @@ class Sampler:
         keys: Seed of each batch, in [0, 2⁶⁴).
         samples_per_batch: Number of samples per batch.
         columns: Number of columns that one call of NumPy draws, to save calls. The drawn numbers depend on this number.
+        views: Index of the view that each batch belongs to. Empty if all are 0.
         separate_generators: Whether to create generators for this sampler, which then does not invalidate others.
     """
 
     def __init__(
-        self, keys: Sequence[int], samples_per_batch: int, columns: int = 8, *, separate_generators: bool = False
+        self,
+        keys: Sequence[int],
+        samples_per_batch: int,
+        columns: int = 8,
+        views: Sequence[int] = (),
+        *,
+        separate_generators: bool = False,
     ) -> None:
         self.batches = len(keys)
         self.samples_per_batch = samples_per_batch
         self.samples = len(keys) * samples_per_batch
+        self._views = views or (0,) * len(keys)
         self.columns_drawn = 0
         """Number of columns that ``uniform`` has returned."""
         self._generators = [_generator(key) for key in keys] if separate_generators else _generators(keys)
@@ -52,6 +60,11 @@ class Sampler:
         for generator, row in zip(self._generators, numbers, strict=True):
             generator.random(out=row, dtype=np.float32)
         return numbers.transpose(1, 0, 2).reshape(count, self.samples)
+
+    @property
+    def views(self) -> NDArray[np.int64]:
+        """Index of the view of each sample, (B,)."""
+        return np.repeat(self._views, self.samples_per_batch)
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         """Uniform numbers in [0, 1) with 24 random bits, like ``torch.rand``: (B,), or (columns, B)."""

@@ -27,7 +27,7 @@ from gpuaug.fusion.options import Options
 from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
 from gpuaug.fusion.program.segments import Segments, check_channels
-from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.program.sizes import check_sizes, check_views, number_of_views, sizing_ops
 
 ImageKey = tuple[torch.Size, torch.device, bool]
 """Shape and device of images, and whether there are masks beside them."""
@@ -100,8 +100,10 @@ class Program:
         2026-11-26). In a training loop both times are several times longer, because other code evicts the processor's caches.
         """
         self._ops_to_one_size = sizing_ops(self.ops, ragged=options.ragged)
-        self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged
-        if self._views > 1:
+        self._refusal, self._ragged = lowered.refusal, options.ragged
+        self.views = number_of_views(self.ops, options.views)
+        """Number of views per image."""
+        if self.views > 1:
             check_views(self.ops)
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
         last = normalizations[-1] if normalizations else None
@@ -167,9 +169,10 @@ class Program:
             ArgumentError: If the pipeline does not accept images of this size.
         """
         self.check_sizes(size)
-        if self._views > 1:
+        if self.views > 1:
             check_views(self.ops, size)
-        first_draws, *other_draws = (self._draw_view(size, view_seed) for view_seed in seeds_of_views(seed, self._views))
+        seeds = seeds_of_views(seed, self.views)
+        first_draws, *other_draws = (self._draw_view(size, view_seed, view) for view, view_seed in enumerate(seeds))
         return replace(first_draws, _more=tuple(other_draws))
 
     def windows(self, size: Size, seed: int) -> Windows | None:
@@ -193,20 +196,20 @@ class Program:
         first_op = next(op for op in self._ops_to_one_size if not isinstance(op, IdentityOp))
         if not isinstance(first_op, GatherOp) or first_op.draws_size:
             return None
-        size_of_views = size.repeat(self._views)
-        sampler = Sampler(seeds_of_views(seed, self._views), size.batch, plan.uniform_count)
+        size_of_views = size.repeat(self.views)
+        sampler = Sampler(seeds_of_views(seed, self.views), size.batch, plan.uniform_count, range(self.views))
         windows = first_op.window(first_op.draw(sampler, size_of_views), size_of_views)
         if windows is None:
             return None
         # From (V · B, 4), (top, left, height, width), to starts and sides, (V, B, 2) each.
-        starts, sides = windows.reshape(self._views, size.batch, 2, 2).transpose(2, 0, 1, 3)
+        starts, sides = windows.reshape(self.views, size.batch, 2, 2).transpose(2, 0, 1, 3)
         start = starts.min(0)
         end = (starts + sides).max(0)
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
         out = first_op.out(size)
         table = np.concatenate((start, end - start), 1).repeat(size.images_per_sample, 0)
-        return Windows(table, (out.height, out.width), may_downsample=self._views == 1)
+        return Windows(table, (out.height, out.width), may_downsample=self.views == 1)
 
     @property
     def window_crop(self) -> str:
@@ -215,12 +218,12 @@ class Program:
         crop = next((op for op in self._ops_to_one_size if not isinstance(op, IdentityOp)), None)
         return crop.name if crop is not None and self.windows(example_size, 0) is not None else ""
 
-    def _draw_view(self, size: Size, seed: int) -> Draws:
-        """Draw the random parameters of one view."""
+    def _draw_view(self, size: Size, seed: int, view: int) -> Draws:
+        """Draw the random parameters of the view with index ``view``."""
         plan = self.segments.at(0, size, masks=False).plan
         # As many uniform numbers per call of NumPy as for prefetched tables, so that the draws are equal.
         uniform_count = plan.uniform_count if plan is not None else 8
-        sampler = Sampler((seed,), size.batch, uniform_count)
+        sampler = Sampler((seed,), size.batch, uniform_count, (view,))
         drawn_ops: list[DrawnOp] = []
         current_size = size
         while len(drawn_ops) < len(self.ops):

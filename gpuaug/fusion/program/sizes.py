@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
@@ -17,6 +17,7 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, IdentityOp, WarpOp, only_moves_and_recolours
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
+from gpuaug.fusion.ops.torchvision.crop import FiveCrop
 
 _PAD_ADVICE = "Pad or resize before it"
 _SHRINK_ADVICE = "Split or downsample them in the dataset."
@@ -97,6 +98,24 @@ def _advice(ops: Sequence[Op]) -> tuple[str, str]:
         return f"after {size_drawing_op}", advice
     examples = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
     return "with ragged=True", f"Put a transform to one size before it, such as {examples}"
+
+
+def number_of_views(ops: Sequence[Op | EagerOp], views: int) -> int:
+    """Return the number of views per image. ``views``: number that the user has passed.
+
+    Raises:
+        ArgumentError: If the ops and the user require different numbers.
+        ArgumentTypeError: If two ops make several images of one.
+    """
+    crops = [op for op in ops if isinstance(op, FiveCrop)]
+    if len(crops) > 1:
+        raise ArgumentTypeError(
+            f"pipeline must have at most one transform that makes several images of one, got {crops[0].name} and "
+            f"{crops[1].name}. Fuse one of them only."
+        )
+    if crops and views not in (1, crops[0].views):
+        raise ArgumentError(f"views must be {crops[0].views} with {crops[0].name}, got {views}. Leave it out.")
+    return crops[0].views if crops else views
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:

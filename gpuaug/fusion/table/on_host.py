@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
 from gpuaug.fusion.ops.sampler import ArraySampler
+from gpuaug.fusion.ops.torchvision.crop import FiveCrop
 from gpuaug.fusion.program.plan import Plan, draw_in_order
 from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
 from gpuaug.fusion.table.upcoming import UpcomingBatches
@@ -27,8 +28,11 @@ def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
     # Before the first batch of a plan there is no template, the row of the columns that are equal for all batches. The draws of
-    # the ops below depend on numbers per batch, or on a choice of their container, besides the uniform numbers per sample.
-    if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
+    # the ops below depend on numbers per batch, on a choice of their container or on the index of the view, besides the
+    # uniform numbers per sample.
+    if plan.template is None or any(
+        op.same_on_batch or op.p_batch < 1 or op.gates or isinstance(op, FiveCrop) for op in gather_ops
+    ):
         return ()
     return tuple(op for op in ops if op in gather_ops)
 

@@ -42,7 +42,8 @@ class UpcomingBatches:
 
     def sampler(self) -> Sampler:
         """Return the sampler of all batches."""
-        return Sampler(self.seeds, self.size.batch, self.plan.uniform_count)
+        batches = len(self.seeds) // self.views
+        return Sampler(self.seeds, self.size.batch, self.plan.uniform_count, [*range(self.views)] * batches)
 
     def by_batch(self, rows: Rows) -> Rows:
         """Reshape a table of all samples, (batches · V · B, K), to (batches, V · B, K)."""

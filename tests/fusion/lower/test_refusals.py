@@ -59,7 +59,11 @@ REFUSED = {
         "only mixes, got MixUp_0, RandomHorizontalFlip_1",
     ),
     "two mixes": (v2.RandomApply([v2.MixUp(), v2.CutMix()]), "only mixes, got MixUp_0, CutMix_1"),
-    "several images": (v2.Compose([v2.TenCrop(4)]), "TenCrop. It makes several images"),
+    "several images by chance": (
+        v2.RandomApply([v2.Compose([v2.TenCrop(4)])]),
+        "RandomApply must hold transforms that make one image of one, got TenCrop",
+    ),
+    "several images twice": ([v2.FiveCrop(9), v2.TenCrop(4)], "got FiveCrop_0 and TenCrop_1. Fuse one of them only"),
     "of keypoints": (v2.ClampKeyPoints(), "ClampKeyPoints. It is for keypoints"),
     "what comes with weights of a model of videos": (
         R3D_18_Weights.DEFAULT.transforms(),

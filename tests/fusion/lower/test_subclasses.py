@@ -67,6 +67,8 @@ def pipeline(module):
         return [module]
     if isinstance(module, v2.SanitizeBoundingBoxes):
         return [v2.RandomHorizontalFlip(), module]
+    if isinstance(module, v2.LinearTransformation):  # of images of 48 numbers
+        return [TO_FLOAT, v2.Resize((4, 4)), module]
     rest = v2.Resize((8, 8)) if isinstance(module, v2.RandomIoUCrop) else v2.RandomCrop(8, pad_if_needed=True)
     if isinstance(module, v2.ToDtype | v2.ToTensor | v1.ToTensor | v2.ConvertImageDtype | ImageClassification):
         return [module, rest]
@@ -410,6 +412,8 @@ def by_both(module):
         theirs = list(module(images, torch.eye(6))[0] if is_mix else map(module, images))
     except (AssertionError, TypeError, ValueError):
         return None
+    if isinstance(theirs[0], tuple):  # one view per element
+        theirs = [crop for crops in zip(*theirs, strict=True) for crop in crops]
     draws_size = (not is_mix and torchvision.LOWERED[type(module)].draws_size) or getattr(module, "expand", False)
     augment = gpuaug.fuse([module, v2.Resize((16, 24))] if draws_size else module)
     draws = augment.draw(images.shape, seed=0, dtype=images.dtype)

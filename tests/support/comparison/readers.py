@@ -57,6 +57,7 @@ SAME = {
     "colours, views": ([K.RandomSolarize()], {"views": 2}),
     "blur first, views": ([K.RandomGaussianBlur((3, 3), (0.5, 1.5)), crop()], {"views": 2}),
     "jitter, views": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], {"views": 2}),
+    "ten crops": ([v2.TenCrop((9, 12)), v2.RandomInvert()], {}),
     "smooth": ([crop()], {"antialias": True}),
     "smooth, larger": ([K.CenterCrop(9), K.Resize((14, 13))], {"antialias": True}),
     "smooth, much smaller": ([K.CenterCrop((20, 12)), K.Resize((3, 4))], {"antialias": True}),

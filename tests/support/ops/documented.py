@@ -34,8 +34,7 @@ three may leave images with different sizes, it is not, except for [random sizes
 [subclasses that override a method](fuse.md#subclasses) | left to torchvision: not fused, and called image by image |
 | `ClampBoundingBoxes`, `ConvertBoundingBoxFormat`, `SanitizeBoundingBoxes` | applied at the end of the pipeline: \
 [Detection and segmentation](detection.md) |
-| `ClampKeyPoints`, `SanitizeKeyPoints`, `SetClampingMode`, `FiveCrop`, `TenCrop`, `ToPILImage` | refused: an error that names \
-a replacement |
+| `ClampKeyPoints`, `SanitizeKeyPoints`, `SetClampingMode`, `ToPILImage` | refused: an error that names a replacement |
 """
 """Rows of transforms without an op."""
 

@@ -38,6 +38,8 @@ POLICY = [[("invert", 1.0, None)], [("equalize", 0.5, None)]]
 GIVEN = {
     "RandomCrop": {"size": (8, 8)},
     "CenterCrop": {"size": (8, 8)},
+    "FiveCrop": {"size": (8, 8)},
+    "TenCrop": {"size": (8, 8)},
     "PadTo": {"size": (24, 24)},
     "FixedSizeCrop": {"size": (8, 8)},
     "PadIfSmaller": {"size": 20},

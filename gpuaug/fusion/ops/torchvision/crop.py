@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion import transforms
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Edge, FrameOp, IdentityOp, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -129,6 +129,77 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         return [("center_crop", {"output_size": [self._height, self._width]})]
 
 
+class FiveCrop(TorchvisionOp, IndexOp):
+    """``v2.FiveCrop``: crops of the four corners and of the centre, one per view.
+
+    Support: fused, bit for bit, except that float64 is rounded to float32: one [view](fuse.md#views) per crop, in torchvision's
+    order, instead of a tuple.
+    """
+
+    lowers = (v2.FiveCrop,)
+    description = "five crops {_height}x{_width}"
+    views = 5
+    """Number of views, which is the number of crops."""
+    flip_axis = ""
+    """``"x"`` or ``"y"`` if the views from index 5 on are crops of the flipped image."""
+
+    def _read(self, transform: Any) -> None:
+        self._height, self._width = pair(transform.size)
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason if the crops are larger than the image; else ``None``. torchvision raises an error."""
+        too_large = np.any(self._height > size.height) or np.any(self._width > size.width)
+        return f"crops {self._height}x{self._width} out of {size.height}x{size.width}" if too_large else None
+
+    def out_applied(self, size: Size) -> Size:
+        """Size of one crop."""
+        return size.to(self._height, self._width)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Return ``"view"``, (B,): the index of the view."""
+        return {"view": sampler.views}
+
+    def _starts(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+        """(first columns, first rows) of the crops, (B,) each, in images that are flipped already."""
+        corner = draws["view"] % 5
+        centre = _margin(size.width, self._width), _margin(size.height, self._height)
+        x = np.where(corner == 4, centre[0], np.where(corner % 2 == 1, size.width - self._width, 0))
+        y = np.where(corner == 4, centre[1], np.where(corner >= 2, size.height - self._height, 0))
+        return x, y
+
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
+        """Shift by the start, in the flipped image for the second half of ten views."""
+        is_flipped = draws["view"] >= 5
+        axes = {}
+        for name, start, side in zip("xy", self._starts(draws, size), (size.width, size.height), strict=True):
+            mirrored = is_flipped & (name == self.flip_axis)
+            axes[name] = AxisMap(np.where(mirrored, -1.0, 1.0), as_float64(np.where(mirrored, side - 1 - start, start)))
+        return IndexMap(**axes)
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """Flip of the second half of ten views, and ``crop``."""
+        x, y = self._starts(draws, size)
+        flip = "horizontal_flip" if self.flip_axis == "x" else "vertical_flip"
+        flips: list[Call] = [(flip, {})] if draws["view"][sample] >= 5 else []
+        window = {"top": int(y[sample]), "left": int(x[sample]), "height": self._height, "width": self._width}
+        return [*flips, ("crop", window)]
+
+
+class TenCrop(FiveCrop):
+    """``v2.TenCrop``: the crops of ``FiveCrop``, and of the flipped image.
+
+    Support: as `FiveCrop`.
+    """
+
+    lowers = (v2.TenCrop,)
+    description = "ten crops {_height}x{_width}"
+    views = 10
+
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
+        self.flip_axis = "y" if transform.vertical_flip else "x"
+
+
 class _PaddingOp(TorchvisionOp, crop.ShiftOp):
     """Base class of ops that pad.
 
@@ -141,9 +212,12 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
     _pads: bool = True
     """Whether the transform pads, according to its settings."""
 
+    _has_mode: bool = True
+    """Whether the transform may have a setting ``padding_mode``. A subclass of the user may have an attribute of this name."""
+
     def _read(self, transform: Any) -> None:
-        # ``v2.RandomZoomOut``, gpuaug's transforms and a class of open_clip have no such setting.
-        self._mode = getattr(transform, "padding_mode", "constant")
+        # gpuaug's transforms and a class of open_clip have no such setting.
+        self._mode = getattr(transform, "padding_mode", "constant") if self._has_mode else "constant"
         # torchvision's ``pad`` truncates the fill of integer images.
         self.fill = self.unit_fill(transform, int) if self._mode == "constant" else 0.0
 
@@ -313,6 +387,7 @@ class ZoomOut(_PaddingOp):
 
     lowers = (v2.RandomZoomOut,)
     description = "zoom out by {_min_scale} to {_max_scale}"
+    _has_mode = False
     draws_size = True
 
     def _read(self, transform: Any) -> None:
