@@ -66,7 +66,7 @@ BUDGETS = {
     "core": 1_595,
     "decode": 4_541,
     "feed": 2_457,
-    "fusion": 13_322,
+    "fusion": 13_355,
     "integrations": 49,
     "loader": 1_274,
     "profiler": 1_199,
