@@ -326,8 +326,9 @@ class Lanes:
 def spare_forked_children() -> None:
     """Keep forked processes from freeing objects of this process in a garbage collection.
 
-    The objects may contain events and graphs. Destroying one of them aborts a process that cannot use the device, such as a
-    worker. The objects take no memory in a forked process, which shares the pages of its parent.
+    The objects may contain events and graphs, or threads, as those of PyAV do. Destroying an event or a graph aborts a process
+    that cannot use the device, such as a worker. Destroying an object with threads waits forever, because a forked process does
+    not have these threads. The objects take no memory in a forked process, which shares the pages of its parent.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)

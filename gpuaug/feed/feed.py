@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
-from gpuaug.core.streams import Event
+from gpuaug.core.streams import Event, spare_forked_children
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, iterations_of, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
@@ -145,6 +145,7 @@ class Feed:
             Exception: Any error of ``iter(loader)``.
             GpuAugError: If ``feed`` is ``"ring"`` and the memory of the ring cannot be allocated.
         """
+        spare_forked_children()
         workers = _workers_of(self.loader)
         if self._process != os.getpid():
             # In a forked process, the ring and the workers belong to the parent. Freeing the iterator would end the workers.

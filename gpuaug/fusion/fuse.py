@@ -323,7 +323,7 @@ class Fused(nn.Module):
         if plan is None:
             program.check_type(has_run=False)
             program.check_sizes(size)
-            plan = program.segments.whole_plan(size, masks=record.has_masks, views=views)
+            plan = program.segments.whole_plan(size, masks=record.has_masks, views=views, points=record.has_points)
             if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
                 program.cache(key, plan, size)
         for op in program.mixes:
@@ -471,7 +471,7 @@ class Fused(nn.Module):
         size = record.call.size
         start = 0
         while start < len(program.ops):
-            segment = program.segments.at(start, size, masks=record.has_masks)
+            segment = program.segments.at(start, size, masks=record.has_masks, points=record.has_points)
             segment_draws = draws._drawn[start : segment.stop]
             start = segment.stop
             is_last = start == len(program.ops)

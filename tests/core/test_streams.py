@@ -13,7 +13,9 @@ from gpuaug.core.streams import Lanes
 FORK = """
 import gc, os, sys
 import torch
+import gpuaug
 from gpuaug.core import streams
+from gpuaug.decode.clips import libav
 from support.gpu.stream_double import FakeCuda
 
 class Handle:
@@ -26,7 +28,19 @@ def make_lanes():
     streams.cuda, streams._switch_to = FakeCuda(), lambda stream: None
     streams.Lanes(torch.device("cuda", 0))
 
-cases = {"neither": lambda: None, "spare_forked_children": streams.spare_forked_children, "lanes": make_lanes}
+def read_loader():
+    list(gpuaug.StreamedLoader([torch.zeros(1)], device="cpu"))
+
+def open_videos():
+    assert libav.required_module()
+
+cases = {
+    "neither": lambda: None,
+    "spare_forked_children": streams.spare_forked_children,
+    "lanes": make_lanes,
+    "loader": read_loader,
+    "videos": open_videos,
+}
 for name, prepare in cases.items():
     # Each case in a process of its own: children stay spared once they are.
     case = os.fork()
@@ -56,6 +70,8 @@ def test_spare_forked_children_frees_no_garbage_of_the_parent_in_a_child():
         "neither freed by the parent",
         "spare_forked_children freed by the parent",
         "lanes freed by the parent",
+        "loader freed by the parent",
+        "videos freed by the parent",
     ]
 
 

@@ -21,7 +21,7 @@ from torchvision import tv_tensors
 import gpuaug
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.decode.clips import limits, nal
-from gpuaug.decode.clips.video_file import MAX_OPEN, VIDEOS
+from gpuaug.decode.clips.video_file import MAX_OPEN, VIDEOS, Video
 from gpuaug.decode.layout import source_indices
 
 X265 = ("x265-params", "keyint=12:bframes=3:log-level=none")
@@ -155,17 +155,23 @@ def test_a_loader_gives_clips_beside_labels():
 
 
 class OpenVideos(Clips):
-    """Number of videos that a worker has open."""
+    """Number of videos that a worker has open, and of those of its parent that it has closed."""
 
     def __getitem__(self, index):
-        return len(VIDEOS.open)
+        return torch.tensor([len(VIDEOS.open), len(CLOSED)])
 
 
-def test_a_worker_opens_videos_anew():
+CLOSED = []
+"""Videos that this process has closed."""
+
+
+def test_a_worker_opens_videos_anew_and_does_not_close_those_of_its_parent(monkeypatch):
+    """A forked process would share the position in the file, and wait for threads of the decoder, which it does not have."""
     decoded(read_clip(path_of("h264"), 2))
     assert len(VIDEOS.open) > 0
+    monkeypatch.setattr(Video, "close", CLOSED.append)
     opened = DataLoader(OpenVideos(0), num_workers=1, multiprocessing_context="fork")
-    assert next(iter(opened)).item() == 0, "a forked process would share the position in the file"
+    assert next(iter(opened)).tolist() == [[0, 0]]
 
 
 def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any, BinaryIO
 
 from gpuaug.core.errors import DeviceError
+from gpuaug.core.streams import spare_forked_children
 from gpuaug.decode.clips import limits
 
 INSTALL = "Run pip install 'gpuaug[video]'"
@@ -22,6 +23,7 @@ def find_module() -> Any:
         import av
     except ImportError:
         return None
+    spare_forked_children()
     return av
 
 

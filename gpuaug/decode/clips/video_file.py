@@ -27,12 +27,15 @@ MAX_OPEN = 8
 class Videos:
     """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos.
 
-    A forked process does not use the open videos of its parent, because the files of both share one read position.
+    A forked process does not use the open videos of its parent, because the files of both share one read position. It does not
+    close the videos either, because that may wait for threads of the parent's decoders.
     """
 
     def __init__(self) -> None:
         self.open: OrderedDict[tuple[Any, ...], Video] = OrderedDict()
         """(path, size, time of the last change) of a file → open video, which no thread is using."""
+        self._of_parents: list[OrderedDict[tuple[Any, ...], Video]] = []
+        """Videos that were open in the parent of a forked process, which are kept so that they are not freed."""
         self._reset()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset)
@@ -40,8 +43,8 @@ class Videos:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._indices: OrderedDict[tuple[Any, ...], Index] = OrderedDict()
-        while self.open:
-            self.open.popitem()[1].close()
+        self._of_parents.append(self.open)
+        self.open = OrderedDict()
 
     @contextmanager
     def opened(self, source: str | bytes | memoryview) -> Iterator["Video"]:

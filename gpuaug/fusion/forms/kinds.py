@@ -23,7 +23,7 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
-from gpuaug.fusion.ops.base import Array
+from gpuaug.fusion.ops.base import Array, FrontOp, Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.program.plan import Canvases, Plan
@@ -107,6 +107,27 @@ class Points:
             sides = torch.stack((sides[:, 0] * out[1], sides[:, 1] * out[0]), 1) if target.share else sides
             valid = valid & are_large(sides, conversions.min_size, conversions.min_area)
         self.values, self.valid = values, valid
+
+    def displace(self, op: FrontOp, rows: Tensor, size: Size, matrix: Tensor, input_sizes: Any) -> None:
+        """Transform the values by the matrices of the preceding plans, then by the field of an op.
+
+        Args:
+            op: Op that moves pixels by a field.
+            rows: Row of each sample, (B, row_width).
+            size: Size of the images.
+            matrix: Matrices that map input pixel centres to the input pixel centres of the op, (B, 3, 3) float32.
+            input_sizes: (height, width) of the input images, or ``Ragged.places`` for images of different sizes.
+        """
+        are_boxes = self.format.layout != "points"
+        if are_boxes and self.clip:
+            has_area = has_positive_area(self.values, self.format)
+            self.valid = has_area if self.valid is None else self.valid & has_area
+        target = BoxFormat("vertices" if are_boxes else "points")
+        values, _ = dispatch.map_boxes(self.values, None, self._mapping(target, matrix, input_sizes, (1, 1)), self._dtype)
+        owners = self.device_arrays[0] if self.device_arrays else torch.arange(size.batch, device=rows.device)[:, None]
+        moved = op.apply_to_points(values[..., :2], owners, rows, size, edges=self._output_format.edges)
+        self.values = torch.cat((moved.to(self._dtype), values[..., 2:]), -1)
+        self.format = target
 
     def apply(self, matrix: Tensor | None) -> None:
         """Transform the values by the matrices of the preceding plans, because Kornia transforms them next.

@@ -102,16 +102,23 @@ class Record:
         """Adapter of the first images."""
         self.has_masks = any(type(target) is Masks for target in self.targets)
         """True if there are masks."""
-        self.plan_key = (call.images.shape, call.device, self.has_masks) if call.is_usual else None
-        """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
         self.has_points = any(type(target) is Points for target in self.targets)
         """True if there are boxes or keypoints."""
+        self.plan_key = (call.images.shape, call.device, self.has_masks, self.has_points) if call.is_usual else None
+        """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
         self._soft_labels: SoftLabels | None = None
         """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
         self._converting_mix: MixOp | None = None
         """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
         self._matrix: Tensor | None = None
         """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3); ``None`` for the identity."""
+
+    @property
+    def _matrix_or_identity(self) -> Tensor:
+        """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3) float32."""
+        if self._matrix is not None:
+            return self._matrix
+        return torch.eye(3, dtype=torch.float32, device=self.call.device).expand(self.call.size.batch, 3, 3)
 
     def _connect_valid(self) -> None:
         """Let the input ``valid`` share the mask of valid boxes with the boxes.
@@ -232,16 +239,16 @@ class Record:
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
 
-        Raises:
-            ArgumentError: If an op moves pixels by a field, and there are boxes or keypoints.
         """
-        moving = next((pass_.front.name for pass_ in plan.passes if isinstance(pass_, OpPass) and pass_.front.moves_pixels), "")
-        if self.has_points and moving:
-            raise ArgumentError(
-                f"data_keys must be among input, mask and class where {moving} moves pixels by a field, got {self.all_keys}. "
-                "Leave boxes and keypoints out, or run it in the dataset."
-            )
-        if self.has_points and plan.box_crop is not None:
+        fields = [pass_ for pass_ in plan.passes if isinstance(pass_, OpPass) and pass_.front.moves_pixels]
+        if self.has_points and fields:  # such a plan has no matrices
+            for pass_ in fields:
+                matrix = self._matrix_or_identity
+                rows = pass_.rows_of(table)
+                for points in (target for target in self.targets if isinstance(target, Points)):
+                    points.displace(pass_.front, rows, pass_.source, matrix, self.call.input_sizes)
+                self._matrix = None
+        elif self.has_points and plan.box_crop is not None:
             boxes = self.boxes_for_crop(plan.box_crop.op)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, boxes, self.call.input_sizes, self._matrix)
         elif self.has_points:
@@ -335,9 +342,7 @@ class Record:
         height, width = self._images.value.shape[-2:]
         call.out = int(height), int(width)
         if self.has_points:
-            matrix = self._matrix
-            if matrix is None:
-                matrix = torch.eye(3, dtype=torch.float32, device=self.call.device).expand(self.call.size.batch, 3, 3)
+            matrix = self._matrix_or_identity
             for points in (target for target in self.targets if isinstance(target, Points)):
                 points.transform(matrix, self.call.input_sizes, self.call.out, self.call.conversions)
         values = [adapter.output() for adapter in self.adapters]

@@ -400,7 +400,7 @@ class FrontOp(RowOp):
     """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
 
     moves_pixels: ClassVar[bool] = False
-    """True if pixels are moved, so that masks are moved too (``apply_to_masks``). Boxes and keypoints are then an error."""
+    """True if pixels are moved, so that masks, boxes and keypoints are moved too (``apply_to_masks``, ``apply_to_points``)."""
 
     kernel: ClassVar[str]
     """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""

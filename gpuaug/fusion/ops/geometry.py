@@ -133,6 +133,8 @@ class IndexOp(GatherOp):
     Pass type: geometric, without interpolation.
     """
 
+    views: int = 1
+    """Number of views that the op makes, each with other pixels of the image."""
     edge: Edge = ""
     """Padding mode; ``""`` without padding."""
     fill: Any = 0.0

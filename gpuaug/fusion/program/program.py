@@ -29,8 +29,8 @@ from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
 from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, number_of_views, sizing_ops
 
-ImageKey = tuple[torch.Size, torch.device, bool]
-"""Shape and device of images, and whether there are masks beside them."""
+ImageKey = tuple[torch.Size, torch.device, bool, bool]
+"""Shape and device of images, whether there are masks beside them, and whether there are boxes or keypoints."""
 
 MOST_CACHED = 64
 """Maximum number of cached plans. Most programs need two: for full batches, and for the last batch of an epoch."""
@@ -47,7 +47,7 @@ def image_key(images: Any) -> ImageKey | None:
     """Return the key of ``Program.cached``; ``None`` for anything but a plain tensor with a batch of images or clips."""
     if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
-    return images.shape, images.device, False
+    return images.shape, images.device, False, False
 
 
 class Program:

@@ -4,13 +4,15 @@ A plan groups ops into passes (``plan.py``). Each pass reads and writes all imag
 torchvision: for images of any size, or only of sizes that its op does not support.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, FrontOp, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
+from gpuaug.fusion.ops.geometry import GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.picking import Picking
@@ -52,26 +54,28 @@ class Segments:
         Without the cache, the plan of a crop, a flip, a jitter and a normalization takes 106 µs of host time (one core).
         """
 
-    def at(self, start: int, size: Size, *, masks: bool) -> Segment:
+    def at(self, start: int, size: Size, *, masks: bool, points: bool = False) -> Segment:
         """Return the segment that begins with a given op.
 
         Args:
             start: Index of the op.
             size: Size of the input images of the op.
             masks: Whether there are masks.
+            points: Whether there are boxes or keypoints. Ops that move pixels by a field, and ops that move pixels by a matrix,
+                then are in separate segments.
         """
         # The parameter table has one row per image, so a plan is valid for any batch size, and for images that differ in size.
         size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
-        key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks)
+        key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, points)
         segment = self._cached.get(key)
         if segment is None:
-            segment = self._create_segment(start, size, masks)
+            segment = self._create_segment(start, size, masks, points)
             if len(self._cached) >= _CACHE_SIZE:
                 self._cached.clear()
             self._cached[key] = segment
         return segment
 
-    def whole_plan(self, size: Size, *, masks: bool, views: int) -> Plan | None:
+    def whole_plan(self, size: Size, *, masks: bool, views: int, points: bool = False) -> Plan | None:
         """Return the plan that runs the whole pipeline for all views at once; ``None`` if there is no such plan.
 
         A view is one of several random outputs per image.
@@ -80,11 +84,12 @@ class Segments:
             size: Size of the images.
             masks: Whether there are masks.
             views: Number of views.
+            points: Whether there are boxes or keypoints.
         """
         # With a mix, views run one by one, so that an image is mixed with an image of the same view.
         if self._has_mix and views > 1:
             return None
-        segment = self.at(0, size, masks=masks)
+        segment = self.at(0, size, masks=masks, points=points)
         return segment.plan if segment.stop == len(self._ops) else None
 
     def all_segments(self, size: Size) -> list[Segment]:
@@ -103,8 +108,8 @@ class Segments:
             start = segment.stop
         return segments
 
-    def _create_segment(self, start: int, size: Size, masks: bool) -> Segment:
-        """Create the segment that begins with op ``start``. ``size``, ``masks``: as for ``at``."""
+    def _create_segment(self, start: int, size: Size, masks: bool, points: bool) -> Segment:
+        """Create the segment that begins with op ``start``. ``size``, ``masks``, ``points``: as for ``at``."""
         ops: list[Op] = []
         current_size = size
         for op in self._ops[start:]:
@@ -112,7 +117,7 @@ class Segments:
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
             # An op that draws a size per image has no fallback: a library must return images of one size. For an unsupported
             # input size, ``plan`` raises the error.
-            if isinstance(op, Op) and (reason is None or op.draws_size):
+            if isinstance(op, Op) and (reason is None or op.draws_size) and not (points and _differ([*ops, op])):
                 ops.append(op)
                 current_size = op.out(current_size)
             elif ops:
@@ -123,6 +128,13 @@ class Segments:
         new_plan.uniforms_per_op = count_uniforms(ops, size)
         new_plan.uniform_count = max(sum(new_plan.uniforms_per_op), 1)
         return Segment(start + len(ops), tuple(ops), new_plan)
+
+
+def _differ(ops: Sequence[Op]) -> bool:
+    """Return whether some ops move pixels by a field, and others by a matrix."""
+    parts = [part for op in ops for part in (op.ops if isinstance(op, Picking) else op.plan_ops)]
+    by_field = any(isinstance(part, FrontOp) and part.moves_pixels for part in parts)
+    return by_field and any(isinstance(part, GatherOp) for part in parts)
 
 
 def check_channels(op: Op | None, channels: int) -> None:

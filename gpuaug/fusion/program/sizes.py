@@ -14,10 +14,9 @@ from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp, IdentityOp, WarpOp, only_moves_and_recolours
+from gpuaug.fusion.ops.geometry import BoxCropOp, IdentityOp, IndexOp, WarpOp, only_moves_and_recolours
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
-from gpuaug.fusion.ops.torchvision.crop import FiveCrop
 
 _PAD_ADVICE = "Pad or resize before it"
 _SHRINK_ADVICE = "Split or downsample them in the dataset."
@@ -107,7 +106,7 @@ def number_of_views(ops: Sequence[Op | EagerOp], views: int) -> int:
         ArgumentError: If the ops and the user require different numbers.
         ArgumentTypeError: If two ops make several images of one.
     """
-    crops = [op for op in ops if isinstance(op, FiveCrop)]
+    crops = [op for op in ops if isinstance(op, IndexOp) and op.views > 1]
     if len(crops) > 1:
         raise ArgumentTypeError(
             f"pipeline must have at most one transform that makes several images of one, got {crops[0].name} and "

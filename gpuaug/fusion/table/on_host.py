@@ -17,8 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
+from gpuaug.fusion.ops.geometry import IndexOp
 from gpuaug.fusion.ops.sampler import ArraySampler
-from gpuaug.fusion.ops.torchvision.crop import FiveCrop
 from gpuaug.fusion.program.plan import Plan, draw_in_order
 from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
 from gpuaug.fusion.table.upcoming import UpcomingBatches
@@ -31,7 +31,7 @@ def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     # the ops below depend on numbers per batch, on a choice of their container or on the index of the view, besides the
     # uniform numbers per sample.
     if plan.template is None or any(
-        op.same_on_batch or op.p_batch < 1 or op.gates or isinstance(op, FiveCrop) for op in gather_ops
+        op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops
     ):
         return ()
     return tuple(op for op in ops if op in gather_ops)

@@ -139,7 +139,6 @@ class FiveCrop(TorchvisionOp, IndexOp):
     lowers = (v2.FiveCrop,)
     description = "five crops {_height}x{_width}"
     views = 5
-    """Number of views, which is the number of crops."""
     flip_axis = ""
     """``"x"`` or ``"y"`` if the views from index 5 on are crops of the flipped image."""
 
@@ -188,7 +187,7 @@ class FiveCrop(TorchvisionOp, IndexOp):
 class TenCrop(FiveCrop):
     """``v2.TenCrop``: the crops of ``FiveCrop``, and of the flipped image.
 
-    Support: as `FiveCrop`.
+    Support: fused, as `FiveCrop`, with ten views.
     """
 
     lowers = (v2.TenCrop,)

@@ -24,7 +24,7 @@ class Elastic(TorchvisionOp, FrontOp):
     """``v2.ElasticTransform``, with one field per sample.
 
     Support: fused, in a pass that PyTorch computes for the whole batch, with a field that the seed decides instead of
-    PyTorch's generator, and with masks; an error with boxes and keypoints.
+    PyTorch's generator, and with masks, boxes and keypoints.
     """
 
     lowers = (v2.ElasticTransform,)
@@ -86,6 +86,35 @@ class Elastic(TorchvisionOp, FrontOp):
         """Move the pixels of masks, (B, C, H, W) of any dtype, with the nearest pixel."""
         moved = self._moved(masks.float(), rows, "nearest", [mask_fill(self.module)]).to(masks.dtype)
         return torch.where(rows[:, 0, None, None, None] != 0, moved, masks)
+
+    def apply_to_points(self, points: Tensor, owners: Tensor, rows: Tensor, size: Size, *, edges: bool) -> Tensor:
+        """Move points against the displacement of their pixel, as torchvision does instead of an inversion of the field.
+
+        As in torchvision, coordinates of pixel edges are rounded: those of a keypoint down, those of a corner of a box up.
+
+        Args:
+            points: Keypoints, or the four corners of boxes, in coordinates of pixel centres.
+            owners: Sample index of each box or keypoint.
+            rows: Row of each sample.
+            size: Size of the images.
+            edges: Whether the user's coordinates are those of pixel edges.
+
+        Shape:
+            - points: (n, 2) or (n, 4, 2), or (B, N, …)
+            - owners: (n,), or (B, 1)
+            - rows: (B, row_width)
+            - returns: as ``points``
+        """
+        are_corners = points.ndim - owners.ndim == 2
+        owners = owners[..., None] if are_corners else owners
+        shift = 0.5 if edges else 0.0
+        pixels = (points + shift).ceil() if edges and are_corners else (points + 0.5).floor()
+        sides = (int(size.width), int(size.height))
+        x, y = (pixels[..., axis].long().clamp(0, sides[axis] - 1) for axis in (0, 1))
+        offsets = self._displacements(rows[:, 1:3], sides[1], sides[0])[owners, y, x]
+        offsets = torch.stack([offsets[..., axis] * (sides[axis] / 2) for axis in (0, 1)], -1)
+        moved = (torch.stack((x, y), -1) - shift if edges else points) - offsets
+        return torch.where(rows[owners, :1] != 0, moved, points)
 
     def _moved(self, images: Tensor, rows: Tensor, mode: str, fill: list[float] | None) -> Tensor:
         """Move the pixels of float32 images, (B, C, H, W). ``fill``: one value, or one per channel."""

@@ -67,9 +67,60 @@ def test_frames_of_a_clip_have_one_field():
     assert_values(augment(videos, draws=draws).as_subclass(torch.Tensor), expected, atol=1)
 
 
-def test_boxes_and_small_images_are_an_error():
-    boxes = [{"boxes": torch.tensor([[1.0, 2.0, 9.0, 8.0]])}] * 2
-    with pytest.raises(gpuaug.ArgumentError, match="where ElasticTransform moves pixels by a field"):
-        gpuaug.fuse(v2.ElasticTransform(60.0, 1.5))(photographs(2), boxes, data_keys=["input", "targets"])
+def followed(value, calls):
+    """What torchvision makes of boxes or keypoints of one image."""
+    for name, arguments in calls:
+        value = value if name == "invert" else getattr(functional, name)(value, **arguments)
+    return value.as_subclass(torch.Tensor)
+
+
+PIPELINES = {
+    "alone": [v2.ElasticTransform(60.0, 1.5)],
+    "between others": [
+        v2.RandomHorizontalFlip(),
+        v2.RandomInvert(),
+        v2.RandomApply([v2.ElasticTransform((90.0, 30.0), 1.5)], p=0.6),
+        v2.RandomVerticalFlip(),
+        v2.Resize((30, 60)),
+    ],
+    "twice": [v2.ElasticTransform(40.0, 1.0), v2.ElasticTransform(60.0, 1.5)],
+}
+
+
+@pytest.mark.parametrize("boxes", ["xyxy", "xywh", "cxcywh"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_boxes_and_keypoints_move_as_in_torchvision(name, boxes):
+    images, size = photographs(4), (32, 48)
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.rand(4, 5, 2, generator=generator) * torch.tensor([30.0, 20.0]) + 4
+    sides = torch.rand(4, 5, 2, generator=generator) * 8 + 2
+    corners = torch.cat((starts, starts + sides), 2)
+    given = [functional.convert_bounding_box_format(each, old_format="XYXY", new_format=boxes.upper()) for each in corners]
+    targets = [{"boxes": box, "keypoints": start} for box, start in zip(given, starts, strict=True)]
+    augment = gpuaug.fuse(PIPELINES[name], boxes=boxes)
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    made, results = augment(images, targets, data_keys=["input", "targets"], draws=draws)
+    assert_values(made, replayed(draws, images), atol=1, share=0.001)
+    for target, result, calls in zip(targets, results, draws.as_torchvision(), strict=True):
+        typed = tv_tensors.BoundingBoxes(target["boxes"], format=boxes.upper(), canvas_size=size)
+        assert_values(result["boxes"], followed(typed, calls), atol=1e-3)
+        if hasattr(tv_tensors, "KeyPoints") and name != "between others":  # torchvision flips keypoints by another convention
+            points = tv_tensors.KeyPoints(target["keypoints"], canvas_size=size)
+            assert_values(result["keypoints"], followed(points, calls), atol=1e-3)
+
+
+def test_boxes_of_kornia_move_with_their_pixels():
+    images = torch.zeros(6, 1, 48, 64, dtype=torch.uint8)
+    images[:, :, 12:30, 20:47] = 255
+    boxes = torch.tensor([[[20.0, 12.0, 46.0, 29.0]]]).repeat(6, 1, 1)
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ElasticTransform(80.0, 6.0)])
+    made, moved = augment(images, boxes, data_keys=["input", "bbox_xyxy"])
+    for image, ((box,),) in zip(made, zip(moved, strict=True), strict=True):
+        rows, columns = (image[0] > 0.5).nonzero(as_tuple=True)
+        around = [columns.min(), rows.min(), columns.max(), rows.max()]
+        assert_values(box, torch.stack(around).float(), atol=2.0)
+
+
+def test_images_that_are_smaller_than_the_blur_are_torchvisions_error():
     with pytest.warns(gpuaug.GpuAugWarning, match="blurs over 20 pixels"), pytest.raises(RuntimeError, match="Padding size"):
         gpuaug.fuse(v2.ElasticTransform())(photographs(2, 3, 20, 40))
