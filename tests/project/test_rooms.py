@@ -66,7 +66,7 @@ BUDGETS = {
     "core": 1_595,
     "decode": 4_544,
     "feed": 2_458,
-    "fusion": 13_355,
+    "fusion": 13_358,
     "integrations": 49,
     "loader": 1_274,
     "profiler": 1_199,

@@ -20,10 +20,10 @@ from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
-from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import converted
-from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
 
 def run(
@@ -90,7 +90,7 @@ def run_mask(
             masks = triton.run_mask(pass_, masks, table, mask_layout, canvas)
         else:
             masks = torch_backend.gather_mask(pass_, masks, table, mask_layout, canvas)
-    if isinstance(pass_, OpPass) and pass_.front.moves_pixels:
+    if isinstance(pass_.front, FieldOp):
         rows = pass_.rows_of(table)
         masks = pass_.front.apply_to_masks(masks, rows.repeat_interleave(len(masks) // len(rows), 0))
     return torch_backend.erase_masks(pass_, masks, table, mask_layout)

@@ -23,8 +23,9 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
-from gpuaug.fusion.ops.base import Array, FrontOp, Size
+from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
+from gpuaug.fusion.ops.geometry import FieldOp
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.program.plan import Canvases, Plan
 
@@ -108,7 +109,7 @@ class Points:
             valid = valid & are_large(sides, conversions.min_size, conversions.min_area)
         self.values, self.valid = values, valid
 
-    def displace(self, op: FrontOp, rows: Tensor, size: Size, matrix: Tensor, input_sizes: Any) -> None:
+    def displace(self, op: FieldOp, rows: Tensor, size: Size, matrix: Tensor, input_sizes: Any) -> None:
         """Transform the values by the matrices of the preceding plans, then by the field of an op.
 
         Args:

@@ -28,7 +28,7 @@ from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.options import BoxFormatName
@@ -240,13 +240,14 @@ class Record:
             memory_format: Memory format of the output images.
 
         """
-        fields = [pass_ for pass_ in plan.passes if isinstance(pass_, OpPass) and pass_.front.moves_pixels]
+        fields = [
+            (pass_.front, pass_.rows_of(table), pass_.source) for pass_ in plan.passes if isinstance(pass_.front, FieldOp)
+        ]
         if self.has_points and fields:  # such a plan has no matrices
-            for pass_ in fields:
+            for op, rows, size in fields:
                 matrix = self._matrix_or_identity
-                rows = pass_.rows_of(table)
                 for points in (target for target in self.targets if isinstance(target, Points)):
-                    points.displace(pass_.front, rows, pass_.source, matrix, self.call.input_sizes)
+                    points.displace(op, rows, size, matrix, self.call.input_sizes)
                 self._matrix = None
         elif self.has_points and plan.box_crop is not None:
             boxes = self.boxes_for_crop(plan.box_crop.op)

@@ -399,15 +399,8 @@ class FrontOp(RowOp):
     keeps_unit_range: bool = True
     """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
 
-    moves_pixels: ClassVar[bool] = False
-    """True if pixels are moved, so that masks, boxes and keypoints are moved too (``apply_to_masks``, ``apply_to_points``)."""
-
     kernel: ClassVar[str]
     """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""
-
-    def apply_to_masks(self, masks: Tensor, rows: Tensor) -> Tensor:
-        """Transform masks, (B, C, H, W) of any dtype. By default they do not change."""
-        return masks
 
 
 LARGEST_CODE = 31

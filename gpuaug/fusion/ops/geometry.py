@@ -317,10 +317,38 @@ class ResampleOp(GatherOp):
         )
 
 
+class FieldOp(FrontOp):
+    """Base class of ops that move pixels by a field, which is a displacement per pixel.
+
+    Pass type: filter.
+    """
+
+    @abstractmethod
+    def apply_to_masks(self, masks: Tensor, rows: Tensor) -> Tensor:
+        """Move the pixels of masks, (B, C, H, W) of any dtype, by the rows of the samples, (B, row_width)."""
+
+    @abstractmethod
+    def apply_to_points(self, points: Tensor, owners: Tensor, rows: Tensor, size: Size, *, edges: bool) -> Tensor:
+        """Move keypoints, or the corners of boxes.
+
+        Args:
+            points: Keypoints, or the four corners of boxes, in coordinates of pixel centres.
+            owners: Sample index of each box or keypoint.
+            rows: Row of each sample.
+            size: Size of the images.
+            edges: Whether the user's coordinates are those of pixel edges.
+
+        Shape:
+            - points: (n, 2) or (n, 4, 2), or (B, N, …)
+            - owners: (n,), or (B, 1)
+            - rows: (B, row_width)
+            - returns: as ``points``
+        """
+
+
 def moves_pixels(op: Any) -> bool:
     """Return whether an op or fallback module is an op that may move pixels within an image."""
-    moves_by_field = isinstance(op, FrontOp) and op.moves_pixels
-    return moves_by_field or (isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp))
+    return isinstance(op, FieldOp) or (isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp))
 
 
 def only_moves_and_recolours(op: Op) -> bool:

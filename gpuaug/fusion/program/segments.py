@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, FrontOp, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
-from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.geometry import FieldOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.picking import Picking
@@ -133,7 +133,7 @@ class Segments:
 def _differ(ops: Sequence[Op]) -> bool:
     """Return whether some ops move pixels by a field, and others by a matrix."""
     parts = [part for op in ops for part in (op.ops if isinstance(op, Picking) else op.plan_ops)]
-    by_field = any(isinstance(part, FrontOp) and part.moves_pixels for part in parts)
+    by_field = any(isinstance(part, FieldOp) for part in parts)
     return by_field and any(isinstance(part, GatherOp) for part in parts)
 
 

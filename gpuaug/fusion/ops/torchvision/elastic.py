@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 from torchvision.transforms import v2
 
-from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.geometry import FieldOp
 from gpuaug.fusion.ops.positional import NOISE_FIELDS, philox
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, image_fill, interpolation_of, mask_fill
 from gpuaug.fusion.pixels import ROUNDED
 
 
-class Elastic(TorchvisionOp, FrontOp):
+class Elastic(TorchvisionOp, FieldOp):
     """``v2.ElasticTransform``, with one field per sample.
 
     Support: fused, in a pass that PyTorch computes for the whole batch, with a field that the seed decides instead of
@@ -32,7 +33,6 @@ class Elastic(TorchvisionOp, FrontOp):
     column_count = 3
     byte_rule = ROUNDED
     takes_any_range = True
-    moves_pixels = True
     launches = 300
     description = "elastic"
 
@@ -91,19 +91,6 @@ class Elastic(TorchvisionOp, FrontOp):
         """Move points against the displacement of their pixel, as torchvision does instead of an inversion of the field.
 
         As in torchvision, coordinates of pixel edges are rounded: those of a keypoint down, those of a corner of a box up.
-
-        Args:
-            points: Keypoints, or the four corners of boxes, in coordinates of pixel centres.
-            owners: Sample index of each box or keypoint.
-            rows: Row of each sample.
-            size: Size of the images.
-            edges: Whether the user's coordinates are those of pixel edges.
-
-        Shape:
-            - points: (n, 2) or (n, 4, 2), or (B, N, …)
-            - owners: (n,), or (B, 1)
-            - rows: (B, row_width)
-            - returns: as ``points``
         """
         are_corners = points.ndim - owners.ndim == 2
         owners = owners[..., None] if are_corners else owners
