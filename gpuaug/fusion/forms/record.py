@@ -238,7 +238,6 @@ class Record:
             canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
-
         """
         fields = [
             (pass_.front, pass_.rows_of(table), pass_.source) for pass_ in plan.passes if isinstance(pass_.front, FieldOp)
