@@ -161,10 +161,10 @@ def test_rows_are_recorded_before_later_stages_change_them(device, paths, tmp_pa
     assert_equal(second, first)
 
 
-@pytest.mark.parametrize("place", ["write", "_in_ordinary_memory"])
+@pytest.mark.parametrize("place", ["write", "replace"])
 @pytest.mark.parametrize("end", ["break", "error"])
 def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, paths, tmp_path, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(errno.ENOSPC, "no space") if place == "write" else MemoryError("no memory")
 
     cache = FeatureCache(tmp_path / "cache")
@@ -183,10 +183,10 @@ def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, pa
 
 
 def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
-    def fail(record):
+    def fail(*_, **__):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(recorder, "_in_ordinary_memory", fail)
+    monkeypatch.setattr(recorder, "replace", fail)
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
     with pytest.raises(MemoryError):
