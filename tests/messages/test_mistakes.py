@@ -119,9 +119,7 @@ MISTAKES = {
     "from collate_fn.": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, on=1)),
     "into must be left out for a batch that is a single …, got …. To add a member, return a tuple or dict "
     "from collate_fn.": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, into=1)),
-    "… no longer match the images, because … transforms …. … If this is intended, pass …, which is not checked.": lambda: run(
-        (IMAGES, targets()), AUGMENT
-    ),
+    "… no longer match the images, because … transforms the images without them": lambda: run((IMAGES, targets()), AUGMENT),
     "on must be an index of a … of …, got …. Pass an index from 0 to ….": lambda: run(
         (IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)
     ),
