@@ -4,7 +4,6 @@ The training thread makes all CUDA calls: it queues the copies, asks whether the
 background thread, of ``Recorder._executor``, only reads memory of the host and writes files.
 """
 
-import errno
 import os
 import time
 import warnings
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.cache.index import shard_paths
-from gpuaug.cache.shards import SUFFIX, write
+from gpuaug.cache.shards import SUFFIX, shard_content, write_file
 from gpuaug.core.encoded import has_varying_shape
-from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane
 
 MAX_WAITING_BYTES = 1 << 30
@@ -220,24 +219,11 @@ class Recorder:
     def _write(self, records: list[Record]) -> None:
         """Write a shard with the next number. If another process uses the same number, the names of the files still differ."""
         folder = records[0].folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            number = max((number for number, _ in shard_paths(folder)), default=-1) + 1
-            columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}
-            shapes = {name: np.concatenate([record.shapes[name] for record in records]) for name in records[0].shapes}
-            names = [name for record in records for name in record.names]
-            path = folder / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
-            write(path, records[0].epoch, np.concatenate([record.ids for record in records]), names, columns, shapes)
-            self.written += len(names)
-        except OSError as error:
-            raise write_error(folder, error) from error
-
-
-def write_error(folder: Path, error: OSError) -> GpuAugError:
-    """Return the error for the user about a file of a cache that could not be written."""
-    way_out = "Check the disk, or use another folder."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way_out = "Free space, or use fewer views. The rows that were written remain valid."
-    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        way_out = "Make the folder writable, or use another folder."
-    return GpuAugError(f"A feature cache cannot be written to {folder}, because of {error}. {way_out}")
+        number = max((number for number, _ in shard_paths(folder)), default=-1) + 1
+        columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}
+        shapes = {name: np.concatenate([record.shapes[name] for record in records]) for name in records[0].shapes}
+        names = [name for record in records for name in record.names]
+        ids = np.concatenate([record.ids for record in records])
+        path = folder / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
+        write_file(path, shard_content(records[0].epoch, ids, names, columns, shapes))
+        self.written += len(names)

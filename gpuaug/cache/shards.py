@@ -4,11 +4,13 @@ A shard has one tensor (N, …) per column, or for a column of varying shape a f
 Its other tensors ``row.…`` identify the N rows.
 """
 
+import errno
 import hashlib
 import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import Row, has_varying_shape
-from gpuaug.core.errors import DeviceError
+from gpuaug.core.errors import DeviceError, GpuAugError
 
 SUFFIX = ".safetensors"
 
@@ -27,26 +29,44 @@ class ShardError(ValueError):
     """A shard that is damaged. Its rows count as missing."""
 
 
-def write(
-    path: Path,
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a cache under a temporary name, and rename it.
+
+    Raises:
+        GpuAugError: If the file cannot be written.
+    """
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        way_out = "Check the disk, or use another folder."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            way_out = "Free space, or use fewer views. The rows that were written remain valid."
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            way_out = "Make the folder writable, or use another folder."
+        message = f"A feature cache cannot be written to {path.parent}, because of {error}. {way_out}"
+        raise GpuAugError(message) from error
+
+
+def shard_content(
     epoch: int,
     ids: NDArray[np.int64],
     names: Sequence[str],
     columns: Mapping[str, Tensor],
     shapes: Mapping[str, NDArray[np.int64]],
-) -> None:
-    """Write a shard under a temporary name, and rename it.
+) -> bytes:
+    """Return the content of a shard.
 
     Args:
-        path: Path of the shard.
         epoch: Epoch in which the rows were encoded.
         ids: (N, 4) ``RowId`` of each row.
         names: Name of each row, for readers other than gpuaug.
         columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
         shapes: Name of a column of varying shape → (N, axes) shape in each row.
-
-    Raises:
-        OSError: If the file cannot be written.
     """
     from safetensors.torch import save  # an optional package
 
@@ -61,12 +81,7 @@ def write(
     shard = Shard(columns, described)
     described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))])
     metadata = {"format": "pt", "columns": json.dumps(list(columns)), "checksum": _digest(described)}
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(save({**columns, **described}, metadata))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return save({**columns, **described}, metadata)
 
 
 class Shard:
