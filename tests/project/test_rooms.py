@@ -65,7 +65,7 @@ BUDGETS = {
     "cli": 273,
     "core": 1_602,
     "decode": 4_524,
-    "feed": 2_428,
+    "feed": 2_423,
     "fusion": 12_895,
     "integrations": 49,
     "loader": 1_271,
