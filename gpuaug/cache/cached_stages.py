@@ -30,6 +30,7 @@ from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
+from gpuaug.decode.members import instances, map_instances
 from gpuaug.decode.stage import DecodeStage
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
@@ -171,24 +172,19 @@ class CachedEpoch:
                 "This iterator cannot continue, because a newer one reads other rows through the same wrapped data set. Call "
                 "cache.wrap(dataset) once for each loader, and end an epoch before the next one begins."
             )
+        rows = instances(Rows, batch)
         names = None
-        if isinstance(batch, Rows):
-            rows_members = [batch]
-            batch_with_images = batch.encoded
-        else:
-            names = batches.member_names(batch) if batches.is_container(batch) else []
-            names = [name for name in names if isinstance(batches.member(batch, name), Rows)]
-            rows_members = [batches.member(batch, name) for name in names]
-            images = {name: batches.member(batch, name).encoded for name in names}
-            batch_with_images = batches.replace(batch, images) if names else batch
-        if not rows_members:
+        if not isinstance(batch, Rows) and rows:
+            names = [name for name in batches.member_names(batch) if isinstance(batches.member(batch, name), Rows)]
+        batch_with_images = map_instances(lambda member: member.encoded, Rows, batch)
+        if not rows or names == []:
             raise ArgumentError(
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
         if self.folder is None:
             return batch_with_images, None
-        cached_batch = CachedBatch(self, rows_members[0], names)
+        cached_batch = CachedBatch(self, rows[0], names)
         missing = int(np.count_nonzero(cached_batch.rows.headers.missing))
         self.cached.encoded += missing
         self.cached.read += len(cached_batch.rows.headers.missing) - missing

@@ -35,7 +35,7 @@ def _checked_shard(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
         _size_and_time: Size and time of the last change of the file, only for the key of ``functools.cache``.
     """
     try:
-        return Shard(path)
+        return Shard.read(path)
     except ShardError as error:
         _log.warning("The rows in %s are encoded again, because the file is damaged: %s.", path, error)
         return None

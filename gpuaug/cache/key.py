@@ -4,7 +4,6 @@ import dis
 import hashlib
 import json
 import logging
-import os
 import re
 import sys
 import warnings
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gpuaug.cache.recorder import write_error
+from gpuaug.cache.shards import write_file
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.definition import IGNORED_TYPES, arguments, shown_text, without_ignored
@@ -101,15 +100,8 @@ def write_key(folder: Path, parts: Mapping[str, Any]) -> None:
         GpuAugError: If the folder cannot be written.
     """
     path = folder / KEY_FILE
-    if _parts_in(path):
-        return
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(parts, indent=1), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise write_error(folder, error) from error
+    if not _parts_in(path):
+        write_file(path, json.dumps(parts, indent=1).encode())
 
 
 def keys_in(folder: Path) -> dict[str, dict[str, Any]]:
@@ -282,11 +274,9 @@ class _Values:
     def _tensor_parts(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
         yield from sorted(vars(tensor).items())
         tensor = tensor.detach()
-        if is_traceable_wrapper_subclass(tensor):
-            names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            yield from ((name, getattr(tensor, name)) for name in names)
-            yield "context", context
-        elif tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:
+        # A wrapper, such as a quantized weight, has its tensors in attributes.
+        is_dense = tensor.layout is torch.strided and not (tensor.is_nested or is_traceable_wrapper_subclass(tensor))
+        if is_dense and not tensor.is_meta:
             self.tensors.append(tensor.dequantize() if tensor.is_quantized else tensor)
         else:
             yield from self._pickled_parts(tensor)

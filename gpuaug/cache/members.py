@@ -16,8 +16,8 @@ WHOLE = "batch"
 """Name of the member if the batch is not a container."""
 
 
-MemberLeaves = list[tuple[Any, int]]
-"""(leaf, number of its changes in place) of each leaf of a member."""
+MemberLeaves = tuple[list[tuple[int, int]], list[Any]]
+"""((``id``, number of changes in place) of each leaf of a member; the leaves, so that no ``id`` is reused)."""
 
 
 def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
@@ -27,16 +27,10 @@ def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
 
 
 def _leaves(value: Any) -> MemberLeaves:
-    return [(leaf, _changes(leaf)) for leaf in batches.leaves(value)]
-
-
-def _changes(leaf: Any) -> int:
-    """Return how often a tensor was changed in place; 0 for other leaves, and for inference tensors, which have no counter."""
-    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
-
-
-def _identity(leaf: tuple[Any, int]) -> tuple[int, int]:
-    return id(leaf[0]), leaf[1]
+    leaves = batches.leaves(value)
+    # Inference tensors do not count their changes.
+    counts = [leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0 for leaf in leaves]
+    return list(zip(map(id, leaves), counts, strict=True)), leaves
 
 
 def written_members(
@@ -62,9 +56,9 @@ def written_members(
     members = {}
     for name in batches.member_names(after):
         value = batches.member(after, name)
-        leaves = _leaves(value)
-        is_unchanged = name in before and list(map(_identity, leaves)) == list(map(_identity, before[name]))
-        is_read_image = name in image_names and all(id(leaf) in read for leaf, _ in leaves)
+        identities, leaves = _leaves(value)
+        is_unchanged = name in before and identities == before[name][0]
+        is_read_image = name in image_names and all(id(leaf) in read for leaf in leaves)
         if not is_unchanged and not is_read_image:
             members[str(name)] = unpack_targets(value)
     return members

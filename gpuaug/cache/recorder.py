@@ -1,20 +1,17 @@
 """Recorder: copies rows of a batch to the host, and writes them to shards on a background thread.
 
 The training thread makes all CUDA calls: it queues the copies, asks whether they have ended, and frees the memory. The
-background thread, ``Recorder._thread``, only reads memory of the host and writes files.
+background thread, of ``Recorder._executor``, only reads memory of the host and writes files.
 """
 
-import errno
 import os
-import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.cache.index import shard_paths
-from gpuaug.cache.shards import SUFFIX, write
+from gpuaug.cache.shards import SUFFIX, shard_content, write_file
 from gpuaug.core.encoded import has_varying_shape
-from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane
 
 MAX_WAITING_BYTES = 1 << 30
@@ -58,8 +55,8 @@ class Record:
     """Event after the copies to the host."""
     sources: list[Tensor]
     """Tensors on the device. Referenced until the host has waited for ``copied``: then any lane may reuse their memory."""
-    is_read: bool = False
-    """Whether the background thread has finished reading ``columns``."""
+    is_read: "Future[None] | None" = None
+    """Done when the background thread has read ``columns``; ``None`` before it begins."""
 
     @property
     def shard_key(self) -> Any:
@@ -86,10 +83,16 @@ class Recorder:
         """Records whose host memory is not freed yet, oldest first."""
         self._copying: deque[Record] = deque()
         """Records that were not passed to the background thread yet, oldest first."""
-        self._queue: SimpleQueue[Record | None] = SimpleQueue()
-        """Records for the background thread. ``None`` ends the thread."""
-        self._thread: threading.Thread | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        """Background thread of an epoch."""
+        self._shards: dict[Any, list[Record]] = {}
+        """``Record.shard_key`` → records to be written. Used by the background thread only."""
+        self._flushed_s = 0.0
+        """Time of the last write of all shards."""
         self._error: BaseException | None = None
+        """Error of the background thread that was not raised yet."""
+        self._has_failed = False
+        """Whether rows could not be written in this epoch. No further rows are written in it."""
         self.written = 0
         """Number of rows that were written to shards."""
         self.dropped = 0
@@ -158,7 +161,7 @@ class Recorder:
         """
         while self._copying and self._copying[0].copied.query():
             self._pass_on()
-        while self._in_memory and self._in_memory[0].is_read:
+        while self._in_memory and (is_read := self._in_memory[0].is_read) is not None and is_read.done():
             # Freed here, because the background thread, which may still refer to the record, must not free page-locked memory.
             self._in_memory.popleft().columns.clear()
         if self._error is not None:
@@ -176,11 +179,12 @@ class Recorder:
         """
         while self._copying:
             self._pass_on()
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+        if self._executor is not None:
+            self._executor.submit(self._add, None)
+            self._executor.shutdown()
+            self._executor = None
         self._in_memory.clear()
+        self._has_failed = False
         if raises:
             self.poll()
 
@@ -189,71 +193,37 @@ class Recorder:
         record = self._copying.popleft()
         record.copied.synchronize()
         record.sources.clear()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write_all, name="gpuaug cache", daemon=True)
-            self._thread.start()
-        self._queue.put(record)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "gpuaug cache")
+            self._flushed_s = time.monotonic()
+        record.is_read = self._executor.submit(self._add, record)
 
-    def _write_all(self) -> None:
-        """Write records until ``None`` arrives. After an error, drop all further records."""
-        shards: dict[Any, list[Record]] = {}
-        last_flush_s = time.monotonic()
-        ended = False
-        failed = False
-        while not ended:
-            record = None
-            with suppress(Empty):
-                record = self._queue.get(timeout=SHARD_SECONDS)
-                ended = record is None
-            flush = ended or time.monotonic() - last_flush_s >= SHARD_SECONDS
-            last_flush_s = time.monotonic() if flush else last_flush_s
-            try:
-                if failed and record is not None:
-                    record.is_read = True
-                elif not failed:
-                    self._add(shards, record, flush=flush)
-            except BaseException as error:  # raised on the training thread
-                # Without the traceback, which refers to records: this thread must not free their memory.
-                self._error = error.with_traceback(None)
-                failed = True
-
-    def _add(self, shards: dict[Any, list[Record]], record: Record | None, *, flush: bool) -> None:
-        """Add a record to its shard, and write the shards that have ``SHARD_BYTES``; if ``flush``, write all shards."""
-        if record is not None:
-            shards.setdefault(record.shard_key, []).append(_in_ordinary_memory(record))
-        for key, records in list(shards.items()):
-            if flush or sum(record.nbytes for record in records) >= SHARD_BYTES:
-                self._write(shards.pop(key))
+    def _add(self, record: Record | None) -> None:
+        """Add a record to its shard, and write the shards that are large or old enough; if ``None``, write all shards."""
+        try:
+            if record is not None and not self._has_failed:
+                # In pageable memory, so that the page-locked memory can be freed.
+                columns = {name: column.clone() for name, column in record.columns.items()}
+                self._shards.setdefault(record.shard_key, []).append(replace(record, columns=columns))
+            flush = record is None or time.monotonic() - self._flushed_s >= SHARD_SECONDS
+            for key, records in list(self._shards.items()):
+                if flush or sum(record.nbytes for record in records) >= SHARD_BYTES:
+                    self._write(self._shards.pop(key))
+            self._flushed_s = time.monotonic() if flush else self._flushed_s
+        except BaseException as error:  # raised on the training thread
+            # Without the traceback, which refers to records: this thread must not free their memory.
+            self._error = error.with_traceback(None)
+            self._has_failed = True
+            self._shards.clear()
 
     def _write(self, records: list[Record]) -> None:
         """Write a shard with the next number. If another process uses the same number, the names of the files still differ."""
         folder = records[0].folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            number = max((number for number, _ in shard_paths(folder)), default=-1) + 1
-            columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}
-            shapes = {name: np.concatenate([record.shapes[name] for record in records]) for name in records[0].shapes}
-            names = [name for record in records for name in record.names]
-            path = folder / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
-            write(path, records[0].epoch, np.concatenate([record.ids for record in records]), names, columns, shapes)
-            self.written += len(names)
-        except OSError as error:
-            raise write_error(folder, error) from error
-
-
-def _in_ordinary_memory(record: Record) -> Record:
-    """Return a copy of a record in pageable memory, so that the page-locked memory of the record can be freed."""
-    try:
-        return replace(record, columns={name: column.clone() for name, column in record.columns.items()})
-    finally:
-        record.is_read = True
-
-
-def write_error(folder: Path, error: OSError) -> GpuAugError:
-    """Return the error for the user about a file of a cache that could not be written."""
-    way_out = "Check the disk, or use another folder."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        way_out = "Free space, or use fewer views. The rows that were written remain valid."
-    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        way_out = "Make the folder writable, or use another folder."
-    return GpuAugError(f"A feature cache cannot be written to {folder}, because of {error}. {way_out}")
+        number = max((number for number, _ in shard_paths(folder)), default=-1) + 1
+        columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}
+        shapes = {name: np.concatenate([record.shapes[name] for record in records]) for name in records[0].shapes}
+        names = [name for record in records for name in record.names]
+        ids = np.concatenate([record.ids for record in records])
+        path = folder / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
+        write_file(path, shard_content(records[0].epoch, ids, names, columns, shapes))
+        self.written += len(names)

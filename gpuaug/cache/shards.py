@@ -4,12 +4,15 @@ A shard has one tensor (N, …) per column, or for a column of varying shape a f
 Its other tensors ``row.…`` identify the N rows.
 """
 
+import errno
 import hashlib
 import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import Row, has_varying_shape
-from gpuaug.core.errors import DeviceError
+from gpuaug.core.errors import DeviceError, GpuAugError
 
 SUFFIX = ".safetensors"
 
@@ -26,26 +29,44 @@ class ShardError(ValueError):
     """A shard that is damaged. Its rows count as missing."""
 
 
-def write(
-    path: Path,
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a cache under a temporary name, and rename it.
+
+    Raises:
+        GpuAugError: If the file cannot be written.
+    """
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        way_out = "Check the disk, or use another folder."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            way_out = "Free space, or use fewer views. The rows that were written remain valid."
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            way_out = "Make the folder writable, or use another folder."
+        message = f"A feature cache cannot be written to {path.parent}, because of {error}. {way_out}"
+        raise GpuAugError(message) from error
+
+
+def shard_content(
     epoch: int,
     ids: NDArray[np.int64],
     names: Sequence[str],
     columns: Mapping[str, Tensor],
     shapes: Mapping[str, NDArray[np.int64]],
-) -> None:
-    """Write a shard under a temporary name, and rename it.
+) -> bytes:
+    """Return the content of a shard.
 
     Args:
-        path: Path of the shard.
         epoch: Epoch in which the rows were encoded.
         ids: (N, 4) ``RowId`` of each row.
         names: Name of each row, for readers other than gpuaug.
         columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
         shapes: Name of a column of varying shape → (N, axes) shape in each row.
-
-    Raises:
-        OSError: If the file cannot be written.
     """
     from safetensors.torch import save  # an optional package
 
@@ -57,19 +78,14 @@ def write(
         "row.name_end": torch.tensor([len(name) for name in text]).cumsum(0),
         **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
     }
-    content = _Content(columns, described)
-    described["row.checksum"] = torch.tensor([content.checksum(row) for row in range(len(ids))])
+    shard = Shard(columns, described)
+    described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))])
     metadata = {"format": "pt", "columns": json.dumps(list(columns)), "checksum": _digest(described)}
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(save({**columns, **described}, metadata))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return save({**columns, **described}, metadata)
 
 
-class _Content:
-    """Columns of a shard, as rows.
+class Shard:
+    """Rows of a shard.
 
     Args:
         columns: Name of a column → tensor.
@@ -78,47 +94,27 @@ class _Content:
 
     def __init__(self, columns: Mapping[str, Tensor], described: Mapping[str, Tensor]) -> None:
         self._columns = columns
+        self.epoch = int(described["row.epoch"])
+        """Epoch in which the rows were encoded."""
+        self.ids: NDArray[np.int64] = described["row.id"].numpy()
+        """(N, 4) ``RowId`` of each row."""
+        self._unchecked: dict[int, int] = {}
+        """Index → checksum, of each row of a file that this process has not checked."""
         self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if has_varying_shape(name)}
-        self._ends = {name: shapes.prod(1).cumsum(0) for name, shapes in self._shapes.items()}
-        self._bytes = []
+        self._bytes: dict[str, tuple[memoryview, list[int]]] = {}
         """(bytes of the column, offsets of the rows in the bytes, and the total length) of each column."""
-        count = len(described["row.id"])
         for name, column in columns.items():
-            ends = self._ends[name] if name in self._ends else torch.arange(1, count + 1) * column[0].numel()
-            self._bytes.append((_as_bytes(column), [0, *(ends * column.itemsize).tolist()]))
+            lengths = self._shapes[name].prod(1) if name in self._shapes else torch.full((len(self.ids),), column[0].numel())
+            self._bytes[name] = _as_bytes(column), [0, *(lengths.cumsum(0) * column.itemsize).tolist()]
 
-    def row(self, index: int) -> Row:
-        """Return a row, whose parts share the memory of the columns."""
-        parts = {}
-        for name, column in self._columns.items():
-            if name in self._shapes:
-                shape = self._shapes[name][index].tolist()
-                end = int(self._ends[name][index])
-                parts[name] = column[end - int(np.prod(shape)) : end].reshape(shape)
-            else:
-                parts[name] = column[index]
-        return parts
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Map a shard into memory.
 
-    def checksum(self, index: int) -> int:
-        """Return the checksum of a row."""
-        value = 0
-        for content, ends in self._bytes:
-            value = zlib.crc32(content[ends[index] : ends[index + 1]], value)
-        return value
-
-
-class Shard:
-    """A shard that is mapped into memory.
-
-    Args:
-        path: Path of the shard.
-
-    Raises:
-        ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong.
-        DeviceError: If the package safetensors is not installed.
-    """
-
-    def __init__(self, path: Path) -> None:
+        Raises:
+            ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong.
+            DeviceError: If the package safetensors is not installed.
+        """
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
@@ -135,21 +131,31 @@ class Shard:
             raise ShardError(str(error)) from error
         if _digest(described) != metadata["checksum"]:
             raise ShardError("its checksum is wrong")
-        self.epoch = int(described["row.epoch"])
-        """Epoch in which the rows were encoded."""
-        self.ids: NDArray[np.int64] = described["row.id"].numpy()
-        """(N, 4) ``RowId`` of each row."""
-        self._unchecked = dict(enumerate(described["row.checksum"].tolist()))
-        """Index → checksum, of each row that this process has not checked."""
-        self._content = _Content(columns, described)
+        shard = cls(columns, described)
+        shard._unchecked = dict(enumerate(described["row.checksum"].tolist()))
+        return shard
 
     def row(self, index: int) -> Row | None:
-        """Return a row, whose parts are views of the file; ``None`` if its bytes are damaged."""
+        """Return a row, whose parts share the memory of the columns; ``None`` if its bytes are damaged."""
         if index in self._unchecked:
-            if self._content.checksum(index) != self._unchecked[index]:
+            if self.checksum(index) != self._unchecked[index]:
                 return None
             del self._unchecked[index]
-        return self._content.row(index)
+        parts = {}
+        for name, column in self._columns.items():
+            if name in self._shapes:
+                begin, end = (offset // column.itemsize for offset in self._bytes[name][1][index : index + 2])
+                parts[name] = column[begin:end].reshape(self._shapes[name][index].tolist())
+            else:
+                parts[name] = column[index]
+        return parts
+
+    def checksum(self, index: int) -> int:
+        """Return the checksum of a row."""
+        value = 0
+        for content, offsets in self._bytes.values():
+            value = zlib.crc32(content[offsets[index] : offsets[index + 1]], value)
+        return value
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

@@ -12,14 +12,15 @@ sample. Names of columns::
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
-from gpuaug.core.errors import whole_number
+from gpuaug.core.errors import ArgumentTypeError, whole_number
 
 
 class Undecoded:
@@ -33,6 +34,20 @@ class Undecoded:
         def __getattr__(self, name: str) -> NoReturn:
             reason = "" if name.startswith("_") else f", because its images are not decoded. {self._way_out}"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+
+
+def refuse_transforms(cls: type[Undecoded]) -> None:
+    """Make torchvision's v2 transforms raise an error for samples with an instance of ``cls``.
+
+    The transforms flatten each sample with torch's pytrees, and pass unknown types through without an error.
+    """
+    register_pytree_node(cls, _refuse_to_flatten, lambda _values, _context: None, serialized_type_name=f"gpuaug.{cls.__name__}")
+
+
+def _refuse_to_flatten(value: Any) -> NoReturn:
+    raise ArgumentTypeError(
+        f"Transforms of a dataset must receive decoded images, got {value}, which they would not transform. {value._way_out}"
+    )
 
 
 class Format(IntEnum):

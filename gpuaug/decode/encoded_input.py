@@ -6,9 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch.utils._pytree import register_pytree_node
-
-from gpuaug.core.encoded import Row, RowId, Undecoded
+from gpuaug.core.encoded import Row, RowId, Undecoded, refuse_transforms
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.file_bytes import bytes_view, is_bytes, open_file, too_large
@@ -120,22 +118,8 @@ class CachedFile(EncodedFile):
         self.row = None
 
 
-def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
-    """Raise the error for a transform in the dataset."""
-    raise ArgumentTypeError(
-        f"Transforms of a dataset must receive images, got {file}, which is not read yet: they would transform boxes, but not "
-        f"the image. {_TRANSFORMS_TO_LOADER}"
-    )
-
-
-# torchvision's v2 transforms flatten each sample with torch's pytrees, and pass unknown types through without an error.
-for _file_type in (EncodedFile, CachedFile):
-    register_pytree_node(
-        _file_type,
-        _refuse_to_flatten,
-        lambda _values, _context: EncodedFile(""),  # never called, because flattening raises an error
-        serialized_type_name=f"gpuaug.{_file_type.__name__}",
-    )
+refuse_transforms(EncodedFile)
+refuse_transforms(CachedFile)
 
 
 def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:

@@ -58,8 +58,6 @@ class DrawsAhead:
        increase of an epoch that a sampler counts at its end is undone likewise.
     2. The sampler draws from global generators only while no stage is running, because a stage sets these generators.
     3. Before another iteration draws from the same generators, the sampler is read to its end, so that it draws nothing later.
-       Draws that a plain ``DataLoader`` would make later are postponed, and are not made if the other iteration has drawn. So
-       the order of a third iteration may differ from the order of a plain ``DataLoader``.
 
     Args:
         variables: States of the sampler's generators, without global generators, from which the training loop draws, too, and
@@ -75,10 +73,6 @@ class DrawsAhead:
         self._draws_globally = False
         """Whether the sampler draws from global generators."""
         self._is_stopped = False
-        self._is_postponed = False
-        """Whether ``postpone`` was called."""
-        self.makes_postponed_draws = False
-        """Whether ``count_returned`` makes postponed draws: no other iteration has drawn, or its draws were undone."""
         self.items_before_first = sys.maxsize
         """Number of items that a plain ``DataLoader`` has read before the first call of ``next``.
 
@@ -102,8 +96,6 @@ class DrawsAhead:
 
     def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
         """Return ``read()``, which reads the item with index ``item`` of the sampler. Return an empty list after ``stop``."""
-        if self._is_postponed:
-            return []  # the sampler has been read to its end
         values_before = [variable.get() for variable in self.variables]
         items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._draws_globally else read()
         for variable, before in zip(self.variables, values_before, strict=True):
@@ -123,29 +115,10 @@ class DrawsAhead:
 
         A variable that another iteration, or the program, has changed since is not changed.
         """
-        if self._is_postponed:
-            self._changes.clear()
         while self._changes:
             item, variable, before, after = self._changes.pop()
             if item >= self._num_plain and _equal(variable.get(), after):
                 variable.set(before)
-
-    def count_returned(self) -> None:
-        """Record that the training loop has received a result of ``next``, and make postponed draws that are due."""
-        self.num_returned += 1
-        while self.makes_postponed_draws and self._changes and self._changes[0].item < self._num_plain:
-            _, variable, before, after = self._changes.popleft()
-            if _equal(variable.get(), before):
-                variable.set(after)
-
-    def postpone(self) -> None:
-        """Set variables to the values that a plain ``DataLoader`` would have left so far. Call after the last ``read``."""
-        self.makes_postponed_draws = False
-        if not self._is_postponed:
-            changes = [change for change in self._changes if change.item >= self._num_plain]
-            self.undo()
-            self._changes.extend(changes)
-            self._is_postponed = True
 
     def uses_any_of(self, variables: Sequence[Variable]) -> bool:
         """Whether the iteration is open, and its sampler changes one of ``variables``."""
@@ -293,7 +266,7 @@ class EpochIndices(Iterator[Any]):
                 self._read_ahead.popleft()
 
     def read_to_end(self) -> None:
-        """Read the remaining items, if their number is known, and postpone draws that are not due in a plain ``DataLoader``."""
+        """Read the remaining items, if their number is known."""
         length = 0
         with suppress(Exception):  # a sampler need not have a length
             length = len(self)
@@ -303,7 +276,6 @@ class EpochIndices(Iterator[Any]):
                     items = self.draws_ahead.read(index, partial(self._read, 1))
                     self._read_ahead.extend(items)
                     if not items:
-                        self.draws_ahead.postpone()
                         return
             except Exception as error:
                 self._error = error
@@ -346,16 +318,11 @@ _open: weakref.WeakSet[EpochIndices] = weakref.WeakSet()
 """Iterators of all loaders in this process for which ``begin`` was called: several loaders may draw from one generator."""
 
 
-def read_open_to_end(variables: Sequence[Variable]) -> list[DrawsAhead]:
-    """Read the samplers of open iterations that change any of ``variables`` to their ends, and postpone their draws.
-
-    Returns:
-        The records of draws of these iterations.
-    """
-    iterations = [indices for indices in list(_open) if indices.draws_ahead.uses_any_of(variables)]
-    for indices in iterations:
-        indices.read_to_end()
-    return [indices.draws_ahead for indices in iterations]
+def read_open_to_end(variables: Sequence[Variable]) -> None:
+    """Read the samplers of open iterations that change any of ``variables`` to their ends."""
+    for indices in list(_open):
+        if indices.draws_ahead.uses_any_of(variables):
+            indices.read_to_end()
 
 
 def _bytes_of(indices: Any) -> Any:

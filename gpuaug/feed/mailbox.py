@@ -14,6 +14,8 @@ PAUSE = 0.5
 
 Only one thread executes Python at a time. A training step begins with launches from Python (the forward pass). From about the
 middle of the step, the training thread waits in C++ for the backward pass. Python code of another thread then causes no delay.
+With 7 ms of small operations and 6 ms of such a wait per step, a loop over batches of one worker took 26 ms per step without
+pauses and 20 ms with pauses (two busy cores without a GPU, one-off, 2026-11-29).
 """
 
 MAX_PAUSE_S = 0.05

@@ -55,9 +55,6 @@ _NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 GROWTH = 1.25
 """Ratio of the size of the slots of a later generation to the size of the batch that was too large for older slots."""
 
-POISON = False
-"""Whether freed slots are overwritten. Set by tests, so that a read of a freed slot returns wrong values."""
-
 PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
 """(generation, slot) → (offset, bytes) of each page-locked slot.
 
@@ -315,11 +312,7 @@ class Ring:
         if os.getpid() != self._process:
             return  # in a forked process, the slot belongs to the parent
         self.slots_in_use.discard(number)
-        generation, index = number
-        if POISON:
-            start, slot_bytes, _ = self.memory.generation(generation)
-            self.memory.bytes[start + index * slot_bytes : start + (index + 1) * slot_bytes] = 0xAA
-        self.memory.map[self.memory.flag_at(generation, index)] = 0
+        self.memory.map[self.memory.flag_at(*number)] = 0
 
     def close(self) -> None:
         """Wait for copies from slots, then end page-locking. Idempotent."""

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.feed.draws_ahead import DrawsAhead, set_states, states_of
@@ -258,17 +258,9 @@ def _check_state_method(dataset: Any) -> None:
     try:
         inspect.signature(dataset.state_dict).bind()
     except TypeError as error:
-        packages = dict.fromkeys(cls.__module__.partition(".")[0] for cls in type(dataset).__mro__)
-        names = (
-            f"{package}.{name}"
-            for package in packages
-            for name, value in vars(sys.modules.get(package, object)).items()
-            if isinstance(value, type) and issubclass(value, DataLoader) and value.__module__.partition(".")[0] == package
-        )
-        loader_name = next(names, "its package's own loader")
         raise ArgumentTypeError(
             f"The dataset of a StatefulDataLoader must have a state_dict() without required arguments, got "
-            f"{type(dataset).__name__}: {error}. Use {loader_name} instead."
+            f"{type(dataset).__name__}: {error}. Use the loader of its package, such as its StreamingDataLoader."
         ) from None
     except ValueError:  # a function in C, without a signature
         return

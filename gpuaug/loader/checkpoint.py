@@ -133,8 +133,7 @@ class Progress:
 
         The seed of the copy's workers is not drawn from the loader's generators, because no seed is drawn for running workers.
         """
-        for draws_ahead in read_open_to_end(self._source.variables):  # as the next iterator of this loader would do
-            draws_ahead.makes_postponed_draws = True  # the copy draws from copies of the generators
+        read_open_to_end(self._source.variables)  # as the next iterator of this loader would do
         next_iterator = self._next
         if next_iterator.start == FIRST_BATCH and has_persistent_workers(self._loader) and self._feed.has_running_workers:
             next_iterator = next_iterator._replace(start=START_WITH_NEW_WORKERS)

@@ -109,7 +109,7 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     shared = loader._shared
     stats = shared.stats
     variables = generator_variables(parts(loader.loader).values())
-    open_draws = read_open_to_end(variables)
+    read_open_to_end(variables)
     generator_states = [(variable, variable.get()) for variable in variables]
     dataset: Any = getattr(loader.loader, "dataset", None)
     is_read_here = has_state_methods(dataset) and getattr(loader.loader, "num_workers", 0) == 0  # not in workers
@@ -125,8 +125,6 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
         for variable, state in generator_states:
             variable.set(state)
-        for draws_ahead in open_draws:
-            draws_ahead.makes_postponed_draws = True
         if is_read_here:
             dataset.load_state_dict(dataset_state)
 

@@ -159,7 +159,7 @@ class PipelinedIterator:
         batch_index = self._loop_position.batch
         batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
         self.launched_batches.popleft()
-        self.feed_iterator.draws_ahead.count_returned()
+        self.feed_iterator.draws_ahead.num_returned += 1
         if launched.error is not None:
             self._ended = True
             try:
@@ -205,7 +205,7 @@ class PipelinedIterator:
 
     def end(self) -> None:
         """Record that all batches have been handed over and the epoch has ended."""
-        self.feed_iterator.draws_ahead.count_returned()
+        self.feed_iterator.draws_ahead.num_returned += 1
         self._set_position(self._loop_position._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:

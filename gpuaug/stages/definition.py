@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from gpuaug.core.batch import is_pil_image
 from gpuaug.core.errors import without_addresses
 from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
@@ -116,9 +115,6 @@ class _Writer:
             return _tensor(value)
         if isinstance(value, np.ndarray):
             return self._array(value)
-        if is_pil_image(value):
-            checksum = _checksum(value.tobytes() + bytes(value.getpalette() or ()))
-            return f"{type(value).__qualname__}(mode={value.mode}, size={value.size}, checksum={checksum})"
         if isinstance(value, Mapping):
             return f"{{{', '.join(f'{self.text(key)}: {self.text(item)}' for key, item in value.items())}}}"
         if isinstance(value, list | tuple):

@@ -11,16 +11,13 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
 
 from gpuaug.core import batch as batches
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.targets import TARGET_KEYS, holds_targets, type_name
 from gpuaug.core.torchvision_types import (
     all_parts,
-    children_of,
     difference,
-    is_unmodified_sequential,
     library_class,
     torchvision_class,
     unwrapped,
@@ -45,18 +42,6 @@ _LABEL_MIXING = re.compile(
     r"kornia\.augmentation\._2d\.mix\.(mixup|cutmix)\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix"
 )
 """Qualified names of classes that mix images and their labels."""
-
-_WITHOUT_TARGETS = re.compile(
-    r"kornia\.(geometry|augmentation\._3d)\..*|kornia\..*\.Random(ElasticTransform|Fisheye|ThinPlateSpline)"
-    r"|torchvision\..*\.(AugMix|ElasticTransform|FiveCrop|Lambda|LinearTransformation|TenCrop|VideoClassification)"
-)
-"""Qualified names of classes that ``gpuaug.fuse`` refuses, or that their library runs on the images only."""
-
-_SEVERAL_SIZES = re.compile(r"torchvision\..*\.(RandomIoUCrop|RandomResize|RandomShortestSize|RandomZoomOut|ScaleJitter)")
-"""Qualified names of classes that ``gpuaug.fuse`` refuses unless a transform to one size follows."""
-
-_POLICY = re.compile(r"torchvision\..*\.(AutoAugment|RandAugment|TrivialAugmentWide)")
-"""Qualified names of classes that ``gpuaug.fuse`` transforms targets with if the images are integers."""
 
 
 @dataclass(frozen=True)
@@ -153,54 +138,11 @@ class FirstCall:
         """Names of the members that are passed with the data key ``targets``."""
         return [name for name, key in self._data_keys.items() if key == "targets"]
 
-    @property
-    def transforms_targets(self) -> bool:
-        """Whether the fused pipeline, or ``gpuaug.fuse`` of the transform, transforms targets along with the images."""
-        is_floating = isinstance(self.images, torch.Tensor) and self.images.is_floating_point()
-        if is_floating and any(_matches(self._parts, _POLICY)):
-            return False
-        if self.is_fused:
-            return all(map(_fuses_with_targets, self.module.fallback_modules))
-        return _fuses_with_targets(self.module) and not any(_matches([self.module], _SEVERAL_SIZES))
-
-    @property
-    def mixes_labels(self) -> bool:
-        """Whether the fused pipeline, or ``gpuaug.fuse`` of the transform, can mix labels along with the images."""
-        if self.is_fused:
-            return not any(_matches([*all_parts(self.module.fallback_modules)], _LABEL_MIXING))
-        return _fuses_with_labels(self.module)
-
-    @property
-    def separate_stages(self) -> str | None:
-        """Code for the modules of a container of a fused pipeline as stages; ``None`` without a fused pipeline inside."""
-        if self.is_fused or not any(map(_is_fused, self._parts)):
-            return None
-        class_ = library_class(self.module)
-        runs_its_transforms = class_ is not None and difference(self.module, class_) is None
-        if is_unmodified_sequential(self.module):
-            return f"separate stages: stages=[*{self.code}]"
-        if runs_its_transforms and isinstance(getattr(self.module, "transforms", None), list | tuple | nn.ModuleList):
-            return f"separate stages: stages=[*{self.code}.transforms]"
-        return "the fused pipeline as a separate stage"
-
     def with_members(self, on: Mapping[Any, str]) -> str:
-        """Return code for stages that transform the members of ``on``, too."""
-        if self.separate_stages:
-            return self.separate_stages
+        """Return code for a stage that transforms the members of ``on``, too."""
         selected = self._data_keys or {0 if self.selection.on is ... else self.selection.on: "input"}
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
-
-    @property
-    def unchecked(self) -> str:
-        """Code for the same call without a warning."""
-        on = self.selection.on
-        if not self.typed_names and not isinstance(on, tuple | Mapping):
-            return "lambda images: transform(images)"
-        new_on: Any = (*(on if isinstance(on, tuple) else (0 if on is ... else on,)), *self.typed_names)
-        if isinstance(on, Mapping):
-            new_on = self._data_keys | dict.fromkeys(self.typed_names, "tv_tensors")
-        return f"gpuaug.TransformStage(lambda *values, **keys: transform(*values, **keys), on={new_on})"
 
     @property
     def _data_keys(self) -> dict[Any, str]:
@@ -233,30 +175,3 @@ def _matches(parts: list[Any], names: re.Pattern[str]) -> Iterator[Any]:
 def _listed(parts: list[Any] | Iterator[Any]) -> str:
     """Return the names of functions and of the classes of modules, sorted, without repetitions."""
     return ", ".join(sorted({getattr(part, "__qualname__", type(part).__name__) for part in parts}))
-
-
-def _fuses_with_targets(module: Any) -> bool:
-    """Return whether ``gpuaug.fuse`` transforms targets along with the images of ``module``, a module of any class."""
-    cls = library_class(module)
-    if type(module) not in (list, tuple, nn.Sequential, nn.ModuleList):
-        unsupported = cls is None or difference(module, cls) is not None or any(_matches([module], _WITHOUT_TARGETS))
-        if unsupported or not (isinstance(module, nn.Sequential) or hasattr(module, "transforms")):
-            return not unsupported
-    return all(map(_fuses_with_targets, children_of(module)))
-
-
-def _fuses_with_labels(module: Any) -> bool:
-    """Return whether ``gpuaug.fuse`` can mix labels along with the images of ``module``, a module of any class."""
-    if _is_fused(module) or torchvision_class(module) is not None or not any(_matches([*all_parts(module)], _LABEL_MIXING)):
-        return True
-    children = children_of(module)
-    if type(module) not in (list, tuple, nn.Sequential):
-        cls = library_class(module)
-        if cls is None or difference(module, cls) is not None or cls.__name__ == "PatchSequential":
-            return False
-        if any(_matches([module], _LABEL_MIXING)):
-            return bool(getattr(module._param_generator, "num_mix", 1) == 1)
-        counts: Any = getattr(module, "random_apply", False)  # (smallest number of picked modules, largest number + 1)
-        if counts and (counts[0] == 0 or len([*_matches(children, _LABEL_MIXING)]) < len(children)):
-            return False
-    return all(map(_fuses_with_labels, children))

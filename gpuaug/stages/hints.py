@@ -83,7 +83,7 @@ def _warn_of_layout(call: FirstCall) -> None:
     warnings.warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
         f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this "
-        f"stage. If this is intended, pass {call.unchecked}, which is not checked.",
+        "stage. If this is intended, disable this warning with warnings.filterwarnings('ignore', 'Images of shape').",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -115,7 +115,7 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
         warnings.warn(
             f"{listed_targets} no longer match the images, because {call.mixing} mixes the images only. Leave {call.mixing} "
             f"out for batches with {listed_targets}, or mix images and {listed_targets} in the dataset. "
-            f"If this is intended, pass {call.unchecked}, which is not checked.",
+            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -128,18 +128,10 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
             f"In collate_fn, convert {', '.join(without_key)} to tv_tensors.Mask, BoundingBoxes or KeyPoints, which "
             "gpuaug.fuse(…) transforms along with the images."
         )
-    if call.separate_stages:
-        lines = [f"Pass {call.separate_stages}."]
-    elif not call.transforms_targets:
-        lines = [f"Transform images and {listed_targets} together in the dataset."]
-    changed = "the images only"
-    if call.target_dict_names:
-        changed = f"the images, torchvision's tensors, and {', '.join(TARGET_KEYS)} of target dicts only"
-    elif any(call.by_type):
-        changed = "the images and torchvision's tensors only"
     warnings.warn(
-        f"{listed_targets} no longer match the images, because {call.moving} transforms {changed}. {' '.join(lines)} "
-        f"If this is intended, pass {call.unchecked}, which is not checked.",
+        f"{listed_targets} no longer match the images, because {call.moving} transforms the images without them. "
+        f"{' '.join(lines)} Or transform images and {listed_targets} together in the dataset. "
+        "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -150,15 +142,10 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
     passed = {id(leaf) for leaf in batches.leaves(call.values)}
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed for member in labels.values()):
-        advice = (
-            f"Pass {call.with_members({next(iter(labels)): 'class'})}."
-            if call.mixes_labels
-            else "Put a RandomMixUpV2, or a RandomCutMixV2 with num_mix=1, into the list for gpuaug.fuse, outside of other "
-            "containers, and pass it the labels with the data key 'class'; or mix in the dataset."
-        )
         warnings.warn(
-            f"labels no longer match the images, because {call.mixing_labels} receives the images only. {advice} "
-            f"If this is intended, pass {call.unchecked}, which is not checked.",
+            f"labels no longer match the images, because {call.mixing_labels} receives the images only. "
+            f"Pass {call.with_members({next(iter(labels)): 'class'})}. "
+            "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
             GpuAugWarning,
             stacklevel=3,
         )

@@ -144,47 +144,34 @@ class Selection:
 
     def _get(self, batch: Batch, selector: Any) -> Any:
         form = _form(batch)
+        members = _members(batch)
         if selector is ...:
             if form == "leaf":
                 return batch
             if form == "sequence":
                 selector = 0
             else:
-                members = _members(batch)
                 advice = f": write {self._kind}(…, on={members[0]!r})" if members else ""
                 raise SelectionError(
                     f"on must be passed for a batch that is a {type(batch).__name__}, got no on. "
                     f"The batch has {_listed(members)}{advice}."
                 )
-        if form == "leaf":
-            raise SelectionError(
-                f"on must be left out for a batch that is a single {type(batch).__name__}, got {selector!r}. "
-                "Leave it out, or return a tuple or dict from collate_fn."
-            )
-        if form == "sequence":
-            if not _is_index(selector) or not -len(batch) <= selector < len(batch):
-                raise SelectionError(
-                    f"on must be an index of a {type(batch).__name__} of {len(batch)}, got {selector!r}. "
-                    + (f"Pass an index from 0 to {len(batch) - 1}." if batch else "Pass on=None for batches that may be empty.")
-                )
+        if form == "sequence" and _is_index(selector) and -len(batch) <= selector < len(batch):
             return batch[selector]
-        if selector not in _members(batch):
-            raise SelectionError(
-                f"on must name a member of the {type(batch).__name__}, got {selector!r}. It has {_listed(_members(batch))}."
-            )
-        return batches.member(batch, selector)
+        if form != "sequence" and selector in members:
+            return batches.member(batch, selector)
+        way_out = f"It has {_listed(members)}." if members else "Leave on out. Pass on=None for batches that may be empty."
+        raise SelectionError(
+            f"on must name a member of the batch, a {type(batch).__name__} of {len(members)}, got {selector!r}. {way_out}"
+        )
 
     def _put(self, batch: Batch, values: Mapping[Any, Any]) -> Batch:
         form = _form(batch)
-        if form == "leaf":
+        fields = _fields(batch) if form == "record" else []
+        if form == "leaf" or (fields and not values.keys() <= {*fields}):
             raise SelectionError(
-                f"into must be left out for a batch that is a single {type(batch).__name__}, got {_listed(values)}. "
+                f"into must name members of a {type(batch).__name__}, got {_listed(values)}. It has {_listed(fields)}. "
                 "To add a member, return a tuple or dict from collate_fn."
-            )
-        if form == "record" and not values.keys() <= {*_fields(batch)}:
-            raise SelectionError(
-                f"into must be a field of {type(batch).__name__}, which has a fixed set of fields, got {_listed(values)}. "
-                f"It has {_listed(_fields(batch))}."
             )
         if form == "sequence":
             names = _from_start(batch, values)

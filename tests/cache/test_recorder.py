@@ -100,15 +100,19 @@ def test_a_run_that_was_killed_continues(paths, tmp_path):
         (errno.EIO, "Check the disk, or use another folder"),
     ],
 )
-@pytest.mark.parametrize("place", ["write", "write_key"])
+@pytest.mark.parametrize("place", [".safetensors", "key.json"])
 def test_a_disk_that_fails(place, number, way_out, paths, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
+    replace = Path.replace
+
+    def fail(path, target):
+        if str(target).endswith(place):
+            raise OSError(number, os.strerror(number))
+        return replace(path, target)
 
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
     with monkeypatch.context() as patched:
-        patched.setattr(*((recorder, "write") if place == "write" else (Path, "write_text")), fail)
+        patched.setattr(Path, "replace", fail)
         with pytest.raises(GpuAugError, match=way_out):
             rows_of(streamed)
     assert len(rows_of(streamed)) == COUNT
@@ -116,8 +120,8 @@ def test_a_disk_that_fails(place, number, way_out, paths, tmp_path, monkeypatch)
 
 def test_a_disk_that_is_too_slow(paths, tmp_path, monkeypatch):
     written = threading.Event()
-    write = recorder.write
-    monkeypatch.setattr(recorder, "write", lambda *arguments: written.wait(60) and write(*arguments))
+    write = recorder.write_file
+    monkeypatch.setattr(recorder, "write_file", lambda *arguments: written.wait(60) and write(*arguments))
     monkeypatch.setattr(recorder, "SHARD_BYTES", 1)
     monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", 300)  # one batch has 256 bytes
     cache = FeatureCache(tmp_path / "cache")
@@ -161,15 +165,15 @@ def test_rows_are_recorded_before_later_stages_change_them(device, paths, tmp_pa
     assert_equal(second, first)
 
 
-@pytest.mark.parametrize("place", ["write", "_in_ordinary_memory"])
+@pytest.mark.parametrize("place", ["write_file", "replace"])
 @pytest.mark.parametrize("end", ["break", "error"])
 def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, paths, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "no space") if place == "write" else MemoryError("no memory")
+    def fail(*_, **__):
+        raise GpuAugError("no space") if place == "write_file" else MemoryError("no memory")
 
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
-    expected = GpuAugError if place == "write" else MemoryError
+    expected = GpuAugError if place == "write_file" else MemoryError
     with monkeypatch.context() as patched:
         patched.setattr(recorder, place, fail)
         with suppress(ZeroDivisionError):
@@ -183,10 +187,10 @@ def test_an_error_of_an_epoch_that_was_left_is_raised_at_the_next(end, place, pa
 
 
 def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
-    def fail(record):
+    def fail(*_, **__):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(recorder, "_in_ordinary_memory", fail)
+    monkeypatch.setattr(recorder, "replace", fail)
     cache = FeatureCache(tmp_path / "cache")
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
     with pytest.raises(MemoryError):

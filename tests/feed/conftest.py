@@ -5,15 +5,14 @@ import time
 from multiprocessing import queues
 
 import pytest
+from support.feed.poison import overwrite_freed_slots
 from support.feed.ring_cleanup import rings_here
 from support.process.waiting import WAIT_S
-
-from gpuaug.feed import ring
 
 
 @pytest.fixture(autouse=True)
 def _slots_are_overwritten_when_they_are_given_back(monkeypatch):
-    monkeypatch.setattr(ring, "POISON", True)
+    overwrite_freed_slots(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import internals
+from support.feed.poison import overwrite_freed_slots
 from torch.utils.data import default_collate
 
 from gpuaug.core.errors import ArgumentTypeError, GpuAugWarning
@@ -155,7 +156,7 @@ def test_close_waits_for_copies():
 def test_poison_overwrites_released_slot(ring, monkeypatch):
     ring.make_room(batch())
     got, slot = ring.batch_and_slot(sent(ring, 0, batch()))
-    monkeypatch.setattr(rings, "POISON", True)
+    overwrite_freed_slots(monkeypatch)
     del slot
     assert (got["images"].view(torch.uint8) == 0xAA).all()
 

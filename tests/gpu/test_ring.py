@@ -11,12 +11,13 @@ import pytest
 import torch
 from support import internals
 from support.comparison.values import assert_values
+from support.feed.poison import overwrite_freed_slots
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import gpuaug
 from gpuaug import Ragged
 from gpuaug.core.packed_targets import unpack_targets
-from gpuaug.feed import feed, ring
+from gpuaug.feed import feed
 from gpuaug.stages.copy import Copier
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +73,7 @@ class Buffering(DataLoader):
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", [DataLoader, Buffering])
 def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, persistent, kind):
-    monkeypatch.setattr(ring, "POISON", True)
+    overwrite_freed_slots(monkeypatch)
     make_current = gpuaug.core.streams.Lane.make_current
 
     def delayed(lane):
@@ -88,7 +89,7 @@ def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, pers
 
 
 def test_poison_reveals_slot_released_too_early(monkeypatch):
-    monkeypatch.setattr(ring, "POISON", True)
+    overwrite_freed_slots(monkeypatch)
     monkeypatch.setattr(feed.Feed, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
     make_current = gpuaug.core.streams.Lane.make_current
 
@@ -271,7 +272,7 @@ def assert_arrived(batches):
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("options", [{"num_workers": 3}, {"num_workers": 2, "persistent_workers": True}, {}], ids=repr)
 def test_ragged_batches_arrive_through_ring_slots(monkeypatch, options, depth):
-    monkeypatch.setattr(ring, "POISON", True)
+    overwrite_freed_slots(monkeypatch)
     with gpuaug.StreamedLoader(loader(**options), depth=depth) as streamed:
         for _ in range(2):
             assert_arrived(list(streamed))

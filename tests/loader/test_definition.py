@@ -204,19 +204,11 @@ COMPARED = {
     "sparse": lambda size=20: torch.eye(size).to_sparse(),
     "compressed rows": lambda size=20: torch.eye(size).to_sparse_csr(),
     "meta": lambda size=20: torch.zeros(size, device="meta"),
-    "an image": lambda colour=1: Image.new("RGB", (2, 3), (colour, 2, 3)),
     "the size of an image": lambda size=(2, 3): Image.new("L", size),
-    "an image with a palette": lambda colour=1: with_palette(colour),
     "an object with an address of upper-case digits": lambda name="a": Addressed(name),
 }
 """Values of an attribute. The argument is part of the definition."""
-OTHER = {"text": "owl", "item": 2, "count": 2, "start": 1, "day": "02", "size": 21, "colour": 9, "name": "b"}
-
-
-def with_palette(colour):
-    image = Image.new("P", (2, 2))
-    image.putpalette([colour] * 768)
-    return image
+OTHER = {"text": "owl", "item": 2, "count": 2, "start": 1, "day": "02", "size": 21, "name": "b"}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -115,14 +115,12 @@ MISTAKES = {
     "must name at least one member of the batch": lambda: gpuaug.TransformStage(torch.negative, on=()),
     "must be a key, an index or a tuple of them": lambda: gpuaug.TransformStage(torch.negative, on=[0, 1]),
     "on must map members to names": lambda: gpuaug.TransformStage(AUGMENT, on={0: 0.5}),
-    "on must be left out for a batch that is a single …, got …. Leave it out, or return a tuple or dict "
-    "from collate_fn.": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, on=1)),
-    "into must be left out for a batch that is a single …, got …. To add a member, return a tuple or dict "
-    "from collate_fn.": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, into=1)),
-    "… no longer match the images, because … transforms …. … If this is intended, pass …, which is not checked.": lambda: run(
-        (IMAGES, targets()), AUGMENT
+    "on must name a member of the batch, a … of …, got …. Leave on out.": lambda: run(
+        LABELS, gpuaug.TransformStage(torch.negative, on=1)
     ),
-    "on must be an index of a … of …, got …. Pass an index from 0 to ….": lambda: run(
+    "into must name members of a …, got": lambda: run(LABELS, gpuaug.TransformStage(torch.negative, into=1)),
+    "… no longer match the images, because … transforms the images without them": lambda: run((IMAGES, targets()), AUGMENT),
+    "on must name a member of the batch, a … of …, got …. It has ….": lambda: run(
         (IMAGES, LABELS), gpuaug.TransformStage(torch.negative, on=2)
     ),
     "name must be a non-empty string": lambda: gpuaug.TransformStage(torch.negative, name=""),

@@ -61,16 +61,16 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 83,
     "benchkit": 745,
-    "cache": 1_080,
+    "cache": 1_046,
     "cli": 273,
-    "core": 1_595,
-    "decode": 4_544,
-    "feed": 2_458,
+    "core": 1_602,
+    "decode": 4_527,
+    "feed": 2_424,
     "fusion": 13_358,
     "integrations": 49,
-    "loader": 1_274,
+    "loader": 1_271,
     "profiler": 1_199,
-    "stages": 2_006,
+    "stages": 1_911,
     "viewer": 855,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.

@@ -11,7 +11,6 @@ import pytest
 import torch
 from contract.sources import streamed
 from kornia import augmentation as K
-from kornia.constants import DataKey
 from kornia.geometry import transform as geometry
 from support.ops.library_transforms import colour_transforms, geometric_transforms
 from torch import nn
@@ -49,6 +48,12 @@ FORMS = {"tensor": MAPS, "boxes": torch.rand(2, 7, 4), "dict": {"masks": MAPS}, 
 GEOMETRIC = geometric_transforms()
 COLOURS = colour_transforms()
 NOT_ON_BATCHES = ("AugMix", "RandomIoUCrop")
+REFUSED = (
+    *("ElasticTransform", "FiveCrop", "RandomFisheye", "RandomResize", "RandomShortestSize", "RandomThinPlateSpline"),
+    *("RandomZoomOut", "ScaleJitter", "TenCrop"),
+)
+"""Transforms that ``gpuaug.fuse`` refuses with masks, or unless a transform to one size follows. So are layers of Kornia."""
+
 SURE = "torchvision.transforms.v2._geometry: RandomHorizontalFlip"
 SIZING = ("RandomIoUCrop", "RandomResize", "RandomShortestSize", "RandomZoomOut", "ScaleJitter")
 
@@ -109,29 +114,29 @@ def test_transform_that_moves_no_pixels_does_not_warn(name, wrapper):
 
 
 def run_line(text, transform, batch):
-    """Run the stages that a warning says to pass; return the batch."""
-    line = re.search(r"Pass (gpuaug\.TransformStage\(.*?\}\))\.|Pass separate stages: (stages=\[.*?\])\.", text)
-    names = {"transform": transform, "gpuaug": gpuaug}
-    stages = [eval(line[1], names)] if line[1] else eval(line[2].removeprefix("stages="), names)
-    (result,) = streamed([batch], *stages)
+    """Run the stage that a warning says to pass; return the batch."""
+    line = re.search(r"Pass (gpuaug\.TransformStage\(.*?\}\))\.", text)
+    (result,) = streamed([batch], eval(line[1], {"transform": transform, "gpuaug": gpuaug}))
     return result
 
 
 @pytest.mark.parametrize(("name", "wrapper"), with_wrapper(GEOMETRIC))
-def test_line_to_type_works_for_every_transform(name, wrapper):
+def test_line_to_type_works_for_every_transform_or_raises_an_error(name, wrapper):
     if type(GEOMETRIC[name]).__name__ in NOT_ON_BATCHES:
         return
+    worked = []
     dtypes = (torch.float32,) if name.startswith("kornia.") else (torch.float32, torch.uint8)  # Kornia takes floats
     for dtype, transform in itertools.product(dtypes, (GEOMETRIC[name], WRAPPERS[wrapper](GEOMETRIC[name]))):
         images = v2.functional.to_dtype(IMAGES, dtype, scale=True)
         [text] = warned((images, MAPS), transform)
-        if "together in the dataset" not in text:
+        try:
             images, masks = run_line(text, transform, (images, MAPS))
-            assert masks.shape[-2:] == images.shape[-2:]
+        except (AssertionError, RuntimeError, GpuAugError):  # Kornia asserts
             continue
-        boxes = [{"boxes": torch.tensor([[1.0, 1, 4, 4]])}] * 2
-        with pytest.raises((AssertionError, RuntimeError, GpuAugError)):  # Kornia asserts
-            fuse(GEOMETRIC[name])(images, MAPS[:, None].float(), boxes, data_keys=["input", "mask", "targets"])
+        assert masks.shape[-2:] == images.shape[-2:]
+        worked.append(dtype)
+    is_refused = type(GEOMETRIC[name]).__name__ in REFUSED or name.startswith("kornia.geometry")
+    assert worked or is_refused, "gpuaug.fuse transforms masks with it"
 
 
 BOX, POINTS = [1.0, 2.0, 3.0, 4.0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
@@ -190,23 +195,14 @@ OTHER_MOVING = {
 def test_functions_and_presets_that_move_pixels_warn(transform):
     [text] = warned((IMAGES, MAPS), transform)
     assert "masks no longer match the images" in text
-    if "TransformStage" in text:
+    if isinstance(transform, nn.Module) and not isinstance(transform, v2.Compose):
         assert run_line(text, transform, (IMAGES, MAPS))[1].shape == (2, 4, 4)
-
-
-class PadToSquare(nn.Module):
-    """A user's class, which the fused pipeline calls as it is."""
-
-    def forward(self, images):
-        return images
 
 
 def test_fused_modules_of_other_libraries_warn_by_their_ops():
     [text] = warned((IMAGES, MAPS), fuse(FixedSizeCrop((4, 4))))
-    assert "because FixedSizeCrop transforms the images only" in text
+    assert "because FixedSizeCrop transforms the images without them" in text
     assert run_line(text, fuse(FixedSizeCrop((4, 4))), (IMAGES, MAPS))[1].shape == (2, 4, 4)
-    [text] = warned((IMAGES, MAPS), fuse([FLIP, PadToSquare()]))
-    assert "together in the dataset" in text
 
 
 # Fused pipelines in other modules
@@ -231,27 +227,6 @@ def test_partial_with_data_keys_also_transforms_members_by_type():
     assert torch.equal(plain, RAMP.flip(-1))
 
 
-@pytest.mark.parametrize("container", [nn.Sequential(SURE_FLIP, nn.Identity()), v2.Compose([nn.Identity(), SURE_FLIP])])
-def test_fused_pipeline_among_other_modules_becomes_a_stage(container):
-    [text] = warned((IMAGES, tv_tensors.Mask(RAMP)), container)
-    assert torch.equal(run_line(text, container, (IMAGES, tv_tensors.Mask(RAMP)))[1], RAMP.flip(-1))
-    [text] = warned((IMAGES, RAMP), container)
-    assert "stages=[*transform" in text
-
-
-def test_fused_pipeline_in_a_class_of_the_user_is_told_of():
-    class Augmentation(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.augment = SURE_FLIP
-
-        def forward(self, images):
-            return self.augment(images)
-
-    [text] = warned((IMAGES, RAMP), Augmentation())
-    assert "Pass the fused pipeline as a separate stage." in text
-
-
 # Plain tensors beside torchvision's
 
 
@@ -265,7 +240,6 @@ def test_plain_tensors_beside_torchvisions_in_one_member_are_told_of():
     for stage in (SURE_FLIP, TransformStage(SURE_FLIP, on={0: "input", 1: "tv_tensors"}), TransformStage(SURE_FLIP, on=(0, 1))):
         [text] = warned(batch, stage)
         assert text.startswith("masks, keypoints no longer match the images"), text
-        assert "torchvision's tensors only" in text
     _, targets = run_line(warned(batch, SURE_FLIP)[0], SURE_FLIP, batch)
     assert torch.equal(targets[0]["masks"], RAMP[:1].flip(-1))
     assert targets[0]["boxes"].tolist() == [[3, 1, 7, 5]]
@@ -335,23 +309,10 @@ def test_containers_of_torchvisions_tensors_alone_are_not_told_of(targets):
     assert not warned((IMAGES, targets), SURE_FLIP)
 
 
-INTENDED = {
-    "default": (..., (IMAGES, RAMP)),
-    "default, with members by type": (..., (IMAGES, RAMP, tv_tensors.Mask(RAMP))),
-    "an index, with members by type": (1, (tv_tensors.Mask(RAMP), IMAGES, RAMP)),
-    "data keys": ({0: DataKey.IMAGE, 1: DataKey.MASK}, (IMAGES, RAMP, RAMP.clone())),
-    "data keys, with members by type": ({"image": "input"}, {"image": IMAGES, "mask": RAMP, "typed": tv_tensors.Mask(RAMP)}),
-}
-
-
-@pytest.mark.parametrize(("on", "batch"), INTENDED.values(), ids=INTENDED)
-def test_line_for_an_intended_mismatch_silences_the_warning_and_changes_nothing_else(on, batch):
-    stage = TransformStage(SURE_FLIP, on=on)
-    [text] = warned(batch, stage)
-    line = re.search(r"If this is intended, pass (.*), which is not checked", text)[1]
-    silent = eval(line, {"transform": SURE_FLIP, "gpuaug": gpuaug})
-    silent = TransformStage(silent, on=on) if line.startswith("lambda") else silent
-    assert not warned(batch, silent)
-    (expected,) = streamed([batch], stage)
-    (result,) = streamed([batch], silent)
-    assert all(map(torch.equal, batches.leaves(result), batches.leaves(expected)))
+def test_line_for_an_intended_mismatch_disables_the_warning():
+    [text] = warned((IMAGES, RAMP), SURE_FLIP)
+    line = re.search(r"disable this warning with (warnings\.filterwarnings\(.*?\))", text)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(line)
+        list(streamed([(IMAGES, RAMP)], SURE_FLIP))

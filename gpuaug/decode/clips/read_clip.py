@@ -4,15 +4,14 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
-from gpuaug.core.encoded import Undecoded
+from gpuaug.core.encoded import Undecoded, refuse_transforms
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
 from gpuaug.decode.clips.limits import MAX_PACKETS
 from gpuaug.decode.file_bytes import bytes_view, is_bytes
@@ -109,14 +108,7 @@ def _displayed_at(times_s: NDArray[np.float64], end_s: float, at_s: NDArray[np.f
     return numbers
 
 
-def _refuse_to_flatten(clip: Clip) -> NoReturn:
-    raise ArgumentTypeError(
-        f"Transforms of a dataset must receive frames, got {clip}, which is not decoded yet. Pass the transforms to the "
-        "loader: stages=[gpuaug.DecodeStage(), transform]."
-    )
-
-
-register_pytree_node(Clip, _refuse_to_flatten, lambda _values, _context: _refuse_to_flatten, serialized_type_name="gpuaug.Clip")
+refuse_transforms(Clip)
 
 
 def read_clip(

@@ -21,7 +21,7 @@ def frames_of(*clips, **options):
     return frames
 
 
-@example("Transforms of a dataset must receive frames")
+@example("Transforms of a dataset must receive decoded images")
 def transforms_in_a_dataset_of_clips(told):
     clip = gpuaug.read_clip(video(), 2)
     with told:

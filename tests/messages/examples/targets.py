@@ -26,7 +26,7 @@ def label_map_as_class(told):
     assert torch.equal(got, labels.flip(-1))
 
 
-@example("Transforms of a dataset must receive images")
+@example("Transforms of a dataset must receive decoded images")
 def transform_left_in_a_dataset(told):
     with tempfile.TemporaryDirectory() as folder:
         path, transform = pathlib.Path(folder) / "image.png", v2.Compose([v2.Resize((16, 16)), FLIP])

@@ -32,6 +32,8 @@ UNTRIED = {
     "Move the encoder with ….to(…)": "followed in tests/stages/test_feature.py",
     "encoder must not write to its input": "followed in tests/stages/test_bad_encoders.py",
     "labels no longer match the images": "followed in tests/stages/test_hints.py",
+    "… no longer match the images": "followed in tests/stages/test_targets_left_behind.py",
+    "Images of shape … are read with": "followed in tests/stages/test_hints.py",
     "transform must accept images of different sizes": "followed in tests/stages/test_hints.py",
     "Put v2.ToDtype(torch.float32, scale=True) before it": "followed in tests/fusion/test_types.py",
     "next() cannot run": "followed in tests/contract/test_threads.py",
