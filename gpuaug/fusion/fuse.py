@@ -167,8 +167,6 @@ class Fused(nn.Module):
         self._programs[torch.uint8] = uint8_program
         self.geometric_modules = uint8_program.geometric_modules
         """Modules whose ops may move pixels within an image."""
-        self.fallback_modules = tuple(op.module for op in uint8_program.ops if isinstance(op, EagerOp))
-        """Modules without an op. Their library runs them."""
         self._prefetch = TablePrefetch()
         self.clip_layout = clip_layout_of(pipeline)
         """Layout of clips that the pipeline accepts."""

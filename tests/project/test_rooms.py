@@ -66,7 +66,7 @@ BUDGETS = {
     "core": 1_602,
     "decode": 4_527,
     "feed": 2_424,
-    "fusion": 13_358,
+    "fusion": 13_357,
     "integrations": 49,
     "loader": 1_271,
     "profiler": 1_199,
