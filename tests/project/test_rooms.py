@@ -60,9 +60,9 @@ MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
     "__init__": 83,
-    "benchkit": 745,
+    "benchkit": 754,
     "cache": 1_080,
-    "cli": 273,
+    "cli": 293,
     "core": 1_595,
     "decode": 4_541,
     "feed": 2_457,
