@@ -164,14 +164,18 @@ def _measure(
         console.print(f"measuring {number} of {len(uses)}: {use.case}", highlight=False, markup=False)
         now = time.perf_counter()
         share = len(use.variants) / sum(len(remaining.variants) for remaining in uses[number - 1 :])
+        until = now + share * (end - now)
         windows = interleave(
             use.variants,
             device=device,
             seconds=seconds,
             repeats=repeats,
-            until=now + share * (end - now),
+            until=until,
             on_round=print_round,
         )
+        late_s = time.perf_counter() - until
+        if late_s > 0:
+            console.print(f"  {late_s / 60:.2g} minutes late, because a round takes longer than planned", highlight=False)
         summary = summarise(windows, baseline=use.baseline)
         rows += [row.record(case=use.case, batch_size=batch_size) for row in summary]
     return rows
