@@ -116,7 +116,7 @@ def test_tested_versions_are_those_on_which_something_ran():
     keys = ("python", "torch", "triton", "torchvision", "kornia", "numpy", "device", "ran")
     rows = [f"| {' | '.join(stack[key] for key in keys)} |" for stack in stacks]
     assert re.findall(r"^\| \d.*\|$", page, re.MULTILINE) == rows
-    tested = dict(re.findall(r"^\| ([^|]+) \| ([^|]*) \| [^|]* \|[^|]*\|$", page, re.MULTILINE))
+    tested = dict(re.findall(r"^\| ([^|]+) \| ([^|]*) \|[^|]*\|[^|]*\|$", page, re.MULTILINE))
     for key, name, parts in (
         *(("python", "Python", 2), ("numpy", "NumPy", 2), ("torchvision", "torchvision", 2), ("kornia", "Kornia", 3)),
         *(("torch", "torch, with its Triton", 2), ("triton", "torch, with its Triton", 2)),
