@@ -49,7 +49,7 @@ else:
         raise AttributeError(f"module 'gpuaug' has no attribute {name!r}")
 
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "ArgumentError",

@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ def _add_bench(commands: Any) -> None:
         "bench",
         help="measure training loops on real photographs, with and without gpuaug",
         description="Measures three uses on real photographs: training a classifier, training a head on a frozen "
-        "encoder, and augmentation alone. Takes about two minutes, and downloads nothing.",
+        "encoder, and augmentation alone. Downloads nothing.",
     )
     parser.add_argument("--data", type=Path, help="your own images, in a folder of class folders")
     parser.add_argument("--device", type=_device, help="device to train on (default: cuda, or cpu without a GPU)")
@@ -82,11 +83,15 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--workers", type=_at_least(int, 0), help="DataLoader workers (default: by cores)")
     parser.add_argument("--seconds", type=_at_least(float, 0.001), help="length of a measurement (default: by device)")
     parser.add_argument("--repeats", type=_at_least(int, 1), default=5, help="measurements per loop (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=_at_least(float, 0.001), default=3.0, help="time limit, by fewer repeats (default: %(default)g)"
+    )
     parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _bench(parser, options))
 
 
 def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    start = time.perf_counter()
     packages = ("kornia", "rich", "torchvision") if options.data else ("kornia", "rich", "skimage", "torchvision")
     missing_packages = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing_packages:
@@ -108,17 +113,18 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.json is not None and options.json.is_dir():
         parser.error(f"--json must be a file to write, got the folder {str(options.json)!r}. Add a file name.")
     console = Console()
-    with console.status("preparing the photographs"):
-        data = options.data or photographs()
-        try:
-            images = class_folders(data, None)
-        except ValueError as error:
-            parser.error(f"--{error}")  # the message begins with the name of the argument: "data must be …"
+    console.print(f"measuring in at most {options.minutes:.3g} minutes; preparing the photographs", highlight=False)
+    data = options.data or photographs()
+    try:
+        images = class_folders(data, None)
+    except ValueError as error:
+        parser.error(f"--{error}")  # the message begins with the name of the argument: "data must be …"
     setup = setup_for(device, images, batch_size=options.batch_size, workers=options.workers)
     seconds = options.seconds or (2.0 if device.type == "cuda" else 1.0)
     with reserved_cores(setup):
         environment_at_start = environment(device)
-        rows = _measure(three_uses(setup), setup.batch_size, device, seconds, options.repeats, console)
+        end = start + 60 * options.minutes
+        rows = _measure(three_uses(setup), setup.batch_size, device, seconds, options.repeats, console, end)
     settings = setup.settings() | {
         "seconds": seconds,
         "repeats": options.repeats,
@@ -135,6 +141,9 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         result = results.result("uses", rows=rows, settings=settings, device=device, environment=environment_at_start)
         results.write(options.json, result)
         console.print(f"written to {options.json}")
+    minutes = (time.perf_counter() - start) / 60
+    over = "" if minutes <= options.minutes else ": one round of each loop takes longer than the time limit here"
+    console.print(f"took {minutes:.3g} minutes{over}", highlight=False)
     console.print()
     for sentence in verdict(rows, device):
         console.print(f"- {sentence}", highlight=False, markup=False)
@@ -142,14 +151,31 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _measure(
-    uses: Sequence[Any], batch_size: int, device: torch.device, seconds: float, repeats: int, console: Any
+    uses: Sequence[Any], batch_size: int, device: torch.device, seconds: float, repeats: int, console: Any, end: float
 ) -> list[dict[str, Any]]:
+    """Return the rows of all uses, which share the time until ``end`` by their numbers of variants."""
     from gpuaug.benchkit.windows import interleave, summarise
+
+    def print_round(count: int) -> None:
+        console.print(f"  round {count} of {repeats}", highlight=False)
 
     rows: list[dict[str, Any]] = []
     for number, use in enumerate(uses, 1):
         console.print(f"measuring {number} of {len(uses)}: {use.case}", highlight=False, markup=False)
-        windows = interleave(use.variants, device=device, seconds=seconds, repeats=repeats)
+        now = time.perf_counter()
+        share = len(use.variants) / sum(len(remaining.variants) for remaining in uses[number - 1 :])
+        until = now + share * (end - now)
+        windows = interleave(
+            use.variants,
+            device=device,
+            seconds=seconds,
+            repeats=repeats,
+            until=until,
+            on_round=print_round,
+        )
+        late_s = time.perf_counter() - until
+        if late_s > 0:
+            console.print(f"  {late_s / 60:.2g} minutes late, because a round takes longer than planned", highlight=False)
         summary = summarise(windows, baseline=use.baseline)
         rows += [row.record(case=use.case, batch_size=batch_size) for row in summary]
     return rows

@@ -3,6 +3,7 @@
 Windows are measured in *rounds* of one window per loop, so that drift of the machine's speed affects all loops equally.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
@@ -80,6 +81,8 @@ def interleave(
     repeats: int = 5,
     warmup: int = 3,
     settle: Callable[[], object] = lambda: None,
+    until: float = math.inf,
+    on_round: Callable[[int], object] = lambda _: None,
 ) -> dict[str, list[Window]]:
     """Measure ``variants`` in rounds of one window per variant, every other round in reverse order.
 
@@ -89,9 +92,12 @@ def interleave(
         variants: Variants to compare. A variant's iterator is created once and stays open, with its workers and CUDA graphs.
         device: Device of the training steps.
         seconds: Time during which the host starts new steps in a window.
-        repeats: Number of rounds.
-        warmup: Number of steps of each variant before the first round, in addition to ``discard``.
+        repeats: Number of rounds, fewer if ``until`` leaves no time for them.
+        warmup: Number of steps of each variant before the first round.
         settle: Called before each window, to wait until workers of the previous variant have filled their queues.
+        until: Time of ``time.perf_counter`` at which to be finished. After the first round, a round is measured only if a round
+            as long as the longest one would end before ``until``.
+        on_round: Called after each round with its number, from 1.
 
     Returns:
         Name → windows in the order of the rounds.
@@ -115,14 +121,20 @@ def interleave(
             open_variants.append(open_variant)
         for open_variant in open_variants:
             with open_variant.variant.context():
-                for _ in range(warmup + open_variant.variant.discard):
+                for _ in range(warmup):
                     open_variant.step()
             synchronize(device)
+        longest_round = -math.inf
         for round_index in range(repeats):
+            start = perf_counter()
+            if start + longest_round > until:
+                break
             for open_variant in open_variants if round_index % 2 == 0 else reversed(open_variants):
                 settle()
                 with open_variant.variant.context():
                     windows[open_variant.variant.name].append(_window(open_variant, device, seconds))
+            longest_round = max(longest_round, perf_counter() - start)
+            on_round(round_index + 1)
     return windows
 
 

@@ -1,6 +1,8 @@
 import contextlib
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -9,13 +11,14 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.bench.small_models import use_small_model
 
 from bench.harness.result_check import check_result
 from gpuaug import cli
-from gpuaug.benchkit import loops, windows
+from gpuaug.benchkit import loops, uses, windows
 
 ROOT = Path(__file__).parents[2]
 TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.05", "--repeats", "1"]
@@ -46,10 +49,11 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     assert all(row["images_per_s"] == pytest.approx(2 * row["steps_per_s"]) for row in result["rows"])
     printed = capsys.readouterr().out
     assert printed.count("steps/s  images/s") == 1
-    assert printed.startswith("measuring 1 of 3: train resnet18\nmeasuring 2 of 3: "), "progress, in a file too"
+    progress = "measuring in at most 3 minutes; preparing the photographs\nmeasuring 1 of 3: train resnet18\n  round 1 of 1\n"
+    assert printed.startswith(f"{progress}measuring 2 of 3: "), "progress, in a file too"
     for row in result["rows"]:
         assert row["name"] in printed
-    *compared, in_line, next_step = " ".join(printed.split("uses.json\n\n")[1].split()).split(" - ")
+    *compared, in_line, next_step = " ".join(re.split(r"took \S+ minutes\n\n", printed)[1].split()).split(" - ")
     assert [sentence.removeprefix("- ").split(":")[0] for sentence in compared if "a single round" in sentence] == [
         "train resnet18",
         "train a head on frozen resnet18",
@@ -57,6 +61,64 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     ]
     assert in_line.startswith("On cpu stages run on the processor that trains, so nothing overlaps")
     assert next_step.endswith("gpuaug profile train.py:make.")
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.3, 0.6, 0.9, 1.2])
+def test_bench_takes_at_most_the_time_that_it_announces(step_s, class_folder, capsys, monkeypatch):
+    rounds, announced_min, taken_min, over, late = _run_with_planted_steps(step_s, class_folder, capsys, monkeypatch)
+    assert (announced_min, over) == (3, "")
+    assert not late or len(rounds) < 15
+    assert 0 < taken_min <= announced_min
+    assert len(rounds) == 15 if step_s <= 0.3 else 3 <= len(rounds) < 15
+    assert rounds == sorted(rounds, key=rounds.index), "each round is printed once, in order"
+    if len(rounds) < 15:
+        assert taken_min > announced_min / 2, "the limit, and nothing else, ends the measurement"
+
+
+def test_bench_says_if_one_round_takes_longer_than_the_time_that_it_announces(class_folder, capsys, monkeypatch):
+    rounds, announced_min, taken_min, over, late = _run_with_planted_steps(5, class_folder, capsys, monkeypatch)
+    assert len(rounds) == len(late) == 3, "a line at the end of each use, not only of the command"
+    assert taken_min > announced_min
+    assert over == ": one round of each loop takes longer than the time limit here"
+
+
+def _run_with_planted_steps(step_s, class_folder, capsys, monkeypatch):
+    """Run ``gpuaug bench`` on a planted clock, which steps of about ``step_s`` seconds move.
+
+    Returns:
+        (Pairs of use and round that were printed, minutes announced, minutes taken by the planted clock, remark at the end,
+        lines about delays).
+    """
+    clock, generator = SimpleNamespace(now_s=7.0), random.Random(0)
+    monkeypatch.setattr(cli, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    monkeypatch.setattr(windows, "perf_counter", lambda: clock.now_s)
+
+    def planted_steps():
+        while True:
+            clock.now_s += step_s * generator.uniform(0.7, 1.3)
+            yield 2
+
+    real_uses = uses.three_uses
+    monkeypatch.setattr(
+        uses,
+        "three_uses",
+        lambda setup: [
+            replace(use, variants=[replace(variant, steps=planted_steps) for variant in use.variants])
+            for use in real_uses(setup)
+        ],
+    )
+    assert cli.main(["bench", "--device", "cpu", "--workers", "1", "--data", str(class_folder)]) == 0
+    printed = capsys.readouterr().out
+    rounds, use = [], ""
+    for line in printed.splitlines():
+        use = line if line.startswith("measuring ") else use
+        if line.startswith("  round "):
+            rounds.append((use, line))
+    announced_min = float(re.search(r"measuring in at most (\S+) minutes", printed)[1])
+    printed_min, over = re.search(r"^took (\S+) minutes(.*)$", printed, re.MULTILINE).groups()
+    taken_min = (clock.now_s - 7) / 60
+    assert float(printed_min) == pytest.approx(taken_min, rel=0.01)
+    return rounds, announced_min, taken_min, over, re.findall(r"^  \S+ minutes late, .*$", printed, re.MULTILINE)
 
 
 def test_version_is_printed(capsys):

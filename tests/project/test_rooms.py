@@ -60,7 +60,7 @@ MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
     "__init__": 83,
-    "benchkit": 745,
+    "benchkit": 754,
     "cache": 1_046,
     "cli": 273,
     "core": 1_602,
