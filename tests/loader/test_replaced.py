@@ -1,4 +1,4 @@
-"""``max_replaced``: beyond which share of replaced samples a loader stops, and what its statistics and its state say of them."""
+"""``max_replaced``: the share of replaced samples beyond which a loader stops, and its statistics and state about them."""
 
 import io
 import json
@@ -10,9 +10,9 @@ from support.files.encoded import encoded
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_encoded
 from gpuaug.loader import replaced
+from gpuaug.loader.inspection import Inspection
 
 BATCH, COUNT = 40, 1200
 
@@ -80,7 +80,9 @@ def test_a_loader_stops_at_the_batch_beyond_the_share(missing, share, last, cls,
     assert list(streamed.stats().replaced_files) == handed_over
     if error is not None:
         count = sum(index < (last + 1) * BATCH for index in missing)
-        assert f"because {count} of {(last + 1) * BATCH} samples could not be decoded, more than max_replaced={share}" in str(error)
+        assert f"because {count} of {(last + 1) * BATCH} samples could not be decoded, more than max_replaced={share}" in str(
+            error
+        )
 
 
 def test_the_share_is_that_of_all_runs_that_a_state_continues(tmp_path):
@@ -173,5 +175,6 @@ def test_a_measurement_does_not_count(tmp_path):
     streamed = loader(Files(tmp_path, [3]))
     arrived(streamed, 2)
     before = streamed.state_dict()["replaced"]
-    gpuaug.profile(streamed, lambda _: None, batches=8, rounds=1, show=False)
+    with Inspection(streamed).restored_at_end():
+        arrived(streamed, 3)
     assert streamed.state_dict()["replaced"] == before

@@ -35,8 +35,8 @@ MEASURED = {}
 def cases(count):
     """Try ``count`` cases, the same in every run, and measure each.
 
-    By night, cases are drawn anew, Hypothesis looks for cases that take more time and memory, and keeps the most extreme ones in
-    ``.hypothesis``: the next run begins with this corpus.
+    By night, cases are drawn anew, Hypothesis looks for cases that take more time and memory, and keeps the most extreme ones
+    in ``.hypothesis``: the next run begins with this corpus.
     """
     night = settings.default is settings.get_profile("night")
 
