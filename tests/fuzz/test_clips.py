@@ -31,13 +31,16 @@ def decoded(data, poison, **options):
 
 
 def by_pyav(data):
-    """The frames of a whole video (H, W, 3), and its codec; none where PyAV raises an error."""
+    """The frames of a whole video (H, W, 3), in the order of their times, and its codec; none where PyAV raises an error.
+
+    If times are damaged, FFmpeg decodes frames in the order of the stream, and not of the times by which clips count frames.
+    """
     try:
         with av.open(io.BytesIO(data)) as file:
             context = file.streams.video[0].codec_context
             context.thread_count = 1
-            found = [shown(frame, frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
-        return found, context.codec.canonical_name
+            found = sorted(file.decode(video=0), key=lambda frame: frame.pts)
+        return [shown(frame, frame.to_ndarray(format="rgb24")) for frame in found], context.codec.canonical_name
     except Exception:
         return [], ""
 
