@@ -6,8 +6,7 @@
     python -m bench chaos --seed 7 --trial 123         one of them again, with its settings
     python -m bench chaos --seconds 240 --add --json chaos.json --processes 3
 
-The last line runs trials for four minutes, three at a time, and adds them to those in the file: each call continues with the
-next trials of the seed. Ctrl-C ends a run with a report on the trials so far, and so does a trial that ends its process.
+The last line adds the next trials of the seed, for four minutes, to those in the file. Ctrl-C ends a run with a report.
 
 Every trial has a seed, from which it draws a source (a list, a generator, ``DataLoader`` workers with the ring, a
 ``StatefulDataLoader``), the form of its batches (images, encoded images, JPEG files, clips, files for an image processor of a
@@ -56,6 +55,9 @@ CHUNK_TRIALS = 5
 
 CHUNKS_PER_REPORT = 50
 """Number of chunks between two progress messages."""
+
+SUMS = {"counts": "trials", "seconds": "took_s"}
+"""Sum of all calls → its name in a row of the result."""
 
 HANG_S = 120.0
 """Seconds after which a trial counts as hanging. Then the tracebacks of all threads are printed, and the run ends."""
@@ -238,9 +240,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     machine = environment(options.device)
     start = perf_counter()
     earlier = _earlier(options)
-    numbers = range(options.trials) if options.trial is None else range(options.trial, options.trial + 1)
-    if earlier["next"]:
-        numbers = range(earlier["next"], earlier["next"] + options.trials)
+    next_number = earlier["next"]
+    numbers = range(next_number, next_number + options.trials) if options.trial is None else [options.trial]
     chunks = [numbers[start_trial : start_trial + CHUNK_TRIALS] for start_trial in range(0, len(numbers), CHUNK_TRIALS)]
     chunk_results: list[tuple[Counter[str], Counter[str], list[int]]] = []
     problem = ""
@@ -260,15 +261,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 raise
         except BrokenProcessPool:
             first = chunks[len(chunk_results)][0]
-            problem = f"a process ended within trials {first} to {first + CHUNK_TRIALS * (options.processes + 1)}"
+            after = first + CHUNK_TRIALS * (options.processes + 1)
+            problem = f"a process ended within trials {first} to {after - 1}, which are not counted"
     added = sum((result[0] for result in chunk_results), Counter[str]())
     counts = added + earlier["counts"]
     seconds = sum((result[1] for result in chunk_results), Counter[str]()) + earlier["seconds"]
     rows = [{"name": fault, "trials": counts[fault], "took_s": seconds[fault]} for fault in counts]
     failed = sorted(number for _, _, numbers in chunk_results for number in numbers)
     runs = [*earlier["runs"], {"seed": options.seed, "trials": added.total(), "failed": failed, "problem": problem}]
-    # Chunks are finished in order, so that the next call continues after the last finished trial.
-    settings = {"failed": earlier["failed"] + failed, "runs": runs, "next": numbers[0] + added.total()}
+    next_number = after if problem else numbers[0] + added.total()  # chunks are finished in order
+    settings = {"failed": earlier["failed"] + failed, "runs": runs, "next": next_number}
+    problem_message = f"The suite failed, because {problem}. Run them again, one by one, with --seed and --trial."
+    if not counts:
+        raise SystemExit(problem_message)
     result = measurement.finish("chaos", options, rows, settings, machine, start)
     console.print(
         f"chaos: {counts.total()} trials, {added.total()} of them now, {len(settings['failed'])} failed, {len(runs)} calls"
@@ -282,22 +287,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             f"Run one again with --seed {options.seed} --trial {failed[0]}."
         )
     if problem:
-        raise SystemExit(f"The suite failed, because {problem}. Run them again, one by one, with --seed and --trial.")
+        raise SystemExit(problem_message)
     return result
 
 
 def _earlier(options: Namespace) -> dict[str, Any]:
     """Return the trials of earlier calls in the file of ``--json``, if ``--add``, and the number of the next trial."""
-    none = {"counts": Counter[str](), "seconds": Counter[str](), "failed": [], "runs": [], "next": 0}
     if not options.add or options.json is None or not options.json.exists():
-        return none
+        return {**{name: Counter[str]() for name in SUMS}, "failed": [], "runs": [], "next": 0}
     result = json.loads(options.json.read_text())
     settings = result["settings"]
     if settings["seed"] != options.seed:
         raise SystemExit(f"--seed must be {settings['seed']}, as in {options.json}, got {options.seed}. Pass another file.")
-    counts = Counter({row["name"]: row["trials"] for row in result["rows"]})
-    seconds = Counter({row["name"]: row["took_s"] for row in result["rows"]})
-    return {"counts": counts, "seconds": seconds, **{name: settings[name] for name in ("failed", "runs", "next")}}
+    sums = {name: Counter({row["name"]: row[key] for row in result["rows"]}) for name, key in SUMS.items()}
+    return sums | {name: settings[name] for name in ("failed", "runs", "next")}
 
 
 def _finished_chunks(options: Namespace, chunks: Sequence[Sequence[int]], stack: ExitStack) -> Any:
