@@ -59,7 +59,7 @@ CHUNKS_PER_REPORT = 50
 SUMS = {"counts": "trials", "seconds": "took_s"}
 """Sum of all calls → its name in a row of the result."""
 
-HANG_S = 120.0
+HANG_S = 300.0
 """Seconds after which a trial counts as hanging. Then the tracebacks of all threads are printed, and the run ends."""
 
 
