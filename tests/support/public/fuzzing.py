@@ -1,6 +1,7 @@
 """How many cases the tests in ``fuzz/`` try, which errors hostile data may raise, and what time and memory it may take."""
 
 import functools
+import resource
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ class Measurement:
     """Cases of a test in this process, and what they took."""
 
     cases: int = 0
+    """Number of cases that passed."""
     failed: int = 0
+    """Number of cases that failed, also while Hypothesis makes a failing case smaller."""
     cpu_s: float = 0.0
     most_cpu_s: float = 0.0
     most_grown_bytes: int = 0
@@ -56,14 +59,14 @@ def _measured(test, night):
     def run(*arguments, **options):
         measured = MEASURED.setdefault(f"{test.__module__.rpartition('.')[2]}: {test.__name__}", Measurement())
         before, start = _reset_peak(), time.process_time()
-        measured.cases += 1
-        measured.failed += 1  # until it has passed
         try:
             result = test(*arguments, **options)
         except UnsatisfiedAssumption:
-            measured.failed -= 1
             raise
-        measured.failed -= 1
+        except Exception:
+            measured.failed += 1
+            raise
+        measured.cases += 1
         seconds, grown = time.process_time() - start, max(_peak_bytes() - before, 0)
         measured.cpu_s += seconds
         measured.most_cpu_s = max(measured.most_cpu_s, seconds)
@@ -89,10 +92,11 @@ def added(before):
             "most_s": max(row.get("most_s", 0.0), measured.most_cpu_s),
             "most_bytes": max(row.get("most_bytes", 0), measured.most_grown_bytes),
         }
-    runs = (before["settings"]["runs"] if before else 0) + 1
-    hours = sum(row["took_s"] for row in rows.values()) / 3600
-    settings_ = {"runs": runs, "cpu_hours": round(hours, 3)}
-    return results.result("fuzz", rows=[*rows.values()], settings=settings_, device=torch.device("cpu"))
+    earlier = (before or {"settings": {"runs": 0, "cpu_s": 0.0}})["settings"]
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = earlier["cpu_s"] + sum(each.ru_utime + each.ru_stime for each in usage)
+    totals = {"runs": earlier["runs"] + 1, "cpu_s": cpu_s}
+    return results.result("fuzz", rows=[*rows.values()], settings=totals, device=torch.device("cpu"))
 
 
 MOST_CPU_S, MOST_BYTES, MOST_BYTES_PER_PIXEL = 20, 2**29, 32
