@@ -65,8 +65,11 @@ class Trial:
         self.epoch = draw.randrange(5)
         self.delayed = {name: draw.random() < 0.5 for name in ("samples", "stages", "decoding", "loop", "lanes")}
         self.form = draw.choice(FORMS)
-        self.second_loader = draw.random() < 0.25
-        """Whether the training loop also reads another loader, one batch at each step."""
+        self.second_loader = draw.random() < 0.25 and self.fault != "kill"
+        """Whether the training loop also reads another loader, one batch at each step.
+
+        Not with a killed worker: torch raises its error at any line of the loop, such as between the two loaders.
+        """
         self.views = draw.choice([0, 1, 2])
         """Number of epochs whose features a cache records."""
         if self.form == "cache" and self.fault in ("stage", "interleaved"):  # the cache has stages of its own, and one reader
