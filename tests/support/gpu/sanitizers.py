@@ -14,6 +14,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,13 +66,13 @@ def run(tool, seconds):
     command, variables = found
     start = perf_counter()
     environment = {**os.environ, **variables, "GPUAUG_REQUIRE_GPU": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, env=environment, **pipes)
     try:
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
-        )
-        text, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as error:
-        text, code = (error.stdout or b"").decode(errors="replace"), None
+        text, code = process.communicate(timeout=seconds)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the tool and the process that it runs
+        text, code = process.communicate()[0], None
     counts = [int(match[1]) if match[1] else 1 for match in ERRORS.finditer(text)]
     tests = text.strip().splitlines()[-1] if code is not None and text.strip() else ""
     tests = next((line for line in reversed(text.splitlines()) if re.search(r"\d+ (passed|failed)", line)), tests)
