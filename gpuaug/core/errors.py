@@ -92,7 +92,7 @@ def whole_number(name: str, value: object, way_out: str, *, least: int | None = 
     return number
 
 
-def share(name: str, value: Any, way_out: str) -> float:
+def fraction(name: str, value: Any, way_out: str) -> float:
     """Return an argument from 0 to 1 as a float.
 
     Args:

@@ -22,8 +22,8 @@ from gpuaug.core.errors import (
     ArgumentTypeError,
     SelectionError,
     flag,
+    fraction,
     one_of,
-    share,
     shown,
     whole_number,
 )
@@ -151,7 +151,7 @@ class DecodeStage(Stage):
             "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to use all decoders."
         )
         self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to raise an error.")
-        self.max_replaced = share("max_replaced", max_replaced, "Leave it out for 0.01, or pass 1 for no limit.")
+        self.max_replaced = fraction("max_replaced", max_replaced, "Leave it out for 0.01, or pass 1 for no limit.")
         channels = one_of("channels", channels, (1, 3, "labels", None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to rotate images upright.")
         if min_side is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.encoded import Undecoded
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, share, shown, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, fraction, one_of, shown, whole_number
 from gpuaug.decode.clips.limits import MAX_PACKETS
 from gpuaug.decode.file_bytes import bytes_view, is_bytes
 
@@ -186,7 +186,7 @@ def read_clip(
     if start_s is not None:
         times_s = (_seconds("start_s", start_s),)
     if at is not None:
-        at = share("at", at, "Pass 0 for the first clip of the video, and 1 for the last.")
+        at = fraction("at", at, "Pass 0 for the first clip of the video, and 1 for the last.")
     short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
     if isinstance(source, str | os.PathLike):
         source = os.fsdecode(source)
