@@ -41,5 +41,5 @@ def test_shares_are_numbers_from_0_to_1(take):
         with pytest.raises(ArgumentError, match=r" must be from 0 to 1, got .*\. [LP]"):
             take(value)
     for value in ("0.5", b"1", True, np.bool_(True), torch.tensor(True), [0.5], torch.ones(2), 1j, 10**400):
-        with pytest.raises(ArgumentTypeError, match=" must be a number, got "):
+        with pytest.raises(ArgumentTypeError, match=r".* must be a number, got .*\. .*"):
             take(value)

@@ -62,9 +62,11 @@ class ViTImageProcessor:
 
     __module__ = "transformers.models.vit.image_processing_vit"
     do_resize = do_rescale = do_normalize = True
-    rescale_factor, resample = 1 / 255, 2
+    rescale_factor = 1 / 255
+    resample = 2
     size = {"height": 16, "width": 24}  # noqa: RUF012 - as in transformers
-    image_mean, image_std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    image_mean = (0.5, 0.4, 0.3)
+    image_std = (0.2, 0.25, 0.3)
 
     def __call__(self, images: list[Tensor], return_tensors: str) -> dict[str, Tensor]:
         sides = tuple(self.size.values())
