@@ -31,15 +31,19 @@ def decoded(data, poison, **options):
 
 
 def by_pyav(data):
-    """The frames of a whole video (H, W, 3), in the order of their times, and its codec; none where PyAV raises an error.
+    """The frames of a whole video (H, W, 3), and its codec; none where PyAV raises an error.
 
-    If times are damaged, FFmpeg decodes frames in the order of the stream, and not of the times by which clips count frames.
+    Also none if FFmpeg's order of the frames is not that of their times, because times are damaged: no number of a frame is then
+    certain.
     """
     try:
         with av.open(io.BytesIO(data)) as file:
             context = file.streams.video[0].codec_context
             context.thread_count = 1
-            found = sorted(file.decode(video=0), key=lambda frame: frame.pts)
+            found = list(file.decode(video=0))
+        times = [frame.pts for frame in found]
+        if times != sorted(set(times)):
+            return [], ""
         return [shown(frame, frame.to_ndarray(format="rgb24")) for frame in found], context.codec.canonical_name
     except Exception:
         return [], ""
