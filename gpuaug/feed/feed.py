@@ -20,6 +20,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -313,7 +314,9 @@ def _start_workers(loader: Any, ring: Ring | None) -> Any:
             collate = SlotCollate(loader.collate_fn, memory, for_loader=_overrides_iteration(loader))
             attributes |= {"collate_fn": collate, "pin_memory": False}
         iterator = type(loader)._get_iterator(proxy_of(loader, **attributes))
-        iterator.opened_files = files
+        if files is not None:
+            with suppress(AttributeError):  # an iterator of the user's, without attributes
+                iterator.opened_files = files
         return iterator
 
 

@@ -108,9 +108,9 @@ def is_of_worker(error: BaseException) -> bool:
 
 
 def awaited_worker(iterator: Any) -> int | None:
-    """Return the number of the worker whose batch an iterator of a ``DataLoader`` awaits; ``None`` if it awaits none."""
+    """Return the number of the worker whose batch an iterator of a ``DataLoader`` awaits; ``None`` if that is not known."""
     inner = inner_iterator(iterator)
-    worker: int | None = inner._task_info.get(inner._rcvd_idx, (None,))[0]
+    worker: int | None = getattr(inner, "_task_info", {}).get(getattr(inner, "_rcvd_idx", None), (None,))[0]
     return worker
 
 

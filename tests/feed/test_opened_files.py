@@ -153,6 +153,37 @@ def test_it_does_so_in_every_kind_of_loader(cls, options, times_out, tmp_path):
     assert f"was reading {dataset.paths[STALLED]}, " in timed_out(dataset, cls, **options).__notes__[0]
 
 
+class Generated(DataLoader):
+    """A loader whose iterator is a generator, which has no attributes."""
+
+    def _get_iterator(self):
+        return (batch for batch in super()._get_iterator())
+
+
+class Hidden(DataLoader):
+    """A loader whose iterator has attributes, and hides those of torch's."""
+
+    def _get_iterator(self):
+        return HiddenIterator(super()._get_iterator())
+
+
+class HiddenIterator:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.batches)
+
+
+@pytest.mark.parametrize("cls", [Generated, Hidden])
+def test_an_iterator_of_the_users_keeps_its_error(cls, tmp_path):
+    error = timed_out(Failing(tmp_path, "opened by the dataset"), cls)
+    assert "RuntimeError: b'BM" in str(error)
+
+
 class Failing(Files):
     def __getitem__(self, index):
         raise RuntimeError(self.paths[index].read_bytes()[:4])

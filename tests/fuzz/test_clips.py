@@ -33,8 +33,8 @@ def decoded(data, poison, **options):
 def by_pyav(data):
     """The frames of a whole video (H, W, 3), and its codec; none where PyAV raises an error.
 
-    Also none if FFmpeg's order of the frames is not that of their times, because times are damaged: no number of a frame is then
-    certain.
+    Also none if FFmpeg's order of the frames is not that of their times, because times are damaged: the number of a frame is
+    then uncertain.
     """
     try:
         with av.open(io.BytesIO(data)) as file:

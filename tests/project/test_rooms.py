@@ -65,7 +65,7 @@ BUDGETS = {
     "cli": 273,
     "core": 1_605,
     "decode": 4_567,
-    "feed": 2_509,
+    "feed": 2_512,
     "fusion": 12_895,
     "integrations": 49,
     "loader": 1_323,
