@@ -80,6 +80,15 @@ def changed(state, path, change):
 CHANGES = st.tuples(st.just("value"), VALUES) | st.just(("missing", None)) | st.tuples(st.just("name"), st.text(max_size=2))
 
 
+@pytest.mark.parametrize("key", ["last", "epochs", "generators", "settings", "rank"])
+@pytest.mark.parametrize("value", [torch.zeros(()), torch.zeros(3), None, "x"], ids=str)
+def test_another_type_in_the_state_of_a_dataloader_is_refused(key, value):
+    state = shuffled().state_dict()
+    state["source"][key] = value
+    with pytest.raises((gpuaug.ArgumentError, gpuaug.ArgumentTypeError)):
+        shuffled().load_state_dict(state)
+
+
 def read(loader):
     """The number of batches of the rest of an epoch, and of the next epoch."""
     return [sum(1 for _ in loader) for _ in range(2)]

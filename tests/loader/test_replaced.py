@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_encoded
 from gpuaug.loader import replaced
-from gpuaug.loader.inspection import Inspection
+from gpuaug.loader.inspection import restored_at_end
 
 BATCH, COUNT = 40, 1200
 
@@ -175,6 +175,6 @@ def test_a_measurement_does_not_count(tmp_path):
     streamed = loader(Files(tmp_path, [3]))
     arrived(streamed, 2)
     before = streamed.state_dict()["replaced"]
-    with Inspection(streamed).restored_at_end():
+    with restored_at_end(streamed):
         arrived(streamed, 3)
     assert streamed.state_dict()["replaced"] == before
