@@ -92,6 +92,29 @@ def whole_number(name: str, value: object, way_out: str, *, least: int | None = 
     return number
 
 
+def fraction(name: str, value: Any, way_out: str) -> float:
+    """Return an argument from 0 to 1 as a float.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument: a number, a NumPy scalar or a tensor of one value.
+        way_out: Advice, the last sentence of the error message.
+
+    Raises:
+        ArgumentTypeError: If ``value`` is not a number.
+        ArgumentError: If ``value`` is not from 0 to 1.
+    """
+    try:
+        if isinstance(value, str | bytes | bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+            raise TypeError  # float() accepts values of these types
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values
+        raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. {way_out}") from None
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"{name} must be from 0 to 1, got {shown(value)}. {way_out}")
+    return number
+
+
 def flag(name: str, value: object, way_out: str) -> bool:
     """Return an argument as a bool.
 

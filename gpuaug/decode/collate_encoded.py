@@ -1,6 +1,7 @@
 """``collate_encoded``: pack undecoded image files into one flat buffer."""
 
 import os
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -20,6 +21,7 @@ from gpuaug.decode.formats.header import Header
 from gpuaug.decode.headers import parse
 from gpuaug.decode.limits import MAX_FILE_BYTES, LimitError
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
+from gpuaug.feed.worker import READ_EVENT
 
 ALIGN = 64
 """Alignment of each file in the buffer in bytes, and padding after the last file.
@@ -99,6 +101,8 @@ def _pack_files(images: Sequence[Any], path: str) -> Encoded:
     read_problems: dict[int, str] = {}
     lengths = []
     for index, (name, content) in enumerate(sources):
+        if content is None:
+            sys.audit(READ_EVENT, name)
         try:
             lengths.append(os.stat(name).st_size if content is None else len(content))
         except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ import time
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -93,12 +93,12 @@ class Decoder:
         """Device bytes of pixels that are not freed yet, and of the decoders."""
         return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
 
-    def allocate(self, encoded: Encoded, undecodable: Mapping[int, str], windows: WindowsOf | None = None) -> Work[BatchLayout]:
+    def allocate(self, encoded: Encoded, undecodable: Collection[int], windows: WindowsOf | None = None) -> Work[BatchLayout]:
         """Allocate the buffers for one member of a batch. Call on the training thread, with the copy lane current.
 
         Args:
             encoded: Encoded images or clips.
-            undecodable: Index of each image that cannot be decoded → reason.
+            undecodable: Indices of images that cannot be decoded.
             windows: Function that returns the windows to decode; ``None`` to decode whole images.
         """
         decoders = self.decoders_of(type(encoded))

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import DecodeError
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event
 from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
@@ -27,11 +28,25 @@ from gpuaug.decode.layout import BatchLayout, WindowsOf, source_indices
 from gpuaug.decode.layout import problems as image_problems
 from gpuaug.decode.members import instances, map_instances, with_samples_from
 from gpuaug.decode.work import Work
+from gpuaug.stages.base import DecodedSamples
 
 MAX_LOGGED_PROBLEMS = 3
 """Maximum number of problems that a log message describes. The message counts the others."""
 
 _log = logging.getLogger("gpuaug")
+
+
+class _Problem(NamedTuple):
+    """Reason why a sample cannot be decoded."""
+
+    sample: str
+    """Index of the sample in its batch, with its file if that is known."""
+    file: str
+    """File of the sample, or the position of the sample if its file is not known."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.sample}: {self.reason}"
 
 
 class DecodingPlaceholder:
@@ -68,10 +83,13 @@ class Decoding:
         windows: Function for each member that returns the windows to decode.
         earlier: Decodings of other members of the batch, submitted and collected earlier. If such a ``Decoding`` has the same
             number of samples, a sample is replaced in the members of both.
-        raises: Whether an image that cannot be decoded is an error. Otherwise its sample is replaced.
+        max_replaced: Largest share of the samples that may be replaced, for the loader to check; ``None`` if an image that
+            cannot be decoded is an error.
+        position: Position of the batch, for the names of samples without a file.
 
     Raises:
-        DecodeError: If ``raises``, and the header of an image cannot be decoded. If no sample of the batch can be decoded.
+        DecodeError: If ``max_replaced`` is ``None``, and the header of an image cannot be decoded. If no sample of the batch
+            can be decoded.
     """
 
     def __init__(
@@ -82,16 +100,20 @@ class Decoding:
         windows: Sequence[WindowsOf],
         *,
         earlier: Sequence["Decoding"],
-        raises: bool,
+        max_replaced: float | None,
+        position: Position,
     ) -> None:
-        self._decoder, self._pools, self._encoded, self._windows, self._raises = decoder, pools, encoded, windows, raises
+        self._decoder, self._pools, self._encoded, self._windows = decoder, pools, encoded, windows
+        self._raises = max_replaced is None
+        self._max_replaced = 1.0 if max_replaced is None else max_replaced
+        self._position = position
         self._count = len(encoded[0])
         self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
-        self._problems: dict[int, str] = {}
+        self._problems: dict[int, _Problem] = {}
         """Index of each sample that this ``Decoding`` cannot decode → description of the sample and its problem."""
         # One dict for all decodings: a problem of a later decoding also makes the earlier decodings decode another sample. A
         # list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
-        self._all_problems: dict[int, str] = self._earlier[0]._all_problems if self._earlier else {}
+        self._all_problems: dict[int, _Problem] = self._earlier[0]._all_problems if self._earlier else {}
         """Problems of all decodings whose samples are replaced together."""
         self.replaced = 0
         """Number of samples that ``collect`` of this ``Decoding`` has replaced by another sample of the batch."""
@@ -103,6 +125,14 @@ class Decoding:
             problems = clip_problems if isinstance(member, EncodedClips) else image_problems
             self._add_problems(member, problems(member.headers, decoder.options))
         self._start()
+
+    @property
+    def decoded(self) -> DecodedSamples:
+        """Samples of the batch, after ``collect``."""
+        problems = [self._all_problems[index] for index in sorted(self._replaced)]
+        return DecodedSamples(
+            self._count, self.replaced, {problem.file: problem.reason for problem in problems}, self._max_replaced
+        )
 
     def done(self) -> bool:
         """Return whether ``collect`` returns without waiting for the decoders."""
@@ -128,8 +158,8 @@ class Decoding:
             Batch in which samples whose image cannot be decoded are replaced.
 
         Raises:
-            DecodeError: If ``raises``, and an image cannot be decoded. If no sample of the batch can be decoded. If a sample
-                cannot be replaced in a member.
+            DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
+                decoded. If a sample cannot be replaced in a member.
         """
         count = -1
         while count < len(self._all_problems):
@@ -162,7 +192,8 @@ class Decoding:
         """Allocate the memory of the batch and submit it to the decoders.
 
         Raises:
-            DecodeError: If ``raises``, and an image cannot be decoded. If no sample of the batch can be decoded.
+            DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
+                decoded.
         """
         if self._raises and self._problems:
             self._refuse(self._problems, "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage.")
@@ -214,7 +245,7 @@ class Decoding:
                 "DecodeStage."
             )
 
-    def _refuse(self, problems: Mapping[int, str], way_out: str) -> NoReturn:
+    def _refuse(self, problems: Mapping[int, "_Problem"], way_out: str) -> NoReturn:
         """Raise the error about the first sample of ``problems``. ``way_out``: the advice."""
         first = min(problems)
         others = len(problems) - 1
@@ -245,13 +276,14 @@ class Decoding:
         """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
         for index, reason in reasons.items():
             name = encoded.headers.names[index]
-            problem = f"sample {index}{f' ({name})' if name else ''}: {reason}"
+            file = name or f"sample {index} of batch {self._position.batch} of epoch {self._position.epoch}"
+            problem = _Problem(f"sample {index}{f' ({name})' if name else ''}", file, reason)
             self._problems.setdefault(index, problem)
             self._all_problems.setdefault(index, problem)
 
     def _log_problems(self) -> None:
         """Log the problems of the samples that this ``Decoding`` replaces."""
-        first = "; ".join(self._all_problems[index] for index in sorted(self._replaced)[:MAX_LOGGED_PROBLEMS])
+        first = "; ".join(str(self._all_problems[index]) for index in sorted(self._replaced)[:MAX_LOGGED_PROBLEMS])
         others = self.replaced - MAX_LOGGED_PROBLEMS
         more = f"; and {others} more" if others > 0 else ""
         _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)

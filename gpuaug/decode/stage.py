@@ -22,6 +22,7 @@ from gpuaug.core.errors import (
     ArgumentTypeError,
     SelectionError,
     flag,
+    fraction,
     one_of,
     shown,
     whole_number,
@@ -88,7 +89,9 @@ class DecodeStage(Stage):
             ``exif_transpose`` does, before all stages. ``False``: images of all formats are decoded as stored.
         on_error: If an image cannot be decoded: ``"raise"``: raise an error at its batch. ``"replace"``: replace its sample, in
             every member of the batch, also of other ``DecodeStage``s, by the nearest good sample before it, cyclically.
-            ``stats()`` counts replaced samples, and a log message names the first.
+            ``stats()`` counts replaced samples and lists their files, and a log message names the first.
+        max_replaced: Largest share of the samples of a loader that ``on_error="replace"`` may replace, from 0 to 1.
+            Checked from the thousandth decoded sample on. The counts are part of the loader's state.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
         max_bytes: Images that take more bytes after decoding, with all channels, are treated in the same way.
         threads: Number of threads that decode on the CPU. Default: seven eighths of the cores that this process may use,
@@ -98,7 +101,8 @@ class DecodeStage(Stage):
     Raises:
         ArgumentError, ArgumentTypeError: If an argument has an invalid value.
         DeviceError: If ``backend`` names a decoder that cannot be used on the loader's device.
-        DecodeError: In iteration, if an image cannot be decoded; with ``on_error="replace"``, if no image of a batch can be.
+        DecodeError: In iteration, if an image cannot be decoded; with ``on_error="replace"``, if no image of a batch can be, or
+            more than ``max_replaced`` of the samples were replaced.
 
     Warns:
         GpuAugWarning: If the host decodes all images or all clips for a GPU, because nvJPEG or PyNvVideoCodec is not installed
@@ -136,6 +140,7 @@ class DecodeStage(Stage):
         scale: Literal["auto"] | None = None,
         exif: bool = True,
         on_error: Literal["raise", "replace"] = "raise",
+        max_replaced: float = 0.01,
         max_pixels: int = MAX_PIXELS,
         max_bytes: int = 4 * 2**30,
         threads: int | None = None,
@@ -146,6 +151,7 @@ class DecodeStage(Stage):
             "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to use all decoders."
         )
         self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to raise an error.")
+        self.max_replaced = fraction("max_replaced", max_replaced, "Leave it out for 0.01, or pass 1 for no limit.")
         channels = one_of("channels", channels, (1, 3, "labels", None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to rotate images upright.")
         if min_side is not None:
@@ -309,7 +315,8 @@ class BoundDecode(BoundStage):
             encoded,
             windows,
             earlier=[placeholder.decoding for placeholder in instances(DecodingPlaceholder, batch)],
-            raises=self.stage.on_error == "raise",
+            max_replaced=None if self.stage.on_error == "raise" else self.stage.max_replaced,
+            position=position,
         )
         return decoding.with_placeholders(batch), decoding
 

@@ -20,6 +20,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -37,7 +38,7 @@ from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, SlotsOfBatch, can_be_stored, cloned
 from gpuaug.feed.shared_storage import sending_memfd
 from gpuaug.feed.stateful import keeps_state, sends_states, source_of
-from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot
+from gpuaug.feed.worker import SendsErrors, SlotCollate, describe_or_free_slot, opened_files
 from gpuaug.feed.wrapped_loader import (
     FIRST_BATCH,
     BeginFunction,
@@ -307,12 +308,17 @@ def _start_workers(loader: Any, ring: Ring | None) -> Any:
         if ring is not None and not ring.has_writers:
             memory = ring.memory
             ring.writers = processes
-        init = SendsErrors(loader.worker_init_fn, sends_states(loader), memory)
+        files = opened_files(loader)
+        init = SendsErrors(loader.worker_init_fn, sends_states(loader), memory, files)
         attributes: dict[str, Any] = {"multiprocessing_context": worker_context(loader, processes), "worker_init_fn": init}
         if memory is not None:
             collate = SlotCollate(loader.collate_fn, memory, for_loader=_overrides_iteration(loader))
             attributes |= {"collate_fn": collate, "pin_memory": False}
-        return type(loader)._get_iterator(proxy_of(loader, **attributes))
+        iterator = type(loader)._get_iterator(proxy_of(loader, **attributes))
+        if files is not None:
+            with suppress(AttributeError):  # an iterator of the user's, without attributes
+                iterator.opened_files = files
+        return iterator
 
 
 def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | SlotsOfBatch | None]:

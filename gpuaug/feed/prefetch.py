@@ -26,6 +26,7 @@ from gpuaug.core.settings import default_device
 from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.ring_memory import is_feed_thread
+from gpuaug.feed.worker import add_opened_file
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
     StateReader,
@@ -250,6 +251,9 @@ def make_pull(
             loader_output = next(iterator)
         except StopIteration:
             return Pulled(ended=True, state=read_state(True))
+        except RuntimeError as error:
+            add_opened_file(error, iterator)
+            raise
         state = read_state(False)
         batch, slot = (loader_output, None) if receive is None else receive(loader_output)
         start_and_end_s = began_s, time.perf_counter()

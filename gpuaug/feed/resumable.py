@@ -255,7 +255,7 @@ class IndexedSource(Source):
         """Return whether ``state`` is a state of this type of loader."""
         if not is_index_state(state):
             return False
-        with suppress(AttributeError, KeyError, OverflowError, RuntimeError, TypeError):
+        with suppress(AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError):
             for part in (state, state.get("last", state)):
                 array("q", [part["rank"], *part["epochs"].values(), *part.get("order", {}).values()])  # raises for other values
                 for name, value in (*part["generators"].items(), *part.get("begun", {}).items()):

@@ -8,6 +8,7 @@ to send an error in place of a batch that cannot be pickled.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import queues
 from typing import Any
@@ -19,11 +20,12 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.core.errors import ArgumentTypeError, add_note
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.feed.collate_members import allocate_tensor, allocating_with
-from gpuaug.feed.ring_memory import BatchInSlot, Memory, Writer, can_be_stored
+from gpuaug.feed.ring_memory import FLAGS_OFFSET, BatchInSlot, Memory, Writer, can_be_stored
 from gpuaug.feed.shared_storage import use_memfd
+from gpuaug.feed.wrapped_loader import awaited_worker, inner_iterator, is_of_worker
 
 
 class SlotCollate:
@@ -94,6 +96,67 @@ def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
     return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
 
 
+READ_EVENT = "gpuaug.read"
+"""Audit event before gpuaug reads a file without opening it. Its argument is the path."""
+
+_ENTRY_BYTES = 4096
+"""Bytes per worker: Linux' limit of a path."""
+
+_CODE = (".py", ".pyc", ".so")
+"""Suffixes of files that Python opens itself, to import a module."""
+
+
+class OpenedFiles:
+    """Shared memory with the path of the file that each worker opened last, for the error after a ``DataLoader``'s ``timeout``.
+
+    torch's error about a worker that sends no batch does not say what the worker does. An audit hook of Python also sees files
+    that the user's dataset opens.
+
+    Args:
+        workers: Number of workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._memory = Memory(FLAGS_OFFSET + workers * _ENTRY_BYTES)
+
+    def record(self, worker: int) -> None:
+        """Record the files that this process, a worker, opens from now on."""
+        shared = self._memory.map
+        start = FLAGS_OFFSET + worker * _ENTRY_BYTES
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event not in ("open", READ_EVENT) or not isinstance(arguments[0], str | bytes):  # a descriptor has no path
+                return
+            path = os.fsdecode(arguments[0])
+            if not path.endswith(_CODE):
+                data = path.encode(errors="replace")[: _ENTRY_BYTES - 1] + b"\0"
+                shared[start : start + len(data)] = data
+
+        sys.addaudithook(hook)
+
+    def of(self, worker: int) -> str:
+        """Return the path of the file that a worker opened last; an empty string without one."""
+        start = FLAGS_OFFSET + worker * _ENTRY_BYTES
+        return self._memory.map[start : start + _ENTRY_BYTES].partition(b"\0")[0].decode(errors="replace")
+
+
+def opened_files(loader: Any) -> OpenedFiles | None:
+    """Return the memory for the workers of a ``DataLoader``; ``None`` without a ``timeout``, or where there are no memfds."""
+    return OpenedFiles(loader.num_workers) if loader.timeout > 0 and hasattr(os, "memfd_create") else None
+
+
+def add_opened_file(error: BaseException, iterator: Any) -> None:
+    """Add the file that the awaited worker opened last to an error of a ``DataLoader``, as a note.
+
+    Does nothing for an error that a worker raised: its traceback says what the worker did.
+    """
+    files: OpenedFiles | None = getattr(inner_iterator(iterator), "opened_files", None)
+    worker = None if files is None or is_of_worker(error) else awaited_worker(iterator)
+    if files is not None and worker is not None and (path := files.of(worker)):
+        advice = "Check the storage of the file, or raise timeout of the DataLoader."
+        add_note(error, f"gpuaug: worker {worker} of the DataLoader was reading {path}, the last file that it opened. {advice}")
+
+
 class SendsErrors:
     """``worker_init_fn`` that makes a worker send an error in place of a batch that cannot be sent.
 
@@ -103,12 +166,20 @@ class SendsErrors:
         init: The user's ``worker_init_fn``, or ``None``.
         keeps_state: Whether workers send (batch, worker, state), like torchdata's workers, or the batch only.
         memory: Memory of the ring, whose slots hold batches of workers; ``None`` without a ring.
+        files: Memory for the file that each worker opened last; ``None`` without a ``timeout``.
     """
 
-    def __init__(self, init: Callable[[int], None] | None, keeps_state: bool, memory: Memory | None) -> None:
+    def __init__(
+        self,
+        init: Callable[[int], None] | None,
+        keeps_state: bool,
+        memory: Memory | None,
+        files: OpenedFiles | None,
+    ) -> None:
         self._init = init
         self._keeps_state = keeps_state
         self._memory = memory
+        self._files = files
 
     def __call__(self, worker: int) -> None:
         """Prepare a worker process."""
@@ -131,5 +202,7 @@ class SendsErrors:
 
         queues.Queue._on_queue_feeder_error = send  # type: ignore[attr-defined]
         use_memfd()
+        if self._files is not None:
+            self._files.record(worker)
         if self._init is not None:
             self._init(worker)

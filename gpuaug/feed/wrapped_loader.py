@@ -8,6 +8,7 @@ persistent workers and the state of a loader, ``feed``, ``prefetch``, ``resumabl
 - ``_index_sampler``: to read and to replace the sampler that draws the indices.
 - ``_workers``: processes of an iterator.
 - ``_shutdown_workers``, ``_worker_pids_set``, ``torch._C._remove_worker_pids``: to end workers.
+- ``_task_info``, ``_rcvd_idx``: to find the worker whose batch is awaited.
 - ``_data_queue``, and ``_wlock``, ``_writer``, ``_sem`` of its queue: to wake a thread that waits in ``next``.
 - ``torch._utils.ExceptionWrapper``: its frame keeps the error of a worker alive.
 """
@@ -99,6 +100,18 @@ def release_error(error: BaseException) -> None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is ExceptionWrapper.reraise.__code__:
             frame.clear()
+
+
+def is_of_worker(error: BaseException) -> bool:
+    """Whether a ``DataLoader`` raised an error that it received from a worker."""
+    return any(frame.f_code is ExceptionWrapper.reraise.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def awaited_worker(iterator: Any) -> int | None:
+    """Return the number of the worker whose batch an iterator of a ``DataLoader`` awaits; ``None`` if that is not known."""
+    inner = inner_iterator(iterator)
+    worker: int | None = getattr(inner, "_task_info", {}).get(getattr(inner, "_rcvd_idx", None), (None,))[0]
+    return worker
 
 
 def has_persistent_workers(loader: Any) -> bool:

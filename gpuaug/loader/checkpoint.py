@@ -25,6 +25,7 @@ from gpuaug.feed.wrapped_loader import (
 )
 from gpuaug.loader.agreement import batches_done, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
+from gpuaug.loader.replaced import Replaced, replaced_of
 
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
@@ -107,6 +108,8 @@ class Progress:
         self._saved: SavedState | None = None
         self._epoch = -1
         self._next = _Next()
+        self.replaced = Replaced()
+        """Samples that were replaced."""
 
     @property
     def seed(self) -> int:
@@ -121,7 +124,7 @@ class Progress:
     @property
     def position_state(self) -> dict[str, Any]:
         """Position of the training loop and of the next iterator. Assign the mapping to restore both."""
-        return {name: vars(self)[name] for name in ("_seed", "_seed_is_set", "_saved", "_epoch", "_next")}
+        return {name: vars(self)[name] for name in ("_seed", "_seed_is_set", "_saved", "_epoch", "_next", "replaced")}
 
     @position_state.setter
     def position_state(self, value: Mapping[str, Any]) -> None:
@@ -241,7 +244,8 @@ class Progress:
         - the state of the wrapped loader after that batch, or for a ``DataLoader`` of a map-style dataset the states of its
           generators at the beginning of the epoch;
         - the seed, the epoch and the number of batches, on which the random numbers of stages depend;
-        - the number of ranks, the stages and their decoders, which ``load_state_dict`` compares with the current run.
+        - the number of ranks, the stages and their decoders, which ``load_state_dict`` compares with the current run;
+        - the samples that a ``DecodeStage`` has replaced.
 
         Save the state on each rank. It consists of plain values and tensors, a few kilobytes, and
         ``torch.load(weights_only=True)`` reads it.
@@ -260,6 +264,7 @@ class Progress:
             "seed": self._seed,
             **copy.deepcopy(position._asdict()),
             **description(self._device_setup.stage_pairs, self._source),
+            **({"replaced": copy.deepcopy(self.replaced._asdict())} if self.replaced.samples else {}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -288,6 +293,7 @@ class Progress:
         """
         strict = flag("strict", strict, "Leave it out to raise an error for each difference.")
         state = _checked_state(state_dict)
+        replaced = replaced_of(state, _WAY_OUT)
         saved = SavedState(*(state[name] for name in SavedState._fields))
         restarts = self._checked_restart(saved)
         source = self._source
@@ -324,6 +330,7 @@ class Progress:
         else:
             start = source.load(self._feed.loader, saved.source, Start(saved.batch, same_order=strict), ended=ended)
         self._seed = seed
+        self.replaced = replaced
         self._saved = saved
         self._epoch = saved.epoch
         self._next = _Next(start=start) if ended else _Next(saved.epoch, saved.chosen, saved.batch, start=start)

@@ -19,7 +19,7 @@ from gpuaug.cache.cached_stages import CachedBatch
 from gpuaug.core.batch import Batch
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.stages.base import BackgroundWork
+from gpuaug.stages.base import BackgroundWork, DecodedSamples
 
 
 @dataclass(slots=True)
@@ -40,6 +40,8 @@ class Launched:
     """Error to raise instead of returning the batch."""
     state: Any = None
     """State of the wrapped loader after this batch."""
+    decoded: Sequence[DecodedSamples] = ()
+    """Samples that each ``DecodeStage`` has decoded."""
 
 
 @dataclass(slots=True)

@@ -154,8 +154,10 @@ class PipelinedIterator:
 
         Raises:
             BaseException: The error that occurred in place of the batch.
+            DecodeError: If too many samples have been replaced.
         """
         launched = self.launched_batches[0]
+        replaced = self._shared.progress.replaced.after(launched.decoded)
         batch_index = self._loop_position.batch
         batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
         self.launched_batches.popleft()
@@ -182,6 +184,7 @@ class PipelinedIterator:
         self._set_position(
             SavedState(self._loop_position.epoch, batch_index + 1, False, self._loop_position.chosen, launched.state)
         )
+        self._shared.progress.replaced = replaced
         self.feed_iterator.refill()
         hooks.on_hand_over(batch_index, consumer)
         return batch
@@ -455,8 +458,9 @@ class PipelinedIterator:
             self._is_first_batch = False
             stats.copied_bytes += copied.num_bytes
             end_event = ready
+            decoded = [work.decoded for _, work in submitted.work]
             self.launched_batches.append(
-                Launched(batch, ready, copied.packed, copied.resident, source_lane, state=pulled.state)
+                Launched(batch, ready, copied.packed, copied.resident, source_lane, state=pulled.state, decoded=decoded)
             )
         except Exception as error:
             self._add_note(error, f"in {current_work}", batch_index)

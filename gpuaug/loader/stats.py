@@ -1,6 +1,6 @@
 """Counters of a running loader. A batch is *launched* when its copy and stages are queued on the device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -55,3 +55,6 @@ class Stats:
     """Number of rows that were written to the feature cache, when ``stats()`` was called."""
     rows_dropped: int = 0
     """Number of rows that were not written, because the disk was too slow, when ``stats()`` was called."""
+    replaced_files: dict[str, str] = field(default_factory=dict)
+    """File of each sample that was replaced → reason, when ``stats()`` was called. Includes the runs before a loaded state, at
+    most 10 000 files. The key of a sample without a file is its position."""

@@ -266,6 +266,7 @@ class StreamedLoader:
         stats.pinned_bytes = self._shared.feed.pinned_bytes + held.pinned
         stats.decode_bytes, stats.graph_bytes = held.decode, held.graph
         stats.rows_read, stats.rows_encoded, stats.rows_written, stats.rows_dropped = self._shared.device_setup.row_counts()
+        stats.replaced_files = dict(self._shared.progress.replaced.files)
         return stats
 
     def close(self) -> None:

@@ -74,6 +74,19 @@ class Stage(ABC):
         """
 
 
+class DecodedSamples(NamedTuple):
+    """Samples of one batch that a stage has decoded or replaced."""
+
+    samples: int
+    """Number of samples."""
+    replaced: int
+    """Number of samples that were replaced."""
+    problems: Mapping[str, str]
+    """File of each replaced sample, or its position if the file is not known → reason why it could not be decoded."""
+    max_replaced: float
+    """Largest share of a loader's samples that may be replaced."""
+
+
 class BackgroundWork(Protocol):
     """Work on one host batch that runs on other threads, such as decoding."""
 
@@ -81,6 +94,11 @@ class BackgroundWork(Protocol):
     """Number of samples that were replaced by other samples, because their images could not be decoded."""
     undecoded: int
     """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
+
+    @property
+    def decoded(self) -> DecodedSamples:
+        """Samples of the batch, after ``collect``."""
+        ...
 
     def done(self) -> bool:
         """Return whether ``collect`` would return without waiting for other threads."""

@@ -66,7 +66,7 @@ def _arguments_text(stage: Stage) -> str:
 
 def arguments(stage: Stage) -> dict[str, Any]:
     """Return the arguments of a stage, except those that do not change batches, are compared elsewhere, or were not passed."""
-    ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache")
+    ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache", "max_replaced")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     named = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
     return {name: value for name, value in named.items() if value is not ...}

@@ -31,13 +31,20 @@ def decoded(data, poison, **options):
 
 
 def by_pyav(data):
-    """The frames of a whole video (H, W, 3), and its codec; none where PyAV raises an error."""
+    """The frames of a whole video (H, W, 3), and its codec; none where PyAV raises an error.
+
+    Also none if FFmpeg's order of the frames is not that of their times, because times are damaged: the number of a frame is
+    then uncertain.
+    """
     try:
         with av.open(io.BytesIO(data)) as file:
             context = file.streams.video[0].codec_context
             context.thread_count = 1
-            found = [shown(frame, frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
-        return found, context.codec.canonical_name
+            found = list(file.decode(video=0))
+        times = [frame.pts for frame in found]
+        if times != sorted(set(times)):
+            return [], ""
+        return [shown(frame, frame.to_ndarray(format="rgb24")) for frame in found], context.codec.canonical_name
     except Exception:
         return [], ""
 

@@ -10,8 +10,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from support import internals
 from support.comparison.replay import left_to_kornia
+from support.ops.fuzzed_pipelines import COORDINATES, batches, fused
 from support.ops.random_pipelines import MIXES, RANDOM_STEPS
-from support.ops.random_pipelines import cases as pipelines
 from support.ops.skipped import VALUES, same_bits, strewn
 from support.public.fuzzing import cases, outcome
 
@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.timeout(1800), left_to_kornia]
 
 RAGGED_SIDES = st.tuples(st.integers(1, 40), st.integers(1, 40)) | st.sampled_from([(1, 1), (1, 300), (2000, 10), (20_000, 1)])
 SIZING = (K.RandomResizedCrop, K.Resize, K.CenterCrop, K.RandomCrop, K.PadTo)
-COORDINATES = st.floats(width=32) | st.floats(-20, 20, width=32) | st.sampled_from([0.0, 8.0, 1e30, 3e38])
-
-
-def fused(case, **options):
-    return gpuaug.fuse(K.AugmentationSequential(*(step.make() for step in case.steps)), **options)
 
 
 def mixed_with(draws, index):
@@ -35,14 +30,6 @@ def mixed_with(draws, index):
         if drawn["apply_mask"].all():
             found |= {sample for sample, partner in enumerate(drawn["partner"]) if partner in found}
     return found
-
-
-@st.composite
-def batches(draw, **changes):
-    """A pipeline, images for it, and one of them."""
-    case = draw(pipelines())
-    case = replace(case, shape=(max(case.shape[0], 2), draw(st.sampled_from([1, 3, 3, 3, 4])), *case.shape[2:]), **changes)
-    return case, draw(st.integers(0, case.shape[0] - 1))
 
 
 @cases(25)

@@ -3,6 +3,7 @@
     python -m bench soak                                          100 000 batches on a CPU, 1 000 000 on a GPU
     python -m bench soak --batches 20000                          fewer
     python -m bench soak --json bench/results/soak.json           and python -m bench plot draws it
+    python -m bench soak --folder web --batch 64 --seconds 1200   files as on the web, for 20 minutes
 
 Loaders take turns, each for one epoch with a new iterator: a list; a generator, read by a thread; the ring with two workers;
 a transform and a frozen encoder, captured on a GPU; ragged images through ``gpuaug.fuse``; encoded images through a
@@ -11,6 +12,10 @@ epochs, resident, private, shared and reserved GPU memory, threads and descripto
 ``growth`` is the median of the last quarter of its readings minus the median of the second quarter; the first quarter is
 warm-up. The run fails if a resource has grown by more than ``ALLOWED``. ``/dev/shm`` is only shown, since other processes write
 there too. Ctrl-C ends the run with the readings so far.
+
+With ``--folder``, one loader runs instead: workers pack the image files of a folder of class folders, or of the set ``web`` of
+the suite ``files``, a ``DecodeStage`` decodes them, and ``gpuaug.fuse`` crops them to 224x224. A file that cannot be decoded is
+replaced. Workers start anew in each epoch.
 """
 
 import gc
@@ -19,6 +24,7 @@ import random
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -29,9 +35,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import gpuaug
+from bench.data import web_images
 from bench.harness import flags, measurement, processes
 from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.photos import class_folders
 
 BATCHES = {"cpu": 100_000, "cuda": 1_000_000}
 """Default number of batches per type of device."""
@@ -127,6 +135,23 @@ def epochs(options: Namespace) -> Epochs:
     }
 
 
+def folder_epochs(options: Namespace) -> Epochs:
+    """Return (number of batches in an epoch, function that runs one epoch) of a loader of ``--folder``."""
+    dataset = class_folders(web_images.make("web") if options.folder == Path("web") else options.folder, None)
+    dataset.loader = gpuaug.read_encoded
+    workers = min(options.workers, 2) if options.device.type == "cpu" else options.workers
+    files = DataLoader(dataset, options.batch[0], shuffle=True, num_workers=workers, collate_fn=gpuaug.collate_encoded)
+    crop = K.AugmentationSequential(K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip())
+    stages = [gpuaug.DecodeStage(on_error="replace"), gpuaug.fuse(crop, ragged=True)]
+    loader = gpuaug.StreamedLoader(files, stages, device=options.device)
+
+    def run() -> None:
+        for images, _ in loader:
+            images.sum()
+
+    return {"files": (len(files), run)}
+
+
 def _encode_jpeg(image: torch.Tensor) -> bytes:
     from PIL import Image
 
@@ -142,14 +167,15 @@ def run_epochs(epochs: Epochs, options: Namespace) -> tuple[list[tuple[int, dict
     readings = list[tuple[int, dict[str, int]]]()
     run_start = perf_counter()
     try:
-        while batches < options.batches or len(readings) < 4:
+        while _share_done(options, batches, perf_counter() - run_start) < 1 or len(readings) < 4:
             for name, (count, run) in epochs.items():
                 start = perf_counter()
                 run()
                 seconds[name] += perf_counter() - start
                 counts[name] += count
                 batches += count
-                if all(counts.values()) and batches >= len(readings) * options.batches / READINGS:
+                share = _share_done(options, batches, perf_counter() - run_start)
+                if all(counts.values()) and share >= len(readings) / READINGS:
                     gc.collect()  # uncollected garbage does not count as growth
                     readings.append((batches, processes.resource_usage(options.device)))
     except KeyboardInterrupt:
@@ -157,6 +183,10 @@ def run_epochs(epochs: Epochs, options: Namespace) -> tuple[list[tuple[int, dict
             raise
     kind_settings = {name: {"batches": counts[name], "us_per_batch": 1e6 * seconds[name] / counts[name]} for name in counts}
     return readings, {"kinds": kind_settings, "batches_per_s": batches / (perf_counter() - run_start)}
+
+
+def _share_done(options: Namespace, batches: int, seconds: float) -> float:
+    return seconds / options.seconds if options.seconds else batches / options.batches
 
 
 def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[str, Any]:
@@ -177,7 +207,10 @@ def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[s
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = flags.parser("soak", __doc__, batch="2", size=8)
+    parser = flags.parser("soak", __doc__, batch="2", size=8, seconds=0)
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="decode the files of a folder of class folders, or of the set web"
+    )
     parser.add_argument("--batches", type=int, help=f"number of batches (default: {BATCHES})")
     options = flags.parse(parser, argv)
     options.batches = options.batches or BATCHES.get(options.device.type, BATCHES["cpu"])
@@ -189,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     gc.collect()
     gc.freeze()  # so that the many collections visit only objects of the run
     try:
-        readings, settings = run_epochs(epochs(options), options)
+        readings, settings = run_epochs((folder_epochs if options.folder else epochs)(options), options)
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)

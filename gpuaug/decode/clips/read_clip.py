@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import Undecoded, refuse_transforms
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, fraction, one_of, shown, whole_number
 from gpuaug.decode.clips.limits import MAX_PACKETS
 from gpuaug.decode.file_bytes import bytes_view, is_bytes
 
@@ -178,11 +178,7 @@ def read_clip(
     if start_s is not None:
         times_s = (_seconds("start_s", start_s),)
     if at is not None:
-        at = _seconds("at", at)
-        if not 0 <= at <= 1:
-            raise ArgumentError(
-                f"at must be from 0 to 1, got {at}. Pass 0 for the first clip of the video, and 1 for the last."
-            )
+        at = fraction("at", at, "Pass 0 for the first clip of the video, and 1 for the last.")
     short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
     if isinstance(source, str | os.PathLike):
         source = os.fsdecode(source)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gpuaug.decode.clips.index import Index, packets_of, read_index, stamp_of
 from gpuaug.decode.clips.limits import VideoError
 from gpuaug.decode.file_bytes import file_problem, open_file
 from gpuaug.decode.limits import LimitError
+from gpuaug.feed.worker import READ_EVENT
 
 MAX_INDICES = 1024
 """Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
@@ -59,6 +61,7 @@ class Videos:
         with _errors_as_video_errors():
             key: tuple[Any, ...] = ()
             if isinstance(source, str):
+                sys.audit(READ_EVENT, source)  # the video may be open already
                 status = os.stat(source)
                 key = (source, status.st_size, status.st_mtime_ns)
             with self._lock:

@@ -66,6 +66,23 @@ def damaged_file(told):
     assert torch.equal(got[0], got[1])
 
 
+@example("more than max_replaced=… of the DecodeStage allows")
+def many_damaged_files(told):
+    batch = gpuaug.collate_encoded([FILES[0], FILES[1][:100]])
+
+    def loader(max_replaced):
+        stage = gpuaug.DecodeStage(on_error="replace", max_replaced=max_replaced)
+        return gpuaug.StreamedLoader([batch] * 510, [stage], device="cpu")
+
+    stopped = loader(0.4)
+    with told:
+        list(stopped)
+    assert "sample 1 of batch 498 of epoch 0" in stopped.stats().replaced_files
+    larger = loader(0.5)
+    larger.load_state_dict(stopped.state_dict())
+    assert len(list(larger)) == 11
+
+
 @example("on_error='replace' needs at least one sample per batch that can be decoded")
 def damaged_files_alone(told):
     with told:

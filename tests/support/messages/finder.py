@@ -21,7 +21,7 @@ KINDS = {
 }
 SCRIPTS = {"SystemExit", "ValueError", "FileNotFoundError"}
 """What the scripts of ``bench/`` raise: whoever runs one reads the text, and catches nothing."""
-CHECKS = ("whole_number", "flag", "one_of")
+CHECKS = ("whole_number", "fraction", "flag", "one_of")
 """Functions of ``core/errors.py`` that check a value. Each call of one is a site, of the name and the advice that it passes."""
 SENTENCE = re.compile(r"\W*[A-Z]\S*( \S+){2,}")
 """What is filled in where an f-string has it as a part: advice is made of sentences, other parts are values."""

@@ -175,6 +175,9 @@ PARAMETERS = {
     "DecodeStage(scale)": Parameter(lambda v: DecodeStage(scale=v), "auto", LEFT_OUT),
     "DecodeStage(exif)": Parameter(lambda v: DecodeStage(exif=v), False, FLAG),
     "DecodeStage(on_error)": Parameter(lambda v: DecodeStage(on_error=v), "replace"),
+    "DecodeStage(max_replaced)": Parameter(
+        lambda v: DecodeStage(max_replaced=v), 0.05, FROM_0 | {"1.0"}, wrong=(-0.01, 1.01, "0.5")
+    ),
     "DecodeStage(max_pixels)": Parameter(lambda v: DecodeStage(max_pixels=v), 100, FROM_1 | LARGE),
     "DecodeStage(max_bytes)": Parameter(lambda v: DecodeStage(max_bytes=v), 100, FROM_1 | LARGE),
     "DecodeStage(name)": Parameter(lambda v: DecodeStage(name=v), "jpeg", LEFT_OUT | STR),

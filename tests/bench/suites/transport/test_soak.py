@@ -2,6 +2,7 @@ import mmap
 import os
 
 import pytest
+from support.files.encoded import encoded
 
 from bench.harness.result_check import check_result
 from bench.suites.transport import soak
@@ -34,6 +35,19 @@ def test_a_process_holds_no_more_after_many_batches(batches):
 def test_a_process_holds_no_more_on_a_gpu():
     result = soak.main(["--device", "cuda", "--batches", "20000"])
     assert "reserved GPU memory" in {row["name"] for row in result["rows"]}
+
+
+@pytest.mark.parametrize("seconds", ["1", pytest.param("60", marks=pytest.mark.slow)])
+def test_a_process_holds_no_more_after_many_files_of_a_folder(seconds, tmp_path):
+    for number in range(12):
+        path = tmp_path / f"class {number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded(30 + number, 40))
+    result = soak.main([*CPU, "--folder", str(tmp_path), "--batch", "4", "--workers", "0", "--seconds", seconds])
+    check_result(result)
+    assert set(result["settings"]["kinds"]) == {"files"}
+    assert len(result["rows"][0]["readings"]) >= 4
+    assert str(tmp_path) not in str(result["settings"]), "a result does not tell where images lie"
 
 
 @pytest.mark.parametrize("resource", ["descriptors", "private memory"])

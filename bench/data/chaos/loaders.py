@@ -4,8 +4,10 @@ import io
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import gpuaug
+from bench.data.chaos import files
 
 SIDE_PX = 8
 MAX_DELAY_CYCLES = 400_000
@@ -21,6 +24,10 @@ MAX_DELAY_CYCLES = 400_000
 
 _DELAYS = random.Random()
 """Generator of the delays. With Python's global generator, a delayed encoder would count as one that draws random numbers."""
+
+FORMS = ("images", "images", "files", "clips", "processor", "structured", "cache")
+"""What a batch holds, and the stages for it: images or encoded images in memory; JPEG files; clips of a video file; files for
+an image processor of a vision-language model; images for an encoder that returns a dict; files with a feature cache."""
 
 FAULTS = ("none", "break", "close", "dataset", "stage", "kill", "resume", "interleaved")
 
@@ -57,10 +64,32 @@ class Trial:
         self.feed = draw.choice(["auto", "ring", "plain"]) if self.source in ("generator", "workers") else "auto"
         self.epoch = draw.randrange(5)
         self.delayed = {name: draw.random() < 0.5 for name in ("samples", "stages", "decoding", "loop", "lanes")}
+        self.form = draw.choice(FORMS)
+        self.second_loader = draw.random() < 0.25 and self.fault != "kill"
+        """Whether the training loop also reads another loader, one batch at each step.
+
+        Not with a killed worker: torch raises its error at any line of the loop, such as between the two loaders.
+        """
+        self.views = draw.choice([0, 1, 2])
+        """Number of epochs whose features a cache records."""
+        if self.form == "cache" and self.fault in ("stage", "interleaved"):  # the cache has stages of its own, and one reader
+            self.form = "processor"
+        if self.form == "cache":
+            self.views = max(self.views, 1)
+            self.is_recorded = draw.random() < 0.6
+            """Whether a feature cache has the rows of all views when the trial begins. Otherwise the trial records them."""
+            self.epoch = self.epoch if self.is_recorded else self.epoch % self.views
+            self.source = "stateful" if self.source == "stateful" else "workers"
+        self.encoded |= self.form in ("files", "clips", "processor", "cache")
 
     def __str__(self) -> str:
         settings = {key: value for key, value in vars(self).items() if key not in ("draw", "seed", "number", "device")}
         return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+    @property
+    def has_exact_pixels(self) -> bool:
+        """Whether pixels are stored without loss, so that a checksum of the host is that of the delivered images."""
+        return self.form in ("images", "structured")
 
     def pause(self, actor: str, max_ms: float = 1.0) -> None:
         """Delay the calling thread at random, if delays of ``actor`` are enabled. ``actor`` is a key of ``delayed``."""
@@ -94,7 +123,15 @@ class Samples(Dataset[dict[str, Any]]):
             raise PlantedError
         trial.pause("samples")
         image = self.image(index)
-        return {"images": _encode_png(image) if trial.encoded else image, "index": index, "sum": checksum(image)}
+        return {"images": self._stored(image, index), "index": index, "sum": checksum(image)}
+
+    def _stored(self, image: Tensor, index: int) -> Any:
+        trial = self.trial
+        if trial.form == "clips":
+            return gpuaug.read_clip(files.video_file(), [index % 3, 4, 5 + index % 3])
+        if not trial.has_exact_pixels:
+            return gpuaug.read_encoded(files.jpeg_file(1000 * trial.number + index))
+        return _encode_png(image) if trial.encoded else image
 
 
 def checksum(image: Tensor) -> int:
@@ -138,8 +175,26 @@ class Encoder(nn.Module):
         super().__init__()
         self._trial = trial
 
-    def forward(self, views: Tensor) -> Tensor:
+    def forward(self, views: Tensor) -> Any:
         self._trial.stall()
+        means = views.unfold(-1, 2, 1).sum(-1) * 0.5
+        return {"means": means, "others": (means + 1, {"twice": means * 2})} if self._trial.form == "structured" else means
+
+
+class Stacked(nn.Module):
+    """Images of one size as a tensor (B, 3, H, W) with noise. Like ``Means``, it may be a stage before a feature cache."""
+
+    def forward(self, images: gpuaug.Ragged) -> Tensor:
+        values = images.data.view(-1, *files.FILE_PX, 3).permute(0, 3, 1, 2).float()
+        return values + torch.randint(0, 8, values.shape, device=values.device)
+
+
+class Means(nn.Module):
+    """Encoder that averages neighbouring values."""
+
+    def forward(self, views: Tensor) -> Tensor:
+        if views.is_cuda and _DELAYS.random() < 0.4:
+            torch.cuda._sleep(_DELAYS.randrange(MAX_DELAY_CYCLES))
         return views.unfold(-1, 2, 1).sum(-1) * 0.5
 
 
@@ -149,7 +204,7 @@ def undelayed_loader(samples: Samples) -> DataLoader[Any]:
     return DataLoader(samples, trial.batch_size, collate_fn=gpuaug.collate_encoded if trial.encoded else None)
 
 
-def source(trial: Trial, samples: Samples) -> Any:
+def source(trial: Trial, samples: Any) -> Any:
     """Return the loader that the ``StreamedLoader`` under test wraps."""
     if trial.source == "list":
         return [batch | {"stalled": StallingLeaf(trial)} for batch in undelayed_loader(samples)]
@@ -162,8 +217,16 @@ def source(trial: Trial, samples: Samples) -> Any:
     return loader_type(samples, trial.batch_size, num_workers=trial.workers, collate_fn=collate)
 
 
-def stages(trial: Trial, raises: bool) -> list[gpuaug.TransformStage | gpuaug.FeatureStage | gpuaug.DecodeStage]:
-    """Return the stages of a trial. ``raises``: the first stage raises at batch ``trial.fault_batch``."""
+def stages(
+    trial: Trial, raises: bool, cache: gpuaug.FeatureCache | None = None
+) -> list[gpuaug.TransformStage | gpuaug.FeatureStage | gpuaug.DecodeStage]:
+    """Return the stages of a trial.
+
+    Args:
+        trial: The trial.
+        raises: Whether the first stage raises at batch ``trial.fault_batch``.
+        cache: Cache of the features, if ``trial.form`` has one.
+    """
     calls = iter(range(10_000))
 
     def augment(images: Any) -> Tensor:
@@ -174,18 +237,31 @@ def stages(trial: Trial, raises: bool) -> list[gpuaug.TransformStage | gpuaug.Fe
         values = (images.data if isinstance(images, gpuaug.Ragged) else images).float()
         return values.to(torch.int32).float() + torch.randint(0, 8, values.shape, device=values.device).float()
 
-    stage_list: list[Any] = [gpuaug.DecodeStage(on="images", backend="cpu")] if trial.encoded else []
+    backend = "cpu" if trial.has_exact_pixels else "auto"
+    stage_list: list[Any] = [gpuaug.DecodeStage(on="images", backend=backend, threads=2)] if trial.encoded else []
+    if trial.form == "cache":
+        stage_list.append(gpuaug.TransformStage(Stacked(), on="images"))
+        return [*stage_list, gpuaug.FeatureStage(Means(), on="images", into="features", cache=cache)]
+    images = "images"
+    if trial.form == "processor":
+        images = "pixels"
+        stage_list.append(
+            gpuaug.TransformStage(gpuaug.fuse(files.ViTImageProcessor(), ragged=True), on="images", into=(images,))
+        )
     if trial.stages:
-        stage_list.append(gpuaug.TransformStage(augment, on="images", into="views", name="augment"))
+        stage_list.append(gpuaug.TransformStage(augment, on=images, into="views", name="augment"))
     if "encode" in trial.stages:
         stage_list.append(gpuaug.FeatureStage(Encoder(trial), on="views", into="features", name="encode"))
     return stage_list
 
 
-def loader(trial: Trial, samples: Samples, *, raises: bool = False) -> gpuaug.StreamedLoader:
+def loader(
+    trial: Trial, samples: Samples, *, raises: bool = False, cache: gpuaug.FeatureCache | None = None
+) -> gpuaug.StreamedLoader:
     """Return the ``StreamedLoader`` under test, at the epoch of the trial."""
     options = {"depth": trial.depth, "feed": trial.feed, "seed": trial.seed, "device": trial.device}
-    streamed = gpuaug.StreamedLoader(source(trial, samples), stages(trial, raises), **options)
+    dataset = samples if cache is None else cache.wrap(samples)
+    streamed = gpuaug.StreamedLoader(source(trial, dataset), stages(trial, raises, cache), **options)
     streamed.set_epoch(trial.epoch)
     return streamed
 
@@ -194,6 +270,8 @@ def reference(trial: Trial, epoch: int) -> list[dict[str, Any]]:
     """Return the batches of an epoch with ``depth=0``, without delays and without workers, on the host."""
     delayed = trial.delayed
     trial.delayed = dict.fromkeys(trial.delayed, False)
+    if trial.form == "cache":
+        epoch %= trial.views
     try:
         streamed = gpuaug.StreamedLoader(
             list(undelayed_loader(Samples(trial))),
@@ -210,6 +288,27 @@ def reference(trial: Trial, epoch: int) -> list[dict[str, Any]]:
 
 
 def on_host(batch: dict[str, Any]) -> dict[str, Any]:
-    """Copy the tensors of a batch to the host."""
-    tensors = {name: value.data if isinstance(value, gpuaug.Ragged) else value for name, value in batch.items()}
-    return {name: value.cpu().clone() for name, value in tensors.items() if name != "stalled"}
+    """Copy the tensors of a batch to the host. Tensors in containers get the path of their container as a prefix."""
+    return {name: value.cpu().clone() for name, value in _tensors("", batch)}
+
+
+def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, gpuaug.Ragged):
+        value = value.data
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict | tuple):
+        for key, inside in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors(f"{path}.{key}".lstrip("."), inside)
+
+
+def feature_cache(trial: Trial, stack: ExitStack) -> gpuaug.FeatureCache:
+    """Return a cache in a temporary folder, which has the rows of all views if ``trial.is_recorded``."""
+    cache = gpuaug.FeatureCache(stack.enter_context(tempfile.TemporaryDirectory()), views=trial.views)
+    if trial.is_recorded:
+        with loader(trial, Samples(trial), cache=cache) as recording:
+            for view in range(trial.views):
+                recording.set_epoch(view)
+                for _ in recording:
+                    pass
+    return cache

@@ -1,0 +1,1 @@
+"""Trials of ``python -m bench chaos``."""
