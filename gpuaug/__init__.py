@@ -37,6 +37,7 @@ from gpuaug.stages.schedule import schedule, until
 from gpuaug.viewer.figure import show
 
 if TYPE_CHECKING:
+    from gpuaug.fusion.combining import MixUpBoxes, Mosaic
     from gpuaug.fusion.transforms import FixedSizeCrop, PadIfSmaller
 else:
 
@@ -46,6 +47,10 @@ else:
             from gpuaug.fusion import transforms
 
             return getattr(transforms, name)
+        if name in ("MixUpBoxes", "Mosaic"):
+            from gpuaug.fusion import combining
+
+            return getattr(combining, name)
         raise AttributeError(f"module 'gpuaug' has no attribute {name!r}")
 
 
@@ -68,6 +73,8 @@ __all__ = [
     "GpuAugError",
     "GpuAugWarning",
     "IteratorEndedError",
+    "MixUpBoxes",
+    "Mosaic",
     "PadIfSmaller",
     "Part",
     "Ragged",

@@ -20,12 +20,14 @@ from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
-from gpuaug.core.targets import holds_targets
+from gpuaug.core.targets import PackedTargets, holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_of_shape, size_of_shapes
+from gpuaug.fusion.backends.readers import dtype_of, size_of_shape, size_of_shapes
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.forms.combine import Combination, first_images
+from gpuaug.fusion.forms.data_keys import names_of
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
@@ -174,6 +176,7 @@ class Fused(nn.Module):
         """Layout of clips that the pipeline accepts."""
         # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
+        self._combines = bool(uint8_program.combining)
         self._warnings = FallbackWarnings(uint8_program.ops)
         self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
         """True if all random numbers of a call follow from its seed.
@@ -247,7 +250,7 @@ class Fused(nn.Module):
             seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
         return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
 
-    def windows_read(self, shapes: Shapes) -> Windows | None:
+    def windows_read(self, shapes: Shapes, image: int = 0) -> Windows | None:
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
 
         Within a stage of a loader, this method and the call on the batch have the same seed, which follows from the position of
@@ -255,6 +258,7 @@ class Fused(nn.Module):
 
         Args:
             shapes: Sizes of the images of a ragged batch in pixels, after any rotation by their EXIF orientation.
+            image: Index of the images in their samples, if samples have several.
 
         Returns:
             The smallest window of each image that contains all pixels read by any view. ``None`` if whole images are read, if
@@ -266,7 +270,7 @@ class Fused(nn.Module):
         seed = next_seed()
         if shapes.shortest_side < 1:
             return None
-        return self._program().windows(size_of_shapes(shapes), seed)
+        return self._program().windows_of_image(size_of_shapes(shapes), seed, image)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.
@@ -307,6 +311,29 @@ class Fused(nn.Module):
 
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
         """Return the outputs of ``forward``, which has the same arguments."""
+        if self._combines:
+            return self._combined(inputs, data_keys, draws)
+        if inputs and isinstance(inputs[0], list | tuple):
+            inputs = first_images(inputs, ["input"] if data_keys is None else names_of(data_keys))
+        return self._run_once(inputs, data_keys, draws)
+
+    def _combined(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
+        """Run a pipeline that begins by combining the images of each sample."""
+        dtype = next((dtype_of(images[0]) for images in inputs[:1] if isinstance(images, list | tuple) and images), torch.uint8)
+        program = self._program(dtype)
+        combination = Combination(program.combining, inputs, data_keys, self.options.boxes)
+        if draws is None:
+            draws = program.draw(combination.size, next_seed())
+        else:
+            check_draws(draws, combination.size, program.ops, 1)
+        with torch.no_grad():
+            combined = combination.run(draws._drawn)
+        result = self._run_once(tuple(combined), combination.keys, draws)
+        are_packed = any(isinstance(value, PackedTargets) for value in inputs)
+        return result if are_packed or len(inputs) == 1 else unpack_targets(result)
+
+    def _run_once(self, inputs: Sequence[Any], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
+        """Run the passes, and modules that are not fused."""
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:

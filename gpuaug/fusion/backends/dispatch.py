@@ -9,15 +9,19 @@ import textwrap
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
 from gpuaug.core.errors import DOCUMENTATION, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import patches, torch_backend
+from gpuaug.fusion.backends import tiles as torch_tiles
 from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
+from gpuaug.fusion.backends.tiles import Pixels, Tiles
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp
@@ -128,6 +132,20 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
         return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
     return patches.write_patches(images, arrangement, resampling, dtype)
+
+
+def write_tiles(
+    out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, *, nearest: bool = False, weights: NDArray[np.float32] | None = None
+) -> None:
+    """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
+    if not len(tiles.images) or not out.numel():
+        return
+    if out.is_cuda and _triton_backend(out.device) is not None:
+        from gpuaug.fusion.backends.triton import tiles as tiles_kernel
+
+        tiles_kernel.write_tiles(out, pixels, tiles, fill, nearest=nearest, weights=weights)
+    else:
+        torch_tiles.write_tiles(out, pixels, tiles, fill, nearest=nearest, weights=weights)
 
 
 def backend_name(device: torch.device) -> str:

@@ -58,6 +58,7 @@ from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, elastic, filters, iou_crop, jpeg, positional, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.combine import CombineOp
 from gpuaug.fusion.ops.torchvision.per_box import check_labels_getter
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.pixels import LARGEST
@@ -129,6 +130,9 @@ class TorchvisionLowering:
             if class_of(transform, (v2.ToPureTensor,)):
                 self._types.type_change = TypeChange(to_pure=True)
             return _target_transform(name or type(transform).__name__, transform)
+        if (op_class := getattr(transform, "op_class", None)) is not None and issubclass(op_class, CombineOp):
+            name = name or type(transform).__name__
+            return Leaf(name, op_class(name, transform, self.units))
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
             if any(isinstance(op, mixes.MixUp) for op in (mix, *getattr(mix, "mixes", ()))):

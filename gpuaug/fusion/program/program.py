@@ -23,6 +23,7 @@ from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.combine import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
@@ -91,6 +92,13 @@ class Program:
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
         self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
+        self.combining = combining_ops(self.ops)
+        """Ops that combine the images of a sample, before all passes."""
+        if self.combining and options.views > 1:
+            raise ArgumentError(
+                f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine the images in the "
+                "data set."
+            )
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
         self.cached: dict[ImageKey, CachedPlan] = {}
@@ -116,7 +124,8 @@ class Program:
     def geometric_modules(self) -> tuple[Any, ...]:
         """Modules whose ops may move pixels within an image."""
         ops = [(op.module, op.ops if isinstance(op, Picking) else op.plan_ops) for op in self.lowered_ops]
-        return tuple(module for module, parts in ops if any(map(moves_pixels, parts)))
+        moving = (module for module, parts in ops if any(map(moves_pixels, parts)))
+        return (*(op.module for op in self.combining), *moving)
 
     def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:
         """Add a plan of the whole pipeline to ``cached``."""
@@ -207,6 +216,28 @@ class Program:
         out = first_op.out(size)
         table = np.concatenate((start, end - start), 1).repeat(size.images_per_sample, 0)
         return Windows(table, (out.height, out.width), may_downsample=self._views == 1)
+
+    def windows_of_image(self, size: Size, seed: int, image: int) -> Windows | None:
+        """Return the smallest window that a call reads of one of the images of each sample; ``None`` if it reads them whole.
+
+        Args:
+            size: Sizes of these images.
+            seed: Seed of the call.
+            image: Index of the image in its sample.
+        """
+        if not self.combining and image == 0:
+            return self.windows(size, seed)
+        whole = np.stack(np.broadcast_arrays(0, 0, size.height, size.width), 1)
+        table = np.zeros_like(whole)
+        if self.combining:
+            try:
+                draws = self.draw(combined_size(self.combining, size), seed)
+            except GpuAugError:
+                return None
+            table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
+        # An image that is not used is decoded for its first pixel.
+        table[:, 2:] = np.maximum(table[:, 2:], 1)
+        return None if np.array_equal(table, whole) else Windows(table, (1, 1), may_downsample=False)
 
     @property
     def window_crop(self) -> str:

@@ -1,0 +1,163 @@
+"""Tiles: images that are resized and written to a region of a canvas each, in torch. The reference for the kernel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.ragged import Ragged
+
+LAYOUT_COLUMNS = ("offset", "height", "width", "row", "pixel", "channel", "top", "left", "window_height", "window_width", "tensor")
+"""Columns of ``Pixels.layouts``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """N images in one or several tensors of one dtype."""
+
+    tensors: Sequence[Tensor]
+    layouts: NDArray[np.int64]
+    """(N, 11) per image: offset of its first element in its tensor, height, width, distances between rows, pixels and channels;
+    top, left, height and width of the window that the tensor holds; index of the tensor. All distances are in elements.
+    """
+    channels: int
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(N, 2) heights and widths."""
+        return self.layouts[:, 1:3]
+
+    def image(self, index: int) -> Tensor:
+        """Return the window of an image, (C, h, w), as a view."""
+        offset, _, _, row, pixel, channel, top, left, height, width, tensor = self.layouts[index].tolist()
+        data = self.tensors[tensor]
+        first = data.storage_offset() + offset + top * row + left * pixel
+        return data.as_strided((self.channels, height, width), (channel, row, pixel), first)
+
+
+def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
+    """Return the images of k members of B images each, sample by sample: image ``n`` is image ``n // k`` of member ``n % k``."""
+    layouts = [_layouts(member) for member in members]
+    for tensor, layout in enumerate(layouts):
+        layout[:, -1] = tensor
+    first = members[0]
+    channels = first.shapes.channels if isinstance(first, Ragged) else first.shape[1]
+    tensors = [member.data if isinstance(member, Ragged) else member for member in members]
+    return Pixels(tensors, np.stack(layouts, 1).reshape(-1, len(LAYOUT_COLUMNS)), channels)
+
+
+def _layouts(images: Tensor | Ragged) -> NDArray[np.int64]:
+    """Return ``Pixels.layouts`` of one member, with 0 as the index of the tensor."""
+    layouts = np.zeros((len(images), len(LAYOUT_COLUMNS)), np.int64)
+    if isinstance(images, Tensor):
+        _, _, height, width = images.shape
+        batch, channel, row, pixel = images.stride()
+        layouts[:, 0] = np.arange(len(images)) * batch
+        layouts[:, 1:10] = height, width, row, pixel, channel, 0, 0, height, width
+        return layouts
+    shapes = images.shapes
+    layouts[:, 1:3] = layouts[:, 8:10] = shapes.sizes
+    if shapes.windows is not None:
+        layouts[:, 6:10] = shapes.windows
+    height, width = layouts[:, 8], layouts[:, 9]
+    planar = shapes.layout == "chw"
+    layouts[:, 4] = pixel = 1 if planar else shapes.channels
+    layouts[:, 3] = row = width * pixel
+    layouts[:, 5] = height * width if planar else 1
+    lengths = height * width * shapes.channels
+    layouts[:, 0] = lengths.cumsum() - lengths - layouts[:, 6] * row - layouts[:, 7] * pixel
+    return layouts
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """T tiles, on the host."""
+
+    images: NDArray[np.int64]
+    """(T,) index of each tile's image in ``Pixels``."""
+    places: NDArray[np.int64]
+    """(T, 4) top, left, height and width of the resized image on its canvas, of which a part may be outside."""
+    regions: NDArray[np.int64]
+    """(T, 4) top, left, height and width of the region of the canvas."""
+    offsets: NDArray[np.int64]
+    """(T,) offset of the canvas in the output, in elements."""
+    canvases: NDArray[np.int64]
+    """(T, 2) height and width of the canvas."""
+
+
+def write_tiles(
+    out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, *, nearest: bool = False, weights: NDArray[np.float32] | None = None
+) -> None:
+    """Write tiles to canvases, (C, H, W) each, in one flat tensor.
+
+    Pixels are interpolated linearly between the centres of source pixels, without antialiasing, as by OpenCV's ``INTER_LINEAR``.
+
+    Args:
+        out: Canvases, of the dtype of ``pixels``.
+        pixels: The images.
+        tiles: The tiles.
+        fill: Value of the pixels of a region outside of the resized image.
+        nearest: Whether to take the nearest pixel in place of an interpolation.
+        weights: (T,) weights of the canvas, with which it is blended with the tile. Default: tiles replace the canvas.
+    """
+    for index, image in enumerate(tiles.images.tolist()):
+        top, left, height, width = tiles.regions[index].tolist()
+        canvas_height, canvas_width = tiles.canvases[index].tolist()
+        start = int(tiles.offsets[index])
+        canvas = out[start : start + pixels.channels * canvas_height * canvas_width].view(-1, canvas_height, canvas_width)
+        region = canvas[:, top : top + height, left : left + width]
+        if not region.numel():
+            continue
+        lines = [
+            _source_lines(tiles.regions[index, axis :: 2], tiles.places[index, axis :: 2], pixels.layouts[image, [1 + axis, 6 + axis, 8 + axis]], out.device)
+            for axis in (0, 1)
+        ]
+        value = _sampled(pixels.image(image), lines, nearest=nearest)
+        inside = lines[0].inside[:, None] & lines[1].inside
+        value = torch.where(inside, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+        if weights is not None:
+            weight = float(weights[index])
+            value = weight * region.float() + (1 - weight) * value
+        region.copy_(value.round() if not (nearest or out.dtype.is_floating_point) else value)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Source lines along one axis of a region, one entry per pixel."""
+
+    inside: Tensor
+    """Mask of the pixels that are inside of the resized image."""
+    nearest: Tensor
+    first: Tensor
+    second: Tensor
+    """Indices of the nearest line, and of the two lines that are interpolated, in the window."""
+    fraction: Tensor
+    """Weight of the second line."""
+
+
+def _source_lines(region: NDArray[np.int64], place: NDArray[np.int64], source: NDArray[np.int64], device: torch.device) -> _Lines:
+    """Return the source lines. ``region``, ``place``: (start, length); ``source``: (length, start and length of the window)."""
+    (start, count), (first, resized), (length, window, window_length) = region.tolist(), place.tolist(), source.tolist()
+    position = torch.arange(start - first, start - first + count, device=device)
+    inside = (position >= 0) & (position < resized)
+    position = position.clamp(0, resized - 1)
+    nearest = (2 * position + 1) * length // (2 * resized)
+    centre = ((position + 0.5) * (length / resized) - 0.5).clamp(0, length - 1)
+    floor = centre.long()
+    indices = (line.sub(window).clamp(0, window_length - 1) for line in (nearest, floor, (floor + 1).clamp(max=length - 1)))
+    return _Lines(inside, *indices, centre - floor)
+
+
+def _sampled(image: Tensor, lines: Sequence[_Lines], *, nearest: bool) -> Tensor:
+    """Return the pixels of a region: of the dtype of ``image`` if ``nearest``, else float32."""
+    y, x = lines
+    if nearest:
+        return image[:, y.nearest[:, None], x.nearest]
+    first, second = (
+        torch.lerp(image[:, line[:, None], x.first].float(), image[:, line[:, None], x.second].float(), x.fraction)
+        for line in (y.first, y.second)
+    )
+    return torch.lerp(first, second, y.fraction[:, None])

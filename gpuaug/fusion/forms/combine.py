@@ -1,0 +1,410 @@
+"""Combination of the images of a sample, and of their target dicts, before the passes of a pipeline.
+
+A sample holds k images and k target dicts. Images arrive as k *members* of B images each, as ``collate_encoded`` returns them,
+and target dicts as one list of k dicts per sample. Inside, the N = k · B images and dicts are in the order of the samples, so
+that the rows of a packed column, such as all boxes, need not be moved: to combine target dicts adds up numbers of rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.core.packed_targets import packed_targets
+from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.targets import BOXES, KEYPOINTS, LABELS, PER_BOX, TARGET_TYPES, PackedColumn, PackedTargets, TargetsLayout, type_name_of
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
+from gpuaug.fusion.backends.tiles import LAYOUT_COLUMNS, Pixels, Tiles, pixels_of
+from gpuaug.fusion.clips import ClipLayout
+from gpuaug.fusion.forms.call import Call
+from gpuaug.fusion.forms.containers import Container
+from gpuaug.fusion.forms.data_keys import check_input, names_of
+from gpuaug.fusion.forms.kinds import Masks, Points
+from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.ops.torchvision.combine import CombineOp, Placement, combined_size
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
+from gpuaug.fusion.options import BoxFormatName
+from gpuaug.fusion.pixels import LARGEST
+
+LEAST_VISIBLE = 0.1
+"""Smallest share of the area of a valid box that is inside of the canvas."""
+
+
+class Combination:
+    """Combination of one batch.
+
+    Args:
+        ops: Ops that combine images, in order.
+        inputs: Inputs of the call: images, and target dicts.
+        data_keys: Data keys of the inputs. Default: ``"input"``, then ``"targets"``.
+        boxes: Format of boxes in target dicts.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: If the inputs are not the images and target dicts of samples of as many images as the
+            ops combine.
+    """
+
+    def __init__(
+        self, ops: Sequence[CombineOp], inputs: Sequence[Any], data_keys: Sequence[Any] | None, boxes: BoxFormatName
+    ) -> None:
+        self._ops, self._boxes = ops, boxes
+        self.keys = names_of(("input", "targets")[: len(inputs)] if data_keys is None else data_keys)
+        """Data keys of the inputs."""
+        names = ", ".join(op.name for op in ops)
+        if sorted(self.keys) not in (["input"], ["input", "targets"]) or len(inputs) != len(self.keys):
+            raise ArgumentError(
+                f"data_keys must be 'input' and 'targets' for {names}, got {self.keys} for {len(inputs)} inputs. Put all "
+                "annotations of an image into one target dict."
+            )
+        values = dict(zip(self.keys, inputs, strict=True))
+        count = ops[0].groups * ops[0].count
+        members = checked_members(values["input"], count, names)
+        self.size = combined_size(ops, size_of(members[0]))
+        """Size of the combined images."""
+        self._pixels = pixels_of(members)
+        self._is_ragged = isinstance(self.size.height, np.ndarray)
+        self._device = members[0].device
+        self._dtype = dtype_of(members[0])
+        self._targets: PackedTargets | None = None
+        if "targets" in values:
+            self._targets = _packed(values["targets"], self.size.batch, count, self._device)
+
+    def run(self, draws: Sequence[OpDraws]) -> list[Any]:
+        """Return the combined images and targets, in the order of the inputs. ``draws``: draws of each op."""
+        for op, op_draws in zip(self._ops, draws, strict=False):
+            placement = op.placement(op_draws, self._pixels.sizes)
+            if self._targets is not None and len(placement.used):
+                self._targets = self._combined_targets(self._targets, op, op_draws, placement)
+            self._pixels = self._combined_pixels(self._pixels, op, op_draws, placement)
+        results = {"input": self._images(), "targets": self._targets}
+        return [results[key] for key in self.keys]
+
+    def _combined_pixels(self, pixels: Pixels, op: CombineOp, draws: OpDraws, placement: Placement) -> Pixels:
+        """Return the canvases of an op."""
+        areas = placement.canvases.prod(1)
+        offsets = (areas.cumsum() - areas) * pixels.channels
+        out = torch.empty(int(areas.sum()) * pixels.channels, dtype=self._dtype, device=self._device)
+        largest = LARGEST.get(self._dtype, 1)
+        fill = op.fill / 255 * largest
+        fill = float(round(fill)) if self._dtype in LARGEST else fill
+        weights = op.weights(draws)
+        is_first = np.arange(len(placement.used)) % op.count == 0
+        selections = [placement.used] if weights is None else [is_first, placement.used & ~is_first]
+        for selected in selections:
+            images = np.flatnonzero(selected)
+            canvas = images // op.count
+            tiles = Tiles(
+                images, placement.places[images], placement.regions[images], offsets[canvas], placement.canvases[canvas]
+            )
+            blends = weights is not None and selected is not is_first
+            dispatch.write_tiles(out, pixels, tiles, fill, weights=weights[canvas] if blends else None)
+        return _planar(out, placement.canvases, pixels.channels)
+
+    def _combined_targets(self, targets: PackedTargets, op: CombineOp, draws: OpDraws, placement: Placement) -> PackedTargets:
+        """Return target dicts of the canvases of an op."""
+        sizes = self._pixels.sizes
+        scale = placement.places[:, 2:] / sizes
+        shift = placement.places[:, :2] + scale / 2 - 0.5
+        matrices = np.zeros((len(sizes), 3, 3), np.float32)
+        # In the order (x, y). Coordinates refer to pixel centres.
+        matrices[:, [0, 1], [0, 1]], matrices[:, :2, 2], matrices[:, 2, 2] = scale[:, ::-1], shift[:, ::-1], 1
+        call = _ImagesCall(sizes, self._pixels.channels, self._device, self._boxes)
+        container = Container("targets", targets, call)
+        hosts = [array for target in container.targets for array in target.host_arrays]
+        places = np.column_stack((np.zeros(len(sizes), np.int64), sizes))
+        matrix, call.image_layouts, *arrays = send([matrices, places, *hosts], self._device)
+        call.out = tuple(placement.canvases[0].tolist()) if op.clips_boxes else (_UNBOUNDED, _UNBOUNDED)
+        rest = iter(arrays)
+        masks: dict[Any, tuple[list[int], Tensor]] = {}
+        for slot in container.slots:
+            target = slot.target
+            target.device_arrays = [next(rest) for _ in target.host_arrays]
+            if isinstance(target, Masks):
+                if 2 in map(len, slot.column.shapes):
+                    raise ArgumentError(
+                        f"{slot.key} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
+                        "segmentation maps out, or combine them in the data set."
+                    )
+                masks[slot.path[-1]] = self._placed_masks(target, op, placement)
+                target.values = target.values.new_empty((len(target.host_arrays[0]), 1, 0, 0))
+            else:
+                _move_points(target, matrix, call, clips=op.clips_boxes)
+        result = container.output()
+        packed = result if isinstance(result, PackedTargets) else packed_targets(result, self._device)
+        return _Merge(packed, op.count, placement).result(masks, op.weights(draws))
+
+    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> tuple[list[int], Tensor]:
+        """Return (owner of each mask, masks of the images that are used, in one flat tensor)."""
+        owners, places = masks.host_arrays
+        places = places.reshape(-1, 3)
+        chosen = placement.used[owners]
+        owners, places = owners[chosen], places[chosen]
+        layouts = np.zeros((len(owners), len(LAYOUT_COLUMNS)), np.int64)
+        layouts[:, :3] = places
+        layouts[:, 3], layouts[:, 4] = places[:, 2], 1
+        layouts[:, 8:10] = places[:, 1:]
+        canvases = placement.canvases[owners // op.count]
+        areas = canvases.prod(1)
+        out = torch.empty(int(areas.sum()), dtype=masks.values.dtype, device=self._device)
+        whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
+        tiles = Tiles(np.arange(len(owners)), placement.places[owners], whole, areas.cumsum() - areas, canvases)
+        dispatch.write_tiles(as_bits(out), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
+        return owners.tolist(), out
+
+    def _images(self) -> Tensor | Ragged:
+        (data,) = self._pixels.tensors
+        sizes, channels = self._pixels.sizes, self._pixels.channels
+        if not self._is_ragged and (sizes == sizes[:1]).all():
+            return data.view(-1, channels, *(sizes[0].tolist() if len(sizes) else (self.size.height, self.size.width)))
+        (places,) = send([np.column_stack((self._pixels.layouts[:, 0], sizes))], self._device)
+        return Ragged(data, places, Shapes(sizes.copy(), channels, "chw"))
+
+
+_UNBOUNDED = 2**24
+"""Side of a canvas to which boxes are not clipped, because images are inside of it."""
+
+
+def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged]:
+    """Return the images of a call as a list of ``count`` batches. ``names``: names of the modules, for messages.
+
+    Raises:
+        ArgumentTypeError: If ``images`` is not a list of batches of images.
+        ArgumentError: If it does not have ``count`` batches, or the batches differ in number of images, channels or type.
+    """
+    advice = f"Return {{'image': [{', '.join(f'i{index}' for index in range(count))}], …}} from the data set."
+    if not isinstance(images, list | tuple):
+        raise ArgumentTypeError(
+            f"images must be a list of {count} batches for {names}, one per image of a sample, got {shown(images)}. {advice}"
+        )
+    if len(images) != count:
+        raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
+    for member in images:
+        check_input("input", member)
+        if isinstance(member, Ragged) and not member.shapes.frames:
+            size_of(member)
+        elif isinstance(member, Ragged) or member.ndim != 4:
+            raise ArgumentError(
+                f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
+                "clips."
+            )
+    forms = [(size.batch, size.channels, dtype_of(member), member.device) for member in images for size in [size_of(member)]]
+    for index, form in enumerate(forms):
+        if form != forms[0]:
+            expected, got = (f"{batch} images of {channels} channels, {dtype} on {device}" for batch, channels, dtype, device in (forms[0], form))
+            raise ArgumentError(
+                f"images of a sample must have one type, got {expected}, and {got} at index {index}. Convert them in the data "
+                "set."
+            )
+    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
+
+
+def first_images(inputs: Sequence[Any], keys: Sequence[str]) -> list[Any]:
+    """Return inputs in which samples of several images have their first image and its targets alone.
+
+    Args:
+        inputs: Inputs of a pipeline that does not combine images.
+        keys: Data keys of the inputs.
+    """
+    values = list(inputs)
+    position = keys.index("input") if "input" in keys else -1
+    if position < 0 or len(values) != len(keys) or not _are_batches(values[position]):
+        return values
+    values[position] = values[position][0]
+    for index, key in enumerate(keys):
+        if key == "targets":
+            targets = values[index].unpacked() if isinstance(values[index], PackedTargets) else values[index]
+            is_nested = isinstance(targets, list | tuple) and all(isinstance(dicts, list | tuple) and dicts for dicts in targets)
+            values[index] = [dicts[0] for dicts in targets] if is_nested else targets
+    return values
+
+
+def _are_batches(images: Any) -> bool:
+    """Return whether ``images`` is a list of batches of images."""
+    return isinstance(images, list | tuple) and bool(images) and all(
+        not member.shapes.frames if isinstance(member, Ragged) else isinstance(member, Tensor) and member.ndim == 4
+        for member in images
+    )
+
+
+def _packed(targets: Any, batch: int, count: int, device: torch.device) -> PackedTargets:
+    """Return the target dicts of all images, in the order of the samples.
+
+    Raises:
+        ArgumentTypeError: If ``targets`` is not a list.
+        ArgumentError: If it does not have one list of ``count`` dicts per sample.
+    """
+    groups = targets.layout.groups if isinstance(targets, PackedTargets) else None
+    if groups is not None and groups == [count] * batch:
+        layout = targets.layout
+        layout = TargetsLayout(list, layout.records, layout.packed, layout.others)
+        return PackedTargets(targets.flat, targets.others, layout)
+    targets = targets.unpacked() if isinstance(targets, PackedTargets) else targets
+    if not isinstance(targets, list | tuple) or len(targets) != batch:
+        raise ArgumentError(
+            f"targets must be one list of {count} dicts for each of the {batch} samples, got {shown(targets)}. Return "
+            "{'target': [t0, …], …} from the data set, with one dict per image."
+        )
+    for sample, dicts in enumerate(targets):
+        if not isinstance(dicts, list | tuple) or not all(isinstance(record, Mapping) for record in dicts):
+            raise ArgumentTypeError(
+                f"targets of sample {sample} must be a list of {count} dicts, one per image, got {shown(dicts)}. Return "
+                "{'target': [t0, …], …} from the data set."
+            )
+        if len(dicts) != count:
+            raise ArgumentError(
+                f"targets of sample {sample} must be {count} dicts, one per image, got {len(dicts)}. Return as many dicts as "
+                "images from the data set."
+            )
+    records = [dict(record) for dicts in targets for record in dicts]
+    return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
+
+
+class _ImagesCall(Call):
+    """Call for the targets of images of which only the sizes are known."""
+
+    def __init__(self, sizes: NDArray[np.int64], channels: int, device: torch.device, boxes: BoxFormatName) -> None:
+        self.boxes, self.conversions, self.clip_layout = boxes, NO_CONVERSIONS, ClipLayout()
+        self.frames = 0
+        self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+        self.device = device
+
+
+def _move_points(target: Points | Masks, matrix: Tensor, call: Call, *, clips: bool) -> None:
+    """Move boxes or keypoints to the canvases. Boxes of which less than ``LEAST_VISIBLE`` is inside are not valid."""
+    assert isinstance(target, Points) and call.image_layouts is not None
+    visible: Tensor | None = None
+    if clips and target.clip:
+        corners, _ = target.corners(matrix, call.image_layouts)
+        height, width = call.out
+        inside = torch.stack((corners[:, ::2].clamp(0, width), corners[:, 1::2].clamp(0, height)), 2)
+        visible = _areas(inside.flatten(1)) >= LEAST_VISIBLE * _areas(corners)
+    target.transform(matrix, call.image_layouts, call.out, NO_CONVERSIONS)
+    if visible is not None:
+        assert target.valid is not None
+        target.valid = target.valid & visible
+
+
+def _areas(corners: Tensor) -> Tensor:
+    """Areas of boxes, (n, 4) XYXY."""
+    return (corners[:, 2:] - corners[:, :2]).prod(1)
+
+
+def _planar(data: Tensor, sizes: NDArray[np.int64], channels: int) -> Pixels:
+    """Return images (C, H, W) that follow each other in a flat tensor."""
+    height, width = sizes[:, 0], sizes[:, 1]
+    areas = height * width
+    zeros = np.zeros_like(areas)
+    offsets = (areas.cumsum() - areas) * channels
+    columns = (offsets, height, width, width, zeros + 1, areas, zeros, zeros, height, width, zeros)
+    return Pixels([data], np.stack(columns, 1), channels)
+
+
+class _Merge:
+    """Merge of the target dicts of each group into one dict.
+
+    Keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes, are concatenated: by image, then as in the
+    dict. Other keys have the value of the first image. Images that a canvas does not show are left out.
+
+    Args:
+        packed: Target dicts of N images.
+        count: Number of images of a group.
+        placement: Images that are used, and sizes of the canvases.
+    """
+
+    def __init__(self, packed: PackedTargets, count: int, placement: Placement) -> None:
+        self._packed, self._count, self._placement = packed, count, placement
+        self._canvases = len(placement.used) // count
+        self._is_first = np.arange(len(placement.used)) % count == 0
+
+    def result(self, masks: Mapping[Any, tuple[list[int], Tensor]], weights: NDArray[np.float32] | None) -> PackedTargets:
+        """Return one dict per canvas.
+
+        Args:
+            masks: Name → (owners, pixels) of masks on the canvases, which replace the masks of the dicts.
+            weights: (N,) weight of the boxes of each image, by which the column ``weight`` is multiplied; ``None`` for none.
+        """
+        new = {
+            name: self._mask_column(column.packed, *masks[name]) if name in masks else self._merged(column.packed, column.joined)
+            for name, column in self._packed.columns().items()
+        }
+        if weights is not None:
+            new |= self._weights(new, np.stack((weights, 1 - weights), 1).ravel())
+        layout = self._packed.layout
+        others: dict[tuple[int, Any], list[Any]] = {}
+        for (image, name), value in zip(layout.others, self._packed.others, strict=True):
+            if (self._placement.used if name in PER_BOX else self._is_first)[image]:
+                others.setdefault((image // self._count, name), []).append(value)
+        values = [_concatenated(parts) for parts in others.values()]
+        columns = [column for column, _ in new.values()]
+        new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
+        return PackedTargets(tuple(flat for _, flat in new.values()), tuple(values), new_layout)
+
+    def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
+        """Return a column with one value per canvas."""
+        is_per_box = column.name in PER_BOX or type_name_of(column.tensor_type) in TARGET_TYPES
+        if is_per_box and column.shapes is not None:
+            raise ArgumentError(
+                f"{column.name} of the images of a sample must have one shape after the first axis, got "
+                f"{' and '.join(str(tuple(shape)) for shape in dict.fromkeys(column.shapes))}. Return such tensors from the "
+                "data set, also for an image without boxes."
+            )
+        images, lengths = np.asarray(column.samples, np.int64), np.asarray(column.lengths, np.int64)
+        kept = (self._placement.used if is_per_box else self._is_first)[images]
+        if lengths[~kept].any():
+            (rows,) = send([np.flatnonzero(np.repeat(kept, lengths))], flat.device)
+            flat = flat.index_select(0, rows)
+        canvases, first = np.unique(images[kept] // self._count, return_index=True)
+        kept_images = np.flatnonzero(kept)[first].tolist()
+        new_lengths = np.add.reduceat(lengths[kept], first).tolist() if len(first) else []
+        attributes = column.attributes
+        if len(attributes) > 1:
+            attributes = [attributes[index] for index in kept_images]
+        if any("canvas_size" in own for own in attributes):
+            sizes = map(tuple, self._placement.canvases[canvases].tolist())
+            attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
+            attributes = [{**own, "canvas_size": size} for own, size in zip(attributes, sizes, strict=True)]
+        shapes = None if column.shapes is None else [column.shapes[index] for index in kept_images]
+        return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
+
+    def _mask_column(self, column: PackedColumn, owners: list[int], flat: Tensor) -> tuple[PackedColumn, Tensor]:
+        """Return the column of masks, which are (n, H, W) per canvas. ``owners``: image of each mask in ``flat``."""
+        images = np.asarray(column.samples, np.int64)
+        canvases = np.unique(images[self._placement.used[images]] // self._count)
+        counts = np.bincount(np.asarray(owners, np.int64) // self._count, minlength=self._canvases)[canvases].tolist()
+        sizes = self._placement.canvases[canvases].tolist()
+        column = column._replace(samples=canvases.tolist(), lengths=counts, shapes=None)
+        if all(size == sizes[0] for size in sizes):
+            return column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1)
+        shapes = [torch.Size((count, *size)) for count, size in zip(counts, sizes, strict=True)]
+        return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
+
+    def _weights(
+        self, new: Mapping[Any, tuple[PackedColumn, Tensor]], weights: NDArray[np.float64]
+    ) -> dict[Any, tuple[PackedColumn, Tensor]]:
+        """Return the column of weights of the boxes. ``weights``: (N,) weight of each image."""
+        name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in new), None)
+        if name is None:
+            return {}
+        source = self._packed.columns()[name].packed
+        images = np.asarray(source.samples, np.int64)
+        rows = np.repeat(weights[images], np.where(self._placement.used[images], source.lengths, 0))
+        (flat,) = send([rows.astype(np.float32)], new[name][1].device)
+        if "weight" in new:
+            column, earlier = new["weight"]
+            return {"weight": (column, earlier * flat)}
+        return {"weight": (PackedColumn("weight", new[name][0].samples, new[name][0].lengths, None, Tensor, [{}]), flat)}
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Return the concatenation of lists or tensors; the first of other values."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat([*parts])
+    return [entry for part in parts for entry in part] if all(isinstance(part, list | tuple) for part in parts) else parts[0]
