@@ -210,8 +210,8 @@ def _are_nested_dicts(value: Any) -> bool:
 
 
 def packed_targets(targets: Sequence[Any], device: torch.device) -> PackedTargets:
-    """Return a list of dicts, or of lists of dicts, as a ``PackedTargets``. Tensors that are not on ``device`` are not packed."""
-    return _PackPlan(targets, any_mask_size=True, device=device).packed(lambda shape, dtype: None)
+    """Return a list of dicts as a ``PackedTargets``. Tensors that are not on ``device`` are not packed."""
+    return _PackPlan(targets, any_mask_size=True, device=device).packed(lambda *_: None)
 
 
 # Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.

@@ -62,7 +62,19 @@ PER_BOX = frozenset(
     {
         *TARGET_KEYS,
         *(LABELS.keys | VALID.keys),
-        *("names", "segmentation", "area", "areas", "iscrowd", "is_crowd", "scores", "weight", "weights", "visibility", "difficult"),
+        *(
+            "names",
+            "segmentation",
+            "area",
+            "areas",
+            "iscrowd",
+            "is_crowd",
+            "scores",
+            "weight",
+            "weights",
+            "visibility",
+            "difficult",
+        ),
         *("truncated", "occluded", "id", "ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
     }
 )

@@ -10,9 +10,8 @@ from torchvision.transforms import v2
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.core.rng import next_seed
 from gpuaug.fusion.forms.combine import Combination
-from gpuaug.fusion.ops.base import OpDraws
+from gpuaug.fusion.ops.combine import CombineOp, MixUpOp, MosaicOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.combine import CombineOp, MixUpOp, MosaicOp
 
 
 class _Combine(v2.Transform):  # type: ignore[misc]
@@ -36,8 +35,8 @@ class _Combine(v2.Transform):  # type: ignore[misc]
         """Combine the images of one sample.
 
         Args:
-            images: Images of the sample. With a multiple of the number of images that the transform combines, there are as many
-                results, for a following transform of this kind.
+            images: Images of the sample: as many as the transform combines, or a multiple, which has several results, for a
+                following transform of this kind.
             targets: Target dicts, one per image.
             draws: Random parameters: the result of ``Draws.of`` for a fused pipeline that contains the transform. Default: new
                 draws.
@@ -56,14 +55,14 @@ class _Combine(v2.Transform):  # type: ignore[misc]
             raise ArgumentError(
                 f"images must be a list of {count} images, or a multiple, for {name}, got {got}. Pass all images of a sample."
             )
-        op = self.op_class(name, self, images[0].dtype)
+        op = self.op_class(name, self)
         op.groups = len(images) // count
         batches = [[image[None] for image in images], *([] if targets is None else [[[*targets]]])]
         combination = Combination([op], batches, None, "xyxy")
         if draws is None:
             op_draws = op.draw(Sampler((next_seed(),), 1, separate_generators=True), combination.size)
         else:
-            op_draws = op.draws_of_numbers(_own(draws, name))
+            op_draws = op.draws_of_numbers(_own(draws, name, op.groups))
         results = combination.run([op_draws])
         lists = [[*results[0]], *(result.unpacked() for result in results[1:])]
         if op.groups == 1:
@@ -175,9 +174,15 @@ def _number(name: str, value: object, least: float, most: float, way_out: str) -
     return float(value)
 
 
-def _own(draws: Any, name: str) -> dict[str, float]:
-    """Return the random parameters of a module of class ``name``; an empty dict if it is not applied to the sample."""
+def _own(draws: Any, name: str, groups: int) -> dict[str, float]:
+    """Return the random parameters of a module of class ``name``; an empty dict if it is not applied to the sample.
+
+    Of several modules of the class in a pipeline, each has another number of ``groups``.
+    """
     if not isinstance(draws, Mapping):
         raise ArgumentTypeError(f"draws must be the result of Draws.of, got {shown(draws)}. Pass draws.of(sample).")
-    own = (numbers for key, numbers in draws.items() if key.rpartition("/")[2].rpartition("_")[0] == name or key == name)
-    return dict(next(own, {}))
+    for key, numbers in draws.items():
+        is_own = name in (key, key.rpartition("/")[2].rpartition("_")[0])
+        if is_own and sum(number.startswith("applies") for number in numbers) == groups:
+            return dict(numbers)
+    return {}

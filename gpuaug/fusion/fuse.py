@@ -34,6 +34,7 @@ from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.combine import combined_size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
@@ -230,8 +231,8 @@ class Fused(nn.Module):
         """Draw the random parameters of one batch, without images.
 
         Args:
-            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. In a ``VideoSequential`` with
-                ``data_format="BCTHW"``, (B, C, T, H, W) of clips.
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch; of the first images of the samples,
+                if samples have several. In a ``VideoSequential`` with ``data_format="BCTHW"``, (B, C, T, H, W) of clips.
             seed: Seed of the draws. Default: one number from torch's global generator.
             dtype: Type of the images. Default: uint8, or float32 if the pipeline does not accept uint8.
 
@@ -248,7 +249,8 @@ class Fused(nn.Module):
         size = size_of_shape(shape, self.clip_layout)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
-        return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
+        program = self._program_for(dtype)
+        return program.draw(combined_size(program.combining, size), next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes, image: int = 0) -> Windows | None:
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
@@ -442,6 +444,7 @@ class Fused(nn.Module):
         )
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
         program = self._program_for(dtype)
+        size = combined_size(program.combining, size)
         explanation = explain.explanation(
             program.segments,
             size,

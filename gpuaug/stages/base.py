@@ -353,7 +353,7 @@ class _BoundTransform(BoundStage):
         if index >= len(keys) or keys[index] != "input":
             return None
         with CallSeeds(position, self.name):
-            windows: Windows | None = windows_read(shapes, image) if isinstance(values[index], list | tuple) else windows_read(shapes)
+            windows: Windows | None = windows_read(shapes, image) if image else windows_read(shapes)
         if windows is None:
             return None
         has_targets = len(values) > 1 or (self._takes_tv_tensors and bool(self._members_by_type(batch)))

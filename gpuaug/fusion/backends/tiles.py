@@ -10,7 +10,19 @@ from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
 
-LAYOUT_COLUMNS = ("offset", "height", "width", "row", "pixel", "channel", "top", "left", "window_height", "window_width", "tensor")
+LAYOUT_COLUMNS = (
+    "offset",
+    "height",
+    "width",
+    "row",
+    "pixel",
+    "channel",
+    "top",
+    "left",
+    "window_height",
+    "window_width",
+    "tensor",
+)
 """Columns of ``Pixels.layouts``."""
 
 
@@ -39,7 +51,7 @@ class Pixels:
 
 
 def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
-    """Return the images of k members of B images each, sample by sample: image ``n`` is image ``n // k`` of member ``n % k``."""
+    """Return the images of k members of B images each: image ``n`` is image ``n // k`` of member ``n % k``."""
     layouts = [_layouts(member) for member in members]
     for tensor, layout in enumerate(layouts):
         layout[:, -1] = tensor
@@ -111,10 +123,10 @@ def write_tiles(
         region = canvas[:, top : top + height, left : left + width]
         if not region.numel():
             continue
-        lines = [
-            _source_lines(tiles.regions[index, axis :: 2], tiles.places[index, axis :: 2], pixels.layouts[image, [1 + axis, 6 + axis, 8 + axis]], out.device)
-            for axis in (0, 1)
-        ]
+        lines = []
+        for axis in (0, 1):
+            source = pixels.layouts[image, [1 + axis, 6 + axis, 8 + axis]]
+            lines.append(_source_lines(tiles.regions[index, axis::2], tiles.places[index, axis::2], source, out.device))
         value = _sampled(pixels.image(image), lines, nearest=nearest)
         inside = lines[0].inside[:, None] & lines[1].inside
         value = torch.where(inside, value, torch.full((), fill, dtype=value.dtype, device=value.device))
@@ -138,7 +150,9 @@ class _Lines:
     """Weight of the second line."""
 
 
-def _source_lines(region: NDArray[np.int64], place: NDArray[np.int64], source: NDArray[np.int64], device: torch.device) -> _Lines:
+def _source_lines(
+    region: NDArray[np.int64], place: NDArray[np.int64], source: NDArray[np.int64], device: torch.device
+) -> _Lines:
     """Return the source lines. ``region``, ``place``: (start, length); ``source``: (length, start and length of the window)."""
     (start, count), (first, resized), (length, window, window_length) = region.tolist(), place.tolist(), source.tolist()
     position = torch.arange(start - first, start - first + count, device=device)

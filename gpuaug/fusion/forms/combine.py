@@ -16,7 +16,17 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import packed_targets
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.core.targets import BOXES, KEYPOINTS, LABELS, PER_BOX, TARGET_TYPES, PackedColumn, PackedTargets, TargetsLayout, type_name_of
+from gpuaug.core.targets import (
+    BOXES,
+    KEYPOINTS,
+    LABELS,
+    PER_BOX,
+    TARGET_TYPES,
+    PackedColumn,
+    PackedTargets,
+    TargetsLayout,
+    type_name_of,
+)
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
@@ -27,7 +37,7 @@ from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
 from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.torchvision.combine import CombineOp, Placement, combined_size
+from gpuaug.fusion.ops.combine import CombineOp, Placement, combined_size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import LARGEST
@@ -196,7 +206,10 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
     forms = [(size.batch, size.channels, dtype_of(member), member.device) for member in images for size in [size_of(member)]]
     for index, form in enumerate(forms):
         if form != forms[0]:
-            expected, got = (f"{batch} images of {channels} channels, {dtype} on {device}" for batch, channels, dtype, device in (forms[0], form))
+            expected, got = (
+                f"{batch} images of {channels} channels, {dtype} on {device}"
+                for batch, channels, dtype, device in (forms[0], form)
+            )
             raise ArgumentError(
                 f"images of a sample must have one type, got {expected}, and {got} at index {index}. Convert them in the data "
                 "set."
@@ -219,16 +232,22 @@ def first_images(inputs: Sequence[Any], keys: Sequence[str]) -> list[Any]:
     for index, key in enumerate(keys):
         if key == "targets":
             targets = values[index].unpacked() if isinstance(values[index], PackedTargets) else values[index]
-            is_nested = isinstance(targets, list | tuple) and all(isinstance(dicts, list | tuple) and dicts for dicts in targets)
+            is_nested = isinstance(targets, list | tuple) and all(
+                isinstance(dicts, list | tuple) and dicts for dicts in targets
+            )
             values[index] = [dicts[0] for dicts in targets] if is_nested else targets
     return values
 
 
 def _are_batches(images: Any) -> bool:
     """Return whether ``images`` is a list of batches of images."""
-    return isinstance(images, list | tuple) and bool(images) and all(
-        not member.shapes.frames if isinstance(member, Ragged) else isinstance(member, Tensor) and member.ndim == 4
-        for member in images
+    return (
+        isinstance(images, list | tuple)
+        and bool(images)
+        and all(
+            not member.shapes.frames if isinstance(member, Ragged) else isinstance(member, Tensor) and member.ndim == 4
+            for member in images
+        )
     )
 
 
@@ -277,7 +296,8 @@ class _ImagesCall(Call):
 
 def _move_points(target: Points | Masks, matrix: Tensor, call: Call, *, clips: bool) -> None:
     """Move boxes or keypoints to the canvases. Boxes of which less than ``LEAST_VISIBLE`` is inside are not valid."""
-    assert isinstance(target, Points) and call.image_layouts is not None
+    assert isinstance(target, Points)
+    assert call.image_layouts is not None
     visible: Tensor | None = None
     if clips and target.clip:
         corners, _ = target.corners(matrix, call.image_layouts)
@@ -330,7 +350,9 @@ class _Merge:
             weights: (N,) weight of the boxes of each image, by which the column ``weight`` is multiplied; ``None`` for none.
         """
         new = {
-            name: self._mask_column(column.packed, *masks[name]) if name in masks else self._merged(column.packed, column.joined)
+            name: self._mask_column(column.packed, *masks[name])
+            if name in masks
+            else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
         if weights is not None:

@@ -50,6 +50,7 @@ from gpuaug.fusion.lower.refusals import (
 )
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
 from gpuaug.fusion.ops.base import Op
+from gpuaug.fusion.ops.combine import CombineOp
 from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp
@@ -58,7 +59,6 @@ from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, elastic, filters, iou_crop, jpeg, positional, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
-from gpuaug.fusion.ops.torchvision.combine import CombineOp
 from gpuaug.fusion.ops.torchvision.per_box import check_labels_getter
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.pixels import LARGEST
@@ -132,7 +132,7 @@ class TorchvisionLowering:
             return _target_transform(name or type(transform).__name__, transform)
         if (op_class := getattr(transform, "op_class", None)) is not None and issubclass(op_class, CombineOp):
             name = name or type(transform).__name__
-            return Leaf(name, op_class(name, transform, self.units))
+            return Leaf(name, op_class(name, transform))
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
             if any(isinstance(op, mixes.MixUp) for op in (mix, *getattr(mix, "mixes", ()))):

@@ -20,10 +20,10 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
+from gpuaug.fusion.ops.combine import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.combine import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
@@ -96,7 +96,7 @@ class Program:
         """Ops that combine the images of a sample, before all passes."""
         if self.combining and options.views > 1:
             raise ArgumentError(
-                f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine the images in the "
+                f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine images in the "
                 "data set."
             )
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)

@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ COLUMN_COUNT = tl.constexpr(17)
 def source_lines(position, resized, length):
     """Return (inside, nearest line, first line, second line, weight of the second) of pixels, along one axis.
 
-    ``position``: pixels from the start of the resized image. ``resized``, ``length``: sides of the resized image and the source.
+    ``position``: pixels from the start of the resized image. ``resized``, ``length``: sides of this image and of the source.
     """
     inside = (position >= 0) & (position < resized)
     position = tl.minimum(tl.maximum(position, 0), resized - 1)
@@ -117,9 +116,7 @@ def write_tiles(
     distances = np.array([(tensor.data_ptr() - base.data_ptr()) // base.itemsize for tensor in pixels.tensors])
     layouts[:, 0] += distances[layouts[:, -1]]
     canvases = tiles.canvases
-    rows = np.column_stack(
-        (layouts[:, :6], tiles.places, tiles.regions, canvases.prod(1), canvases[:, 1], tiles.offsets)
-    )
+    rows = np.column_stack((layouts[:, :6], tiles.places, tiles.regions, canvases.prod(1), canvases[:, 1], tiles.offsets))
     blocks = int((-(-tiles.regions[:, 2:] // TILE)).prod(1).max())
     with on_device(out.device):
         sent = send((rows, np.zeros(1, np.float32) if weights is None else weights), out.device)

@@ -5,6 +5,7 @@ group's *canvas*. An op of a pipeline may have several groups per sample, whose 
 first of a pipeline. ``forms/combine.py`` runs them before the passes, in which they change nothing.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple
@@ -16,7 +17,6 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import IdentityOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
 
 Sides = NDArray[np.int64]
 """Heights and widths, (…, 2)."""
@@ -51,26 +51,40 @@ def _rounded_ratio(numerator: Any, denominator: Any) -> Any:
     return np.maximum((2 * numerator + denominator) // (2 * denominator), 1)
 
 
-class CombineOp(TorchvisionOp, IdentityOp):
+class CombineOp(IdentityOp):
     """Base class of the ops."""
+
+    package = "torchvision"
 
     count: ClassVar[int]
     """Number of images of a group."""
+    launches_of_images: ClassVar[int] = 1
+    """Number of launches that write the canvases of a batch."""
     groups = 1
     """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
     clips_boxes: ClassVar[bool] = False
     """Whether a part of an image may be outside of its canvas."""
 
+    def _read_common(self, module: Any) -> None:
+        """Do nothing: with the module's ``p``, a plan would expect an op that skips samples."""
+
     def _read(self, transform: Any) -> None:
-        # Not ``p``, with which a plan would expect an op that skips samples.
         self.probability = float(transform.p)
         self.fill = float(transform.fill)
         """Value of pixels outside of images, of 255."""
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw per group, (B, groups): ``"applies"``, and the parameters. The apply mask holds samples with a group to apply."""
-        applies = sampler.uniform(self.groups).T < self.probability
+        """Draw ``"applies"`` and the parameters per group, (B, groups)."""
+        applies = self.probability > sampler.uniform(self.groups).T
         return {"applies": applies, **self.draw_parameters(sampler, size), "apply_mask": applies.any(1)}
+
+    def describe(self) -> str:
+        """Empty, because a pass does nothing for the op."""
+        return ""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Short description for ``explain()``."""
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Drawn numbers of one sample. With several groups, names have the index of the group as a suffix."""
@@ -154,7 +168,7 @@ class MosaicOp(CombineOp):
         regions[:, 0] = np.where(applies, regions[:, 0], whole)
         return Placement(places.reshape(-1, 4), regions.reshape(-1, 4), self.used(draws), canvases)
 
-    def describe(self) -> str:
+    def summary(self) -> str:
         """Number of images and size of the canvas."""
         return f"mosaic of 4 images, {self.size}x{self.size}"
 
@@ -163,6 +177,7 @@ class MixUpOp(CombineOp):
     """``gpuaug.MixUpBoxes``: a weighted sum of two images."""
 
     count = 2
+    launches_of_images = 2
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -177,7 +192,7 @@ class MixUpOp(CombineOp):
         weights: NDArray[np.float32] = np.where(draws["applies"], draws.get("weight", 1), 1).astype(np.float32).ravel()
         return weights
 
-    def describe(self) -> str:
+    def summary(self) -> str:
         """Distribution of the weight."""
         return f"weighted sum of 2 images, Beta({self.alpha:g}, {self.alpha:g})"
 

@@ -1,0 +1,368 @@
+"""``Mosaic`` and ``MixUpBoxes``: the classes against a reference written here, and fused pipelines against the classes."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.comparison.values import assert_values
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug import GpuAugError, MixUpBoxes, Mosaic
+
+KEYS = ["input", "targets"]
+
+
+def sides(random, low=5, high=60):
+    return tuple(random.integers(low, high, 2).tolist())
+
+
+def target(random, height, width, *, masks=True, keypoints=True):
+    """Target dict of 0 to 3 objects."""
+    count = int(random.integers(0, 4))
+    corners = np.sort(random.random((count, 2, 2)), 1) * (width, height)
+    record = {
+        "boxes": torch.tensor(corners.reshape(-1, 4), dtype=torch.float32),
+        "labels": torch.tensor(random.integers(0, 90, count)),
+        "image_id": int(random.integers(1000)),
+        "names": [f"object {index}" for index in range(count)],
+    }
+    if masks:
+        record["masks"] = torch.tensor(random.random((count, height, width)) < 0.4)
+    if keypoints:
+        record["keypoints"] = torch.tensor(random.random((count, 5, 3)) * 20, dtype=torch.float32)
+    return record
+
+
+def samples_of(seed, batch, count, *, dtype=torch.uint8, one_size=False, **kinds):
+    """Samples of ``count`` images, with target dicts."""
+    random = np.random.default_rng(seed)
+    size = sides(random)
+    result = []
+    for _ in range(batch):
+        images, targets = [], []
+        for _ in range(count):
+            height, width = size if one_size else sides(random)
+            image = torch.tensor(random.integers(0, 256, (3, height, width)), dtype=torch.uint8)
+            images.append(image if dtype is torch.uint8 else v2.functional.to_dtype(image, dtype, scale=True))
+            targets.append(target(random, height, width, **kinds))
+        result.append({"image": images, "target": targets})
+    return result
+
+
+def collated(samples):
+    """Batch as ``collate_ragged`` returns it; tensors for floats, which it does not accept."""
+    if samples[0]["image"][0].dtype is torch.uint8:
+        return gpuaug.collate_ragged(samples)
+    images = [torch.stack(list(column)) for column in zip(*(sample["image"] for sample in samples), strict=True)]
+    return {"image": images, "target": [sample["target"] for sample in samples]}
+
+
+def eager(transforms, sample, draws):
+    """Result of the modules of a pipeline for one sample."""
+    images, targets = sample["image"], sample["target"]
+    for transform in transforms:
+        images, targets = transform(images, targets, draws=draws)
+    return images, targets
+
+
+def assert_targets(target, expected):
+    assert target.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert target[name].dtype == value.dtype
+            atol = 1e-3 if value.is_floating_point() else 0
+            assert_values(target[name].float(), value.float(), atol=atol)
+        else:
+            assert target[name] == value
+
+
+PIPELINES = {
+    "mosaic": lambda p: [Mosaic(64, p=p)],
+    "odd mosaic": lambda p: [Mosaic(37, fill=3, p=p)],
+    "mixup": lambda p: [MixUpBoxes(p=p, alpha=0.8)],
+    "mosaic, mixup": lambda p: [Mosaic(48, p=p), MixUpBoxes(p=p)],
+    "mixup, mosaic": lambda p: [MixUpBoxes(p=p), Mosaic(48, p=p)],
+    "mixup, mixup": lambda p: [MixUpBoxes(p=p), MixUpBoxes(p=p, alpha=1)],
+}
+
+
+def count_of(transforms):
+    return int(np.prod([4 if isinstance(transform, Mosaic) else 2 for transform in transforms]))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("p", [0, 0.6, 1])
+@pytest.mark.parametrize("form", [torch.uint8, torch.float32])
+def test_fused_equals_the_modules(name, p, form):
+    transforms = PIPELINES[name](p)
+    has_one_size = form is not torch.uint8
+    samples = samples_of(len(name), 4, count_of(transforms), dtype=form, one_size=has_one_size)
+    batch = collated(samples)
+    resize = [] if has_one_size or "mosaic" in name else [v2.Resize((40, 40))]
+    augment = gpuaug.fuse(v2.Compose([*transforms, v2.RandomVerticalFlip(0.0), *resize]), ragged=bool(resize))
+    shape = batch["image"][0] if isinstance(batch["image"][0], gpuaug.Ragged) else batch["image"][0].shape
+    draws = augment.draw(shape, seed=7, dtype=form)
+    before = copy.deepcopy(batch["target"])
+    images, targets = augment(batch["image"], batch["target"], data_keys=KEYS, draws=draws)
+    for sample in range(len(samples)):
+        image, expected = eager(transforms, samples[sample], draws.of(sample))
+        if resize:
+            canvas = tuple(image.shape[1:])
+            plain = gpuaug.fuse(resize[0], ragged=True)
+            (image,), (expected,) = plain(gpuaug.collate_ragged([image]), [expected], data_keys=KEYS)
+            assert canvas == tuple(samples[sample]["image"][0].shape[1:])
+        atol = 1 if form is torch.uint8 else 2 / 255
+        assert_values(images[sample].float(), image.float(), atol=atol)
+        assert_targets(targets[sample], expected)
+    for sample in range(len(samples)):  # the inputs are not changed
+        for given_target, source in zip(batch["target"][sample], before[sample], strict=True):
+            assert given_target.keys() == source.keys()
+
+
+def reference_mosaic(images, targets, size, centre, fill):
+    """Mosaic of one sample, tile by tile, with torch's resize."""
+    canvas = torch.full((3, size, size), float(fill))
+    all_boxes, valid, all_masks = [], [], []
+    y, x = centre
+    for index, (image, record) in enumerate(zip(images, targets, strict=True)):
+        height, width = image.shape[1:]
+        half, longest = size // 2, max(height, width)
+        new_height, new_width = (max((2 * side * half + longest) // (2 * longest), 1) for side in (height, width))
+        top = y if index >= 2 else y - new_height
+        left = x if index % 2 else x - new_width
+        resized = torch.nn.functional.interpolate(image[None].float(), (new_height, new_width), mode="bilinear")[0].round()
+        masks = torch.nn.functional.interpolate(record["masks"][None].float(), (new_height, new_width), mode="nearest-exact")[0]
+        whole = torch.full((3 + len(masks), 3 * size, 3 * size), -1.0)
+        whole[:3, size + top : size + top + new_height, size + left : size + left + new_width] = resized
+        whole[3:, size + top : size + top + new_height, size + left : size + left + new_width] = masks
+        seen = whole[:, size : 2 * size, size : 2 * size]
+        canvas = torch.where(seen[:3] >= 0, seen[:3], canvas)
+        all_masks.append(seen[3:] > 0)
+        boxes = record["boxes"].clone().double()
+        boxes = boxes * torch.tensor([new_width / width, new_height / height] * 2) + torch.tensor([left, top] * 2)
+        clipped = boxes.clamp(0, size)
+        areas, old = ((b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1]) for b in (clipped, boxes))
+        lengths = clipped[:, 2:] - clipped[:, :2]
+        valid.append((areas >= 0.1 * old) & (lengths >= 1).all(1))
+        all_boxes.append(clipped)
+    return canvas, torch.cat(all_boxes), torch.cat(valid), torch.cat(all_masks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(8, 70))
+def test_mosaic_is_the_mosaic_of_the_recipes(seed, size):
+    (sample,) = samples_of(seed, 1, 4, keypoints=False)
+    augment = gpuaug.fuse(Mosaic(size, fill=11))
+    draws = augment.draw((1, 3, size, size), seed=seed)
+    numbers = draws.of(0)["Mosaic"]
+    centre = int(numbers["y"]), int(numbers["x"])
+    assert all(size / 4 - 1 <= number < 3 * size / 4 for number in centre)
+    image, boxes, valid, masks = reference_mosaic(sample["image"], sample["target"], size, centre, 11)
+    result, found = Mosaic(size, fill=11)(sample["image"], sample["target"], draws=draws.of(0))
+    assert_values(result.float(), image, atol=1)
+    assert_values(found["boxes"], boxes.float(), atol=1e-3)
+    assert torch.equal(found["masks"], masks)
+    assert found["valid"].tolist() == valid.tolist()
+    assert found["labels"].tolist() == [label for record in sample["target"] for label in record["labels"].tolist()]
+    assert found["names"] == [name for record in sample["target"] for name in record["names"]]
+    assert found["image_id"] == sample["target"][0]["image_id"]
+
+
+def test_mixup_blends_and_weighs():
+    images = [torch.full((3, 20, 40), 100, dtype=torch.uint8), torch.full((3, 30, 30), 200, dtype=torch.uint8)]
+    targets = [{"boxes": torch.tensor([[1.0, 2, 30, 18]])}, {"boxes": torch.tensor([[0.0, 0, 30, 30], [3, 6, 9, 12]])}]
+    image, record = MixUpBoxes(fill=0)(images, targets, draws={"MixUpBoxes": {"applies": 1, "weight": 0.25}})
+    # The second image is resized to 20x20, and has 10 columns of fill on each side.
+    expected = torch.full((3, 20, 40), 25.0)
+    expected[:, :, 10:30] = 175
+    assert_values(image.float(), expected)
+    assert_values(record["boxes"], torch.tensor([[1.0, 2, 30, 18], [10, 0, 30, 20], [12, 4, 16, 8]]), atol=1e-4)
+    assert record["weight"].tolist() == [0.25, 0.75, 0.75]
+
+
+def test_draws_have_the_distributions_of_the_recipes():
+    from scipy import stats
+
+    augment = gpuaug.fuse([Mosaic(640), MixUpBoxes(alpha=3.0)])
+    draws = augment.draw((4000, 3, 640, 640), seed=1)
+    numbers = [draws.of(sample) for sample in range(4000)]
+    for name in ("y_0", "x_0", "y_1", "x_1"):
+        centres = np.array([number["Mosaic_0"][name] for number in numbers])
+        assert stats.kstest((centres + 0.5) / 640, stats.uniform(0.25, 0.5).cdf).pvalue > 1e-3
+    weights = [number["MixUpBoxes_1"]["weight"] for number in numbers]
+    assert stats.kstest(weights, stats.beta(3, 3).cdf).pvalue > 1e-3
+
+
+def test_pipelines_without_combination_take_the_first_images():
+    samples = samples_of(3, 3, 4)
+    batch = collated(samples)
+    resize = gpuaug.fuse(v2.Resize((24, 24)), ragged=True)
+    images, targets = resize(batch["image"], batch["target"], data_keys=KEYS)
+    first = gpuaug.collate_ragged([(sample["image"][0], sample["target"][0]) for sample in samples])
+    expected, its_targets = resize(*first, data_keys=KEYS)
+    assert_values(images, expected)
+    for record, its_record in zip(targets, its_targets, strict=True):
+        assert_targets(record, its_record)
+
+
+def test_boxes_of_torchvision_have_the_new_canvas():
+    samples = samples_of(5, 2, 4, masks=False, keypoints=False)
+    for sample in samples:
+        for image, record in zip(sample["image"], sample["target"], strict=True):
+            record["boxes"] = tv_tensors.BoundingBoxes(record["boxes"], format="XYXY", canvas_size=tuple(image.shape[1:]))
+    augment = gpuaug.fuse([Mosaic(40)])
+    _, targets = augment(*collated(samples).values(), data_keys=KEYS)
+    assert all(record["boxes"].canvas_size == (40, 40) for record in targets)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_small_batches(batch):
+    images = [torch.zeros(batch, 3, 20, 30, dtype=torch.uint8) for _ in range(4)]
+    targets = [[{"boxes": torch.zeros(0, 4)} for _ in range(4)] for _ in range(batch)]
+    result, its_targets = gpuaug.fuse(Mosaic(32))(images, targets, data_keys=KEYS)
+    assert result.shape == (batch, 3, 32, 32)
+    assert len(its_targets) == batch
+
+
+class Photos(torch.utils.data.Dataset):
+    """Four encoded images per sample."""
+
+    def __init__(self, files, targets):
+        self.files, self.targets = files, targets
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        chosen = [(5 * index + 3 * number) % len(self.files) for number in range(4)]
+        return {"image": [self.files[i] for i in chosen], "target": [self.targets[i] for i in chosen]}
+
+
+@pytest.fixture(scope="module")
+def photos():
+    import io
+
+    from PIL import Image
+
+    random = np.random.default_rng(1)
+    files, targets = [], []
+    for _ in range(7):
+        height, width = sides(random, 40, 200)
+        file = io.BytesIO()
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, "PNG")
+        files.append(file.getvalue())
+        targets.append(target(random, height, width))
+    return Photos(files, targets)
+
+
+def loader_of(photos, *transforms, **options):
+    files = torch.utils.data.DataLoader(photos, 3, collate_fn=gpuaug.collate_encoded)
+    augment = gpuaug.fuse(v2.Compose([*transforms, v2.RandomHorizontalFlip()]), **options)
+    stage = gpuaug.TransformStage(augment, on={"image": "input", "target": "targets"})
+    return gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(), stage], device="cpu", seed=5), augment
+
+
+def assert_batches(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        assert_values(batch["image"], other["image"])
+        for record, its_record in zip(batch["target"], other["target"], strict=True):
+            assert_targets(record, its_record)
+
+
+def test_windows_give_the_pixels_of_whole_images(photos, monkeypatch):
+    loader, augment = loader_of(photos, Mosaic(64, p=0.7))
+    batches = list(loader)
+    monkeypatch.setattr(gpuaug.Fused, "windows_read", lambda self, shapes, image=0: None)
+    assert_batches(batches, list(loader_of(photos, Mosaic(64, p=0.7))[0]))
+    assert batches[0]["image"].shape == (3, 3, 64, 64)
+
+
+def test_windows_are_the_visible_parts(photos):
+    from gpuaug.core.ragged import Shapes
+
+    sizes = np.array([(100, 200)] * 50)
+    areas = []
+    for image in range(4):
+        torch.manual_seed(2)
+        windows = gpuaug.fuse(Mosaic(64)).windows_read(Shapes(sizes, 3, "hwc"), image)
+        assert (windows.table[:, :2] >= 0).all() and (windows.table[:, :2] + windows.table[:, 2:] <= sizes).all()
+        areas.append(windows.table[:, 2:].prod(1).mean() / sizes[0].prod())
+    assert all(0.3 < area < 0.99 for area in areas)
+    torch.manual_seed(2)
+    windows = gpuaug.fuse(Mosaic(64, p=0)).windows_read(Shapes(sizes, 3, "hwc"), 1)
+    assert (windows.table[:, 2:] == 1).all()
+
+
+def test_resumed_loaders_continue(photos):
+    transforms = Mosaic(64, p=0.7), MixUpBoxes(p=0.5)
+
+    class Pairs(Photos):
+        def __getitem__(self, index):
+            first, second = super().__getitem__(index), super().__getitem__(index + 1)
+            return {name: first[name] + second[name] for name in first}
+
+    pairs = Pairs(photos.files, photos.targets)
+    expected = list(loader_of(pairs, *transforms)[0])
+    loader, _ = loader_of(pairs, *transforms)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    resumed, _ = loader_of(pairs, *transforms)
+    resumed.load_state_dict(state)
+    assert_batches(list(resumed), expected[1:])
+
+
+def test_mosaic_ends_at_an_epoch(photos):
+    files = torch.utils.data.DataLoader(photos, 4, collate_fn=gpuaug.collate_encoded)
+    on = {"image": "input", "target": "targets"}
+    first = gpuaug.TransformStage(gpuaug.fuse([Mosaic(64)]), on=on)
+    then = gpuaug.TransformStage(gpuaug.fuse(v2.Resize((64, 64)), ragged=True), on=on)
+    loader = gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(), gpuaug.until(1, first, then)], device="cpu")
+    with_mosaic, without = list(loader), list(loader)
+    for batch, position in zip(without, range(0, 12, 4), strict=True):
+        expected = [len(photos[position + index]["target"][0]["boxes"]) for index in range(4)]
+        assert [len(record["boxes"]) for record in batch["target"]] == expected
+    assert with_mosaic[0]["image"].shape == without[0]["image"].shape
+
+
+def test_explained():
+    explanation = gpuaug.fuse(v2.Compose([Mosaic(64), MixUpBoxes(), v2.RandomHorizontalFlip()])).explain((8, 3, 50, 40))
+    assert [line.modules for line in explanation.lines] == [("Mosaic_0",), ("MixUpBoxes_1",), ("RandomHorizontalFlip_2",)]
+    assert explanation.launches == 4
+    assert "mosaic of 4 images" in str(explanation)
+
+
+FOUR = [torch.zeros(2, 3, 8, 8) for _ in range(4)]
+RECORD = {"boxes": torch.zeros(0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR[:3]), "got 3 per sample"),
+        (lambda: gpuaug.fuse([Mosaic(8), MixUpBoxes()])(FOUR), "list of 8 batches"),
+        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR[0]), "list of 4 batches"),
+        (
+            lambda: gpuaug.fuse([Mosaic(8)])(FOUR, [[RECORD] * 4, [RECORD] * 3], data_keys=KEYS),
+            "targets of sample 1 must be 4 dicts, one per image, got 3",
+        ),
+        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR, [[RECORD] * 4], data_keys=KEYS), "each of the 2 samples"),
+        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR, [RECORD, [RECORD] * 4], data_keys=KEYS), "targets of sample 0"),
+        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR, FOUR[0], data_keys=["input", "mask"]), "'input' and 'targets'"),
+        (lambda: gpuaug.fuse([Mosaic(8)])([*FOUR[:3], FOUR[0][:, :1]]), "images of a sample must have one type"),
+        (lambda: gpuaug.fuse([v2.RandomInvert(), Mosaic(8)]), "got it after RandomInvert_0"),
+        (lambda: gpuaug.fuse([v2.RandomApply([Mosaic(8)])]), "outside of containers"),
+        (lambda: gpuaug.fuse([Mosaic(8)], views=2), "views must be 1"),
+        (lambda: Mosaic(8)([FOUR[0][0]] * 3), "list of 4 images"),
+    ],
+)
+def test_errors(run, text):
+    with pytest.raises(GpuAugError) as error:
+        run()
+    assert text in str(error.value)
