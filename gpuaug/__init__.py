@@ -37,7 +37,7 @@ from gpuaug.stages.schedule import schedule, until
 from gpuaug.viewer.figure import show
 
 if TYPE_CHECKING:
-    from gpuaug.fusion.combining import MixUpBoxes, Mosaic
+    from gpuaug.fusion.combining import CopyPaste, MixUpBoxes, Mosaic
     from gpuaug.fusion.transforms import FixedSizeCrop, PadIfSmaller
 else:
 
@@ -47,7 +47,7 @@ else:
             from gpuaug.fusion import transforms
 
             return getattr(transforms, name)
-        if name in ("MixUpBoxes", "Mosaic"):
+        if name in ("CopyPaste", "MixUpBoxes", "Mosaic"):
             from gpuaug.fusion import combining
 
             return getattr(combining, name)
@@ -59,6 +59,7 @@ __version__ = "0.2.0"
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CopyPaste",
     "DecodeError",
     "DecodeStage",
     "DeviceError",

@@ -1,4 +1,4 @@
-"""``Mosaic`` and ``MixUpBoxes``: the classes against a reference written here, and fused pipelines against the classes."""
+"""``Mosaic``, ``MixUpBoxes`` and ``CopyPaste``: the classes against references, and pipelines against the classes."""
 
 import copy
 
@@ -7,59 +7,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches.samples import samples_of, stacked, target_of
 from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug import GpuAugError, MixUpBoxes, Mosaic
+from gpuaug import CopyPaste, GpuAugError, MixUpBoxes, Mosaic
 
 KEYS = ["input", "targets"]
 
 
-def sides(random, low=5, high=60):
-    return tuple(random.integers(low, high, 2).tolist())
-
-
-def target(random, height, width, *, masks=True, keypoints=True):
-    """Target dict of 0 to 3 objects."""
-    count = int(random.integers(0, 4))
-    corners = np.sort(random.random((count, 2, 2)), 1) * (width, height)
-    record = {
-        "boxes": torch.tensor(corners.reshape(-1, 4), dtype=torch.float32),
-        "labels": torch.tensor(random.integers(0, 90, count)),
-        "image_id": int(random.integers(1000)),
-        "names": [f"object {index}" for index in range(count)],
-    }
-    if masks:
-        record["masks"] = torch.tensor(random.random((count, height, width)) < 0.4)
-    if keypoints:
-        record["keypoints"] = torch.tensor(random.random((count, 5, 3)) * 20, dtype=torch.float32)
-    return record
-
-
-def samples_of(seed, batch, count, *, dtype=torch.uint8, one_size=False, **kinds):
-    """Samples of ``count`` images, with target dicts."""
-    random = np.random.default_rng(seed)
-    size = sides(random)
-    result = []
-    for _ in range(batch):
-        images, targets = [], []
-        for _ in range(count):
-            height, width = size if one_size else sides(random)
-            image = torch.tensor(random.integers(0, 256, (3, height, width)), dtype=torch.uint8)
-            images.append(image if dtype is torch.uint8 else v2.functional.to_dtype(image, dtype, scale=True))
-            targets.append(target(random, height, width, **kinds))
-        result.append({"image": images, "target": targets})
-    return result
-
-
 def collated(samples):
     """Batch as ``collate_ragged`` returns it; tensors for floats, which it does not accept."""
-    if samples[0]["image"][0].dtype is torch.uint8:
-        return gpuaug.collate_ragged(samples)
-    images = [torch.stack(list(column)) for column in zip(*(sample["image"] for sample in samples), strict=True)]
-    return {"image": images, "target": [sample["target"] for sample in samples]}
+    return gpuaug.collate_ragged(samples) if samples[0]["image"][0].dtype is torch.uint8 else stacked(samples)
 
 
 def eager(transforms, sample, draws):
@@ -87,6 +48,9 @@ PIPELINES = {
     "mixup": lambda p: [MixUpBoxes(p=p, alpha=0.8)],
     "mosaic, mixup": lambda p: [Mosaic(48, p=p), MixUpBoxes(p=p)],
     "mixup, mosaic": lambda p: [MixUpBoxes(p=p), Mosaic(48, p=p)],
+    "paste": lambda p: [CopyPaste(p=p)],
+    "mosaic, paste, mixup": lambda p: [Mosaic(48, p=p), CopyPaste(p=p), MixUpBoxes(p=p)],
+    "paste, mosaic": lambda p: [CopyPaste(p=p), Mosaic(48, p=p)],
     "mixup, mixup": lambda p: [MixUpBoxes(p=p), MixUpBoxes(p=p, alpha=1)],
 }
 
@@ -136,7 +100,10 @@ def reference_mosaic(images, targets, size, centre, fill):
         top = y if index >= 2 else y - new_height
         left = x if index % 2 else x - new_width
         resized = torch.nn.functional.interpolate(image[None].float(), (new_height, new_width), mode="bilinear")[0].round()
-        masks = torch.nn.functional.interpolate(record["masks"][None].float(), (new_height, new_width), mode="nearest-exact")[0]
+        rows, columns = (
+            (2 * torch.arange(new) + 1) * side // (2 * new) for side, new in ((height, new_height), (width, new_width))
+        )
+        masks = record["masks"][:, rows[:, None], columns].float()
         whole = torch.full((3 + len(masks), 3 * size, 3 * size), -1.0)
         whole[:3, size + top : size + top + new_height, size + left : size + left + new_width] = resized
         whole[3:, size + top : size + top + new_height, size + left : size + left + new_width] = masks
@@ -211,7 +178,7 @@ def test_pipelines_without_combination_take_the_first_images():
 
 
 def test_boxes_of_torchvision_have_the_new_canvas():
-    samples = samples_of(5, 2, 4, masks=False, keypoints=False)
+    samples = samples_of(5, 2, 4, masks=None, keypoints=False)
     for sample in samples:
         for image, record in zip(sample["image"], sample["target"], strict=True):
             record["boxes"] = tv_tensors.BoundingBoxes(record["boxes"], format="XYXY", canvas_size=tuple(image.shape[1:]))
@@ -252,19 +219,19 @@ def photos():
     random = np.random.default_rng(1)
     files, targets = [], []
     for _ in range(7):
-        height, width = sides(random, 40, 200)
+        height, width = random.integers(40, 200, 2).tolist()
         file = io.BytesIO()
         Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, "PNG")
         files.append(file.getvalue())
-        targets.append(target(random, height, width))
+        targets.append(target_of(random, height, width))
     return Photos(files, targets)
 
 
-def loader_of(photos, *transforms, **options):
+def loader_of(photos, *transforms):
     files = torch.utils.data.DataLoader(photos, 3, collate_fn=gpuaug.collate_encoded)
-    augment = gpuaug.fuse(v2.Compose([*transforms, v2.RandomHorizontalFlip()]), **options)
+    augment = gpuaug.fuse(v2.Compose([*transforms, v2.RandomHorizontalFlip()]))
     stage = gpuaug.TransformStage(augment, on={"image": "input", "target": "targets"})
-    return gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(), stage], device="cpu", seed=5), augment
+    return gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(), stage], device="cpu", seed=5)
 
 
 def assert_batches(batches, expected):
@@ -276,10 +243,10 @@ def assert_batches(batches, expected):
 
 
 def test_windows_give_the_pixels_of_whole_images(photos, monkeypatch):
-    loader, augment = loader_of(photos, Mosaic(64, p=0.7))
+    loader = loader_of(photos, Mosaic(64, p=0.7))
     batches = list(loader)
     monkeypatch.setattr(gpuaug.Fused, "windows_read", lambda self, shapes, image=0: None)
-    assert_batches(batches, list(loader_of(photos, Mosaic(64, p=0.7))[0]))
+    assert_batches(batches, list(loader_of(photos, Mosaic(64, p=0.7))))
     assert batches[0]["image"].shape == (3, 3, 64, 64)
 
 
@@ -291,7 +258,8 @@ def test_windows_are_the_visible_parts(photos):
     for image in range(4):
         torch.manual_seed(2)
         windows = gpuaug.fuse(Mosaic(64)).windows_read(Shapes(sizes, 3, "hwc"), image)
-        assert (windows.table[:, :2] >= 0).all() and (windows.table[:, :2] + windows.table[:, 2:] <= sizes).all()
+        assert (windows.table[:, :2] >= 0).all()
+        assert (windows.table[:, :2] + windows.table[:, 2:] <= sizes).all()
         areas.append(windows.table[:, 2:].prod(1).mean() / sizes[0].prod())
     assert all(0.3 < area < 0.99 for area in areas)
     torch.manual_seed(2)
@@ -308,12 +276,12 @@ def test_resumed_loaders_continue(photos):
             return {name: first[name] + second[name] for name in first}
 
     pairs = Pairs(photos.files, photos.targets)
-    expected = list(loader_of(pairs, *transforms)[0])
-    loader, _ = loader_of(pairs, *transforms)
+    expected = list(loader_of(pairs, *transforms))
+    loader = loader_of(pairs, *transforms)
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    resumed, _ = loader_of(pairs, *transforms)
+    resumed = loader_of(pairs, *transforms)
     resumed.load_state_dict(state)
     assert_batches(list(resumed), expected[1:])
 
@@ -359,6 +327,14 @@ RECORD = {"boxes": torch.zeros(0, 4)}
         (lambda: gpuaug.fuse([v2.RandomInvert(), Mosaic(8)]), "got it after RandomInvert_0"),
         (lambda: gpuaug.fuse([v2.RandomApply([Mosaic(8)])]), "outside of containers"),
         (lambda: gpuaug.fuse([Mosaic(8)], views=2), "views must be 1"),
+        (lambda: gpuaug.fuse([CopyPaste()])(FOUR[:2]), "must hold 'targets' for CopyPaste_0"),
+        (lambda: gpuaug.fuse([CopyPaste()])(FOUR[:2], [[RECORD] * 2] * 2, data_keys=KEYS), "must have masks"),
+        (
+            lambda: gpuaug.fuse([CopyPaste()])(
+                FOUR[:2], [[RECORD, RECORD | {"masks": torch.zeros(int(bool(n)), 8, 8)}] for n in range(2)], data_keys=KEYS
+            ),
+            "got 0 boxes and 1 masks in image 1 of sample 1",
+        ),
         (lambda: Mosaic(8)([FOUR[0][0]] * 3), "list of 4 images"),
     ],
 )
@@ -366,3 +342,51 @@ def test_errors(run, text):
     with pytest.raises(GpuAugError) as error:
         run()
     assert text in str(error.value)
+
+
+def reference_paste(images, targets, chosen):
+    """Copy-paste of one sample of images of one size."""
+    first, second = targets
+    pasted = second["masks"][chosen]
+    cover = pasted.any(0)
+    image = torch.where(cover, images[1], images[0])
+    masks = torch.cat((first["masks"] & ~cover, second["masks"] & chosen[:, None, None]))
+    before = torch.cat((first["masks"], second["masks"])).sum((1, 2))
+    boxes, valid = [], []
+    for mask, count in zip(masks, before, strict=True):
+        y, x = torch.nonzero(mask, as_tuple=True)
+        box = [x.min(), y.min(), x.max() + 1, y.max() + 1] if len(y) and len(y) >= 0.1 * count else [0] * 4
+        boxes.append(torch.tensor(box))
+        valid.append(len(y) > 0 and bool(len(y) >= 0.1 * count))
+    return image, masks, boxes, valid
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 2**24 - 1))
+def test_copy_paste_is_that_of_the_recipe(seed, number):
+    (sample,) = samples_of(seed, 1, 2, one_size=True, keypoints=False)
+    draws = {"CopyPaste": {"applies": 1.0, "seed": float(number)}}
+    image, record = CopyPaste()(sample["image"], sample["target"], draws=draws)
+    count = len(sample["target"][0]["boxes"])
+    chosen = record["masks"][count:].flatten(1).any(1)  # masks of random pixels are never empty
+    expected, masks, boxes, valid = reference_paste(sample["image"], sample["target"], chosen)
+    assert torch.equal(image, expected)
+    assert torch.equal(record["masks"], masks)
+    assert record["valid"].tolist() == valid
+    if boxes:
+        assert_values(record["boxes"], torch.stack(boxes).float())
+
+
+def test_objects_are_pasted_with_probability_one_half():
+    masks = torch.eye(1000, dtype=torch.bool)[:, None]
+    targets = [{"masks": masks[:0]}, {"masks": masks}]
+    counts = [
+        int(
+            CopyPaste()([torch.zeros(1, 1, 1000)] * 2, targets, draws={"CopyPaste": {"applies": 1, "seed": seed}})[1][
+                "masks"
+            ].sum()
+        )
+        for seed in range(20)
+    ]
+    assert 0.48 < sum(counts) / 20_000 < 0.52
+    assert all(430 < count < 570 for count in counts)

@@ -9,9 +9,7 @@ import textwrap
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
@@ -21,7 +19,7 @@ from gpuaug.fusion.backends import patches, torch_backend
 from gpuaug.fusion.backends import tiles as torch_tiles
 from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.tiles import Pixels, Tiles
+from gpuaug.fusion.backends.tiles import Objects, Pixels, Tiles
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp
@@ -134,18 +132,25 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     return patches.write_patches(images, arrangement, resampling, dtype)
 
 
-def write_tiles(
-    out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, *, nearest: bool = False, weights: NDArray[np.float32] | None = None
-) -> None:
+def write_tiles(out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, **options: Any) -> None:
     """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
-    if not len(tiles.images) or not out.numel():
-        return
-    if out.is_cuda and _triton_backend(out.device) is not None:
-        from gpuaug.fusion.backends.triton import tiles as tiles_kernel
+    if len(tiles.images) and out.numel():
+        _tiles_backend(out.device).write_tiles(out, pixels, tiles, fill, **options)
 
-        tiles_kernel.write_tiles(out, pixels, tiles, fill, nearest=nearest, weights=weights)
-    else:
-        torch_tiles.write_tiles(out, pixels, tiles, fill, nearest=nearest, weights=weights)
+
+def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
+    """Cut pasted objects out of the masks below them. See ``gpuaug.fusion.backends.tiles.paste_objects``."""
+    has_objects = bool(len(objects.roles))
+    backend = _tiles_backend(objects.masks.device) if has_objects else torch_tiles
+    return backend.paste_objects(objects)  # type: ignore[no-any-return]
+
+
+def _tiles_backend(device: torch.device) -> Any:
+    if device.type != "cuda" or _triton_backend(device) is None:
+        return torch_tiles
+    from gpuaug.fusion.backends.triton import tiles as triton_tiles
+
+    return triton_tiles
 
 
 def backend_name(device: torch.device) -> str:

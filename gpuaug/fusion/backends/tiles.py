@@ -45,7 +45,7 @@ class Pixels:
     def image(self, index: int) -> Tensor:
         """Return the window of an image, (C, h, w), as a view."""
         offset, _, _, row, pixel, channel, top, left, height, width, tensor = self.layouts[index].tolist()
-        data = self.tensors[tensor]
+        data: Tensor = self.tensors[tensor]
         first = data.storage_offset() + offset + top * row + left * pixel
         return data.as_strided((self.channels, height, width), (channel, row, pixel), first)
 
@@ -74,13 +74,13 @@ def _layouts(images: Tensor | Ragged) -> NDArray[np.int64]:
     layouts[:, 1:3] = layouts[:, 8:10] = shapes.sizes
     if shapes.windows is not None:
         layouts[:, 6:10] = shapes.windows
-    height, width = layouts[:, 8], layouts[:, 9]
+    heights, widths = layouts[:, 8], layouts[:, 9]
     planar = shapes.layout == "chw"
-    layouts[:, 4] = pixel = 1 if planar else shapes.channels
-    layouts[:, 3] = row = width * pixel
-    layouts[:, 5] = height * width if planar else 1
-    lengths = height * width * shapes.channels
-    layouts[:, 0] = lengths.cumsum() - lengths - layouts[:, 6] * row - layouts[:, 7] * pixel
+    layouts[:, 4] = 1 if planar else shapes.channels
+    layouts[:, 3] = widths * layouts[:, 4]
+    layouts[:, 5] = heights * widths if planar else 1
+    lengths = heights * widths * shapes.channels
+    layouts[:, 0] = lengths.cumsum() - lengths - (layouts[:, 6:8] * layouts[:, 3:5]).sum(1)
     return layouts
 
 
@@ -101,11 +101,18 @@ class Tiles:
 
 
 def write_tiles(
-    out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, *, nearest: bool = False, weights: NDArray[np.float32] | None = None
+    out: Tensor,
+    pixels: Pixels,
+    tiles: Tiles,
+    fill: float,
+    *,
+    nearest: bool = False,
+    weights: NDArray[np.float32] | None = None,
+    cover: Tensor | None = None,
 ) -> None:
     """Write tiles to canvases, (C, H, W) each, in one flat tensor.
 
-    Pixels are interpolated linearly between the centres of source pixels, without antialiasing, as by OpenCV's ``INTER_LINEAR``.
+    Pixels are interpolated linearly between the centres of source pixels, without antialiasing, as OpenCV's ``INTER_LINEAR``.
 
     Args:
         out: Canvases, of the dtype of ``pixels``.
@@ -114,6 +121,7 @@ def write_tiles(
         fill: Value of the pixels of a region outside of the resized image.
         nearest: Whether to take the nearest pixel in place of an interpolation.
         weights: (T,) weights of the canvas, with which it is blended with the tile. Default: tiles replace the canvas.
+        cover: Mask of the pixels that tiles replace, with one plane per canvas, flat uint8. Default: all pixels.
     """
     for index, image in enumerate(tiles.images.tolist()):
         top, left, height, width = tiles.regions[index].tolist()
@@ -133,6 +141,10 @@ def write_tiles(
         if weights is not None:
             weight = float(weights[index])
             value = weight * region.float() + (1 - weight) * value
+        if cover is not None:
+            first = start // pixels.channels
+            plane = cover[first : first + canvas_height * canvas_width].view(canvas_height, canvas_width)
+            value = torch.where(plane[top : top + height, left : left + width] != 0, value, region.float())
         region.copy_(value.round() if not (nearest or out.dtype.is_floating_point) else value)
 
 
@@ -161,8 +173,10 @@ def _source_lines(
     nearest = (2 * position + 1) * length // (2 * resized)
     centre = ((position + 0.5) * (length / resized) - 0.5).clamp(0, length - 1)
     floor = centre.long()
-    indices = (line.sub(window).clamp(0, window_length - 1) for line in (nearest, floor, (floor + 1).clamp(max=length - 1)))
-    return _Lines(inside, *indices, centre - floor)
+    nearest, first, second = (
+        line.sub(window).clamp(0, window_length - 1) for line in (nearest, floor, (floor + 1).clamp(max=length - 1))
+    )
+    return _Lines(inside, nearest, first, second, centre - floor)
 
 
 def _sampled(image: Tensor, lines: Sequence[_Lines], *, nearest: bool) -> Tensor:
@@ -175,3 +189,53 @@ def _sampled(image: Tensor, lines: Sequence[_Lines], *, nearest: bool) -> Tensor
         for line in (y.first, y.second)
     )
     return torch.lerp(first, second, y.fraction[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """Masks of n objects on their canvases, (H, W) each, in one flat tensor, in the order of the canvases."""
+
+    masks: Tensor
+    offsets: NDArray[np.int64]
+    """(n,) offset of the first pixel of each mask."""
+    canvases: NDArray[np.int64]
+    """(n,) index of the canvas."""
+    sizes: NDArray[np.int64]
+    """(M, 2) height and width of each canvas."""
+    roles: NDArray[np.int64]
+    """(n,) ``BELOW``, ``ABOVE`` or ``ABSENT``."""
+
+
+BELOW, ABOVE, ABSENT = range(3)
+"""Roles of objects: under the objects that are pasted; pasted; left out."""
+
+
+def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
+    """Cut the pasted objects out of the masks below them, and clear the masks of absent objects.
+
+    Returns:
+        (cover of all canvases, flat uint8: 1 where an object is pasted; per mask, (n, 6) int32: pixels before, pixels after,
+        smallest row and column, largest row and column of the pixels after). The last four are undefined without pixels.
+    """
+    masks = objects.masks
+    areas = objects.sizes.prod(1)
+    starts = areas.cumsum() - areas
+    cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)
+    statistics = torch.zeros(len(objects.roles), 6, dtype=torch.int32, device=masks.device)
+    planes = []
+    for offset, canvas, role in zip(*map(list, (objects.offsets, objects.canvases, objects.roles)), strict=True):
+        height, width = objects.sizes[canvas].tolist()
+        mask = masks[offset : offset + height * width].view(height, width)
+        plane = cover[starts[canvas] : starts[canvas] + height * width].view(height, width)
+        planes.append((mask, plane))
+        if role == ABOVE:
+            plane |= mask != 0
+    for (mask, plane), role, row in zip(planes, objects.roles.tolist(), statistics, strict=True):
+        row[0] = torch.count_nonzero(mask)
+        if role != ABOVE:
+            mask *= (plane == 0) if role == BELOW else 0
+        rows, columns = torch.nonzero(mask, as_tuple=True)
+        row[1] = len(rows)
+        if len(rows):
+            row[2:] = torch.stack((rows.min(), columns.min(), rows.max(), columns.max()))
+    return cover, statistics

@@ -6,7 +6,7 @@ that the rows of a packed column, such as all boxes, need not be moved: to combi
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,14 +30,14 @@ from gpuaug.core.targets import (
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
-from gpuaug.fusion.backends.tiles import LAYOUT_COLUMNS, Pixels, Tiles, pixels_of
+from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, LAYOUT_COLUMNS, Objects, Pixels, Tiles, pixels_of
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
 from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.combine import CombineOp, Placement, combined_size
+from gpuaug.fusion.ops.combine import CombineOp, CopyPasteOp, Placement, combined_size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import LARGEST
@@ -82,12 +82,19 @@ class Combination:
         self._device = members[0].device
         self._dtype = dtype_of(members[0])
         self._targets: PackedTargets | None = None
+        self._cover: Tensor | None = None
+        """Mask of the pixels of the canvases on which objects are pasted."""
         if "targets" in values:
             self._targets = _packed(values["targets"], self.size.batch, count, self._device)
 
     def run(self, draws: Sequence[OpDraws]) -> list[Any]:
         """Return the combined images and targets, in the order of the inputs. ``draws``: draws of each op."""
         for op, op_draws in zip(self._ops, draws, strict=False):
+            if self._targets is None and isinstance(op, CopyPasteOp):
+                raise ArgumentError(
+                    f"data_keys must hold 'targets' for {op.name}, which pastes objects by their masks, got {self.keys}. Pass "
+                    "target dicts with masks: on={'image': 'input', 'target': 'targets'}."
+                )
             placement = op.placement(op_draws, self._pixels.sizes)
             if self._targets is not None and len(placement.used):
                 self._targets = self._combined_targets(self._targets, op, op_draws, placement)
@@ -103,17 +110,20 @@ class Combination:
         largest = LARGEST.get(self._dtype, 1)
         fill = op.fill / 255 * largest
         fill = float(round(fill)) if self._dtype in LARGEST else fill
-        weights = op.weights(draws)
+        weights, cover = op.weights(draws), self._cover
         is_first = np.arange(len(placement.used)) % op.count == 0
-        selections = [placement.used] if weights is None else [is_first, placement.used & ~is_first]
-        for selected in selections:
+        overlays = weights is not None or isinstance(op, CopyPasteOp)
+        selections = [placement.used & is_first, placement.used & ~is_first] if overlays else [placement.used]
+        for index, selected in enumerate(selections):
             images = np.flatnonzero(selected)
             canvas = images // op.count
             tiles = Tiles(
                 images, placement.places[images], placement.regions[images], offsets[canvas], placement.canvases[canvas]
             )
-            blends = weights is not None and selected is not is_first
-            dispatch.write_tiles(out, pixels, tiles, fill, weights=weights[canvas] if blends else None)
+            options: dict[str, Any] = {}
+            if index:
+                options = {"cover": cover} if weights is None else {"weights": weights[canvas]}
+            dispatch.write_tiles(out, pixels, tiles, fill, **options)
         return _planar(out, placement.canvases, pixels.channels)
 
     def _combined_targets(self, targets: PackedTargets, op: CombineOp, draws: OpDraws, placement: Placement) -> PackedTargets:
@@ -131,26 +141,79 @@ class Combination:
         matrix, call.image_layouts, *arrays = send([matrices, places, *hosts], self._device)
         call.out = tuple(placement.canvases[0].tolist()) if op.clips_boxes else (_UNBOUNDED, _UNBOUNDED)
         rest = iter(arrays)
-        masks: dict[Any, tuple[list[int], Tensor]] = {}
+        masks: dict[Any, _PlacedMasks] = {}
         for slot in container.slots:
-            target = slot.target
-            target.device_arrays = [next(rest) for _ in target.host_arrays]
-            if isinstance(target, Masks):
+            slot.target.device_arrays = [next(rest) for _ in slot.target.host_arrays]
+            if isinstance(slot.target, Masks):
                 if 2 in map(len, slot.column.shapes):
                     raise ArgumentError(
                         f"{slot.key} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
                         "segmentation maps out, or combine them in the data set."
                     )
-                masks[slot.path[-1]] = self._placed_masks(target, op, placement)
-                target.values = target.values.new_empty((len(target.host_arrays[0]), 1, 0, 0))
-            else:
-                _move_points(target, matrix, call, clips=op.clips_boxes)
+                masks[slot.path[-1]] = self._placed_masks(slot.target, op, placement)
+                slot.target.values = slot.target.values.new_empty((len(slot.target.host_arrays[0]), 1, 0, 0))
+        points = [slot.target for slot in container.slots if isinstance(slot.target, Points)]
+        if isinstance(op, CopyPasteOp):
+            self._paste(masks, points, op, draws, placement, matrix, call.image_layouts)
+        for target in points:
+            is_moved = isinstance(op, CopyPasteOp) and target.clip
+            identity = torch.eye(3, device=self._device).expand_as(matrix)
+            _move_points(target, identity if is_moved else matrix, call, clips=op.clips_boxes)
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self._device)
         return _Merge(packed, op.count, placement).result(masks, op.weights(draws))
 
-    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> tuple[list[int], Tensor]:
-        """Return (owner of each mask, masks of the images that are used, in one flat tensor)."""
+    def _paste(
+        self,
+        masks: Mapping[Any, "_PlacedMasks"],
+        points: Sequence[Points],
+        op: CopyPasteOp,
+        draws: OpDraws,
+        placement: Placement,
+        matrix: Tensor,
+        layouts: Tensor,
+    ) -> None:
+        """Cut pasted objects out of the masks below them, and set boxes to the rectangles around masks.
+
+        Raises:
+            ArgumentError: If there is not one column of masks, or boxes differ in number from masks.
+        """
+        if len(masks) != 1:
+            raise ArgumentError(
+                f"targets must have masks, (n, H, W), for {op.name}, got {len(masks)} columns of masks. Return masks of all "
+                "objects from the data set: {'boxes': …, 'labels': …, 'masks': …}."
+            )
+        ((_, placed),) = masks.items()
+        # Index of each object in its image.
+        numbers = np.arange(len(placed.owners)) - np.searchsorted(placed.owners, placed.owners)
+        groups, is_first = placed.owners // op.count, placed.owners % op.count == 0
+        roles = np.where(is_first, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
+        areas = placement.canvases.prod(1)[groups]
+        objects = Objects(as_bits(placed.flat), areas.cumsum() - areas, groups, placement.canvases, roles)
+        self._cover, statistics = dispatch.paste_objects(objects)
+        applies = draws["applies"].ravel()
+        (index,) = send([np.flatnonzero(applies[groups])], self._device)
+        before, after, *edges = statistics[index].float().unbind(1)
+        corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
+        is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
+        corners = torch.where(is_valid[:, None], corners, 0)
+        for target in (target for target in points if target.clip):
+            owners = target.host_arrays[0]
+            counts, mask_counts = (
+                np.bincount(own, minlength=len(placement.used)) * placement.used for own in (owners, placed.owners)
+            )
+            if not np.array_equal(counts, mask_counts):
+                image = int(np.flatnonzero(counts != mask_counts)[0])
+                sample, position = divmod(image, op.count * op.groups)
+                raise ArgumentError(
+                    f"targets must have one mask per box for {op.name}, got {counts[image]} boxes and {mask_counts[image]} "
+                    f"masks in image {position} of sample {sample}. Return as many masks as boxes from the data set."
+                )
+            (rows,) = send([np.flatnonzero(applies[owners // op.count])], self._device)
+            target.replace_corners(matrix, layouts, rows, corners, is_valid)
+
+    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> "_PlacedMasks":
+        """Return the masks of the images that are used, on their canvases."""
         owners, places = masks.host_arrays
         places = places.reshape(-1, 3)
         chosen = placement.used[owners]
@@ -165,7 +228,7 @@ class Combination:
         whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
         tiles = Tiles(np.arange(len(owners)), placement.places[owners], whole, areas.cumsum() - areas, canvases)
         dispatch.write_tiles(as_bits(out), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
-        return owners.tolist(), out
+        return _PlacedMasks(owners, out)
 
     def _images(self) -> Tensor | Ragged:
         (data,) = self._pixels.tensors
@@ -284,6 +347,15 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
     return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
 
 
+class _PlacedMasks(NamedTuple):
+    """Masks on their canvases."""
+
+    owners: NDArray[np.int64]
+    """(n,) image of each mask, ascending."""
+    flat: Tensor
+    """Pixels of the masks, (H, W) each, in one tensor."""
+
+
 class _ImagesCall(Call):
     """Call for the targets of images of which only the sizes are known."""
 
@@ -342,17 +414,15 @@ class _Merge:
         self._canvases = len(placement.used) // count
         self._is_first = np.arange(len(placement.used)) % count == 0
 
-    def result(self, masks: Mapping[Any, tuple[list[int], Tensor]], weights: NDArray[np.float32] | None) -> PackedTargets:
+    def result(self, masks: Mapping[Any, "_PlacedMasks"], weights: NDArray[np.float32] | None) -> PackedTargets:
         """Return one dict per canvas.
 
         Args:
-            masks: Name → (owners, pixels) of masks on the canvases, which replace the masks of the dicts.
+            masks: Name → masks on the canvases, which replace the masks of the dicts.
             weights: (N,) weight of the boxes of each image, by which the column ``weight`` is multiplied; ``None`` for none.
         """
         new = {
-            name: self._mask_column(column.packed, *masks[name])
-            if name in masks
-            else self._merged(column.packed, column.joined)
+            name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
         if weights is not None:
@@ -394,11 +464,12 @@ class _Merge:
         shapes = None if column.shapes is None else [column.shapes[index] for index in kept_images]
         return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
 
-    def _mask_column(self, column: PackedColumn, owners: list[int], flat: Tensor) -> tuple[PackedColumn, Tensor]:
-        """Return the column of masks, which are (n, H, W) per canvas. ``owners``: image of each mask in ``flat``."""
+    def _mask_column(self, column: PackedColumn, placed: "_PlacedMasks") -> tuple[PackedColumn, Tensor]:
+        """Return the column of masks, which are (n, H, W) per canvas."""
+        owners, flat = placed
         images = np.asarray(column.samples, np.int64)
         canvases = np.unique(images[self._placement.used[images]] // self._count)
-        counts = np.bincount(np.asarray(owners, np.int64) // self._count, minlength=self._canvases)[canvases].tolist()
+        counts = np.bincount(owners // self._count, minlength=self._canvases)[canvases].tolist()
         sizes = self._placement.canvases[canvases].tolist()
         column = column._replace(samples=canvases.tolist(), lengths=counts, shapes=None)
         if all(size == sizes[0] for size in sizes):

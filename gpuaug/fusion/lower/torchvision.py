@@ -50,7 +50,7 @@ from gpuaug.fusion.lower.refusals import (
 )
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
 from gpuaug.fusion.ops.base import Op
-from gpuaug.fusion.ops.combine import CombineOp
+from gpuaug.fusion.ops.combine import CombineOp, misplaced_error
 from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp
@@ -311,6 +311,9 @@ class TorchvisionLowering:
         trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         final_resize = None if resize is None else self._leaf(*resize)
+        combining = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, CombineOp)), None)
+        if combining is not None:
+            raise misplaced_error(combining, f"in {name}")
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if other_module is not None:
             raise ArgumentTypeError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import IdentityOp
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, Sampler, as_int64, splitmix64_mix
 
 Sides = NDArray[np.int64]
 """Heights and widths, (…, 2)."""
@@ -197,20 +197,43 @@ class MixUpOp(CombineOp):
         return f"weighted sum of 2 images, Beta({self.alpha:g}, {self.alpha:g})"
 
 
+class CopyPasteOp(CombineOp):
+    """``gpuaug.CopyPaste``: some objects of the second image, by their masks, on the first."""
+
+    count = 2
+    launches_of_images = 2
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw a seed in [0, 2²⁴), from which the choice of each object follows."""
+        return {"seed": np.floor(sampler.uniform(self.groups).T * 2**24)}
+
+    def chosen(self, draws: OpDraws, groups: NDArray[np.int64], objects: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mask of the objects that are pasted: each with probability one half.
+
+        Args:
+            draws: Draws of the op.
+            groups: Index of the group of each object.
+            objects: Index of each object in its image.
+        """
+        seeds = np.asarray(draws.get("seed", draws["applies"])).ravel().astype(np.int64)[groups]
+        words = splitmix64_mix(seeds + (objects + 1) * as_int64(SPLITMIX_INCREMENT))
+        return draws["applies"].ravel()[groups] & (words >= 0)
+
+    def summary(self) -> str:
+        """Number of images."""
+        return "objects of the second image on the first"
+
+
 def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
     """Return the ops of a pipeline that combine images, and set their numbers of groups.
 
     Raises:
-        ArgumentError: If such an op is not at the beginning of the pipeline, or in a container that may skip it.
+        ArgumentError: If such an op is not at the beginning of the pipeline.
     """
-    first = tuple(takewhile(lambda op: isinstance(op, CombineOp) and not op.gates, ops))
+    first = tuple(takewhile(lambda op: isinstance(op, CombineOp), ops))
     misplaced = next((op for op in ops[len(first) :] if isinstance(op, CombineOp)), None)
     if misplaced is not None:
-        raise ArgumentError(
-            f"{misplaced.name} must stand first in the pipeline, outside of containers that pick transforms at random, got it "
-            f"{'in such a container' if misplaced.gates else f'after {ops[len(first)].name}'}. Pass its p=, and put all other "
-            "transforms after it."
-        )
+        raise misplaced_error(misplaced.name, f"after {ops[len(first)].name}")
     groups = 1
     for op in reversed(first):
         op.groups = groups
@@ -247,3 +270,11 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
         lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]
         starts, ends = np.clip(lines[0] - 1, 0, None), np.minimum(lines[1] + 3, sizes)
     return np.concatenate((starts, ends - starts), 1) * used[:, None]
+
+
+def misplaced_error(name: str, position: str) -> ArgumentError:
+    """Return the error about a module ``name`` that combines images at another position than the first."""
+    return ArgumentError(
+        f"{name} must stand first in the pipeline, outside of containers that pick transforms at random, got it {position}. "
+        "Put all other transforms after it, and pass its probability as p=."
+    )

@@ -4,18 +4,26 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
-from gpuaug.fusion.backends.tiles import Pixels, Tiles
+from gpuaug.fusion.backends.tiles import ABOVE, BELOW, Objects, Pixels, Tiles
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 
 TILE = (8, 64)
 """(height, width) of the pixels of a block."""
+
+BLOCK = 1024
+"""Pixels of a block of the kernels of masks."""
+
+BELOW_ROLE, ABOVE_ROLE = tl.constexpr(BELOW), tl.constexpr(ABOVE)
+
+MOST_PIXELS = tl.constexpr(2**30)
 
 COLUMN_COUNT = tl.constexpr(17)
 """Columns of the table of tiles."""
@@ -39,25 +47,27 @@ def source_lines(position, resized, length):
 
 @kernel
 def tiles_kernel(
-    source, rows, weights, out, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, BLENDS: tl.constexpr, ROUNDS: tl.constexpr,
+    source, rows, blend, out, blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr, ROUNDS: tl.constexpr,
     FILL: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """Write a block of the region of one tile.
 
-    ``source``: first tensor of ``Pixels``. ``rows``: table of tiles, in which offsets lead to the other tensors. ``weights``:
-    (T,) float32, read only if ``BLENDS``.
+    ``source``: first tensor of ``Pixels``. ``rows``: table of tiles, in which offsets lead to the other tensors. ``blend``:
+    with ``MODE`` 1 the weights, (T,) float32; with 2 the cover; else not read.
 
-    Grid: (blocks of the largest region, tiles, 1).
+    Grid: (tiles times ``blocks``, the blocks of the largest region, 1, 1).
     """
-    row = rows + tl.program_id(1) * COLUMN_COUNT
+    tile = tl.program_id(0) // blocks
+    block = tl.program_id(0) - tile * blocks
+    row = rows + tile * COLUMN_COUNT
     region_h = tl.load(row + 12).to(tl.int32)
     region_w = tl.load(row + 13).to(tl.int32)
     blocks_x = tl.maximum(tl.cdiv(region_w, TILE_W), 1)
-    block_y = tl.program_id(0) // blocks_x
+    block_y = block // blocks_x
     if block_y * TILE_H >= region_h:
         return
     y = block_y * TILE_H + tl.arange(0, TILE_H)
-    x = (tl.program_id(0) - block_y * blocks_x) * TILE_W + tl.arange(0, TILE_W)
+    x = (block - block_y * blocks_x) * TILE_W + tl.arange(0, TILE_W)
     mask = (y < region_h)[:, None] & (x < region_w)[None, :]
     y += tl.load(row + 10).to(tl.int32)
     x += tl.load(row + 11).to(tl.int32)
@@ -77,6 +87,9 @@ def tiles_kernel(
     canvas_w = tl.load(row + 15).to(tl.int32)
     plane = tl.load(row + 14)
     target = out + tl.load(row + 16) + y[:, None] * canvas_w + x[None, :]
+    if MODE == 2:
+        cover = blend + tl.load(row + 16) // CHANNELS + y[:, None] * canvas_w + x[None, :]
+        mask = mask & (tl.load(cover, mask=mask, other=0) != 0)
     for channel in tl.static_range(CHANNELS):
         address = pixels + channel * channel_stride
         if NEAREST:
@@ -93,8 +106,8 @@ def tiles_kernel(
             v_0 = v_00 + (v_01 - v_00) * weight_x[None, :]
             v_1 = v_10 + (v_11 - v_10) * weight_x[None, :]
             value = tl.where(inside, v_0 + (v_1 - v_0) * weight_y[:, None], FILL)
-            if BLENDS:
-                weight = tl.load(weights + tl.program_id(1))
+            if MODE == 1:
+                weight = tl.load(blend + tile)
                 value = weight * tl.load(target, mask=mask, other=0).to(tl.float32) + (1.0 - weight) * value
             if ROUNDS:
                 value = half_to_even(value)
@@ -102,8 +115,70 @@ def tiles_kernel(
         target += plane
 
 
+@kernel
+def cover_kernel(masks, rows, canvases, cover, blocks, BLOCK: tl.constexpr):
+    """Write a block of the cover of one canvas.
+
+    ``rows``: (n, 5) offset, offset of the canvas in ``cover``, area, width and role of each mask. ``canvases``: (M, 4) first
+    mask, first mask after the last, area and offset in ``cover``.
+
+    Grid: (canvases times ``blocks``, the blocks of the largest canvas, 1, 1).
+    """
+    number = tl.program_id(0) // blocks
+    canvas = canvases + number * 4
+    index = tl.load(canvas).to(tl.int32)
+    end = tl.load(canvas + 1).to(tl.int32)
+    pixel = (tl.program_id(0) - number * blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < tl.load(canvas + 2)
+    covered = tl.zeros((BLOCK,), tl.int32)
+    while index < end:
+        row = rows + index * 5
+        is_above = tl.load(row + 4) == ABOVE_ROLE
+        value = tl.load(masks + tl.load(row) + pixel, mask=inside & is_above, other=0)
+        covered = covered | (value != 0).to(tl.int32)
+        index += 1
+    tl.store(cover + tl.load(canvas + 3) + pixel, covered.to(tl.uint8), mask=inside)
+
+
+@kernel
+def cut_kernel(masks, rows, cover, statistics, blocks, BLOCK: tl.constexpr):
+    """Cut and measure a block of one mask. ``rows``: as in ``cover_kernel``. ``statistics``: of ``paste_objects``.
+
+    Grid: (masks times ``blocks``, the blocks of the largest canvas, 1, 1).
+    """
+    index = tl.program_id(0) // blocks
+    row = rows + index * 5
+    pixel = (tl.program_id(0) - index * blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < tl.load(row + 2)
+    width = tl.load(row + 3).to(tl.int32)
+    role = tl.load(row + 4)
+    address = masks + tl.load(row) + pixel
+    value = tl.load(address, mask=inside, other=0)
+    before = (value != 0).to(tl.int32)
+    covered = tl.load(cover + tl.load(row + 1) + pixel, mask=inside, other=0) != 0
+    is_kept = (role == ABOVE_ROLE) | ((role == BELOW_ROLE) & (covered == 0))
+    after = before * is_kept.to(tl.int32)
+    tl.store(address, tl.where(after != 0, value, 0).to(masks.dtype.element_ty), mask=inside)
+    y = pixel // width
+    x = pixel - y * width
+    target = statistics + index * 6
+    tl.atomic_add(target, tl.sum(before, 0))
+    tl.atomic_add(target + 1, tl.sum(after, 0))
+    tl.atomic_min(target + 2, tl.min(tl.where(after != 0, y, MOST_PIXELS), 0))
+    tl.atomic_min(target + 3, tl.min(tl.where(after != 0, x, MOST_PIXELS), 0))
+    tl.atomic_max(target + 4, tl.max(tl.where(after != 0, y, -1), 0))
+    tl.atomic_max(target + 5, tl.max(tl.where(after != 0, x, -1), 0))
+
+
 def write_tiles(
-    out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, *, nearest: bool = False, weights: NDArray[np.float32] | None = None
+    out: Tensor,
+    pixels: Pixels,
+    tiles: Tiles,
+    fill: float,
+    *,
+    nearest: bool = False,
+    weights: NDArray[np.float32] | None = None,
+    cover: Tensor | None = None,
 ) -> None:
     """Write tiles to canvases, on the current stream. For the arguments see ``gpuaug.fusion.backends.tiles.write_tiles``.
 
@@ -118,14 +193,43 @@ def write_tiles(
     canvases = tiles.canvases
     rows = np.column_stack((layouts[:, :6], tiles.places, tiles.regions, canvases.prod(1), canvases[:, 1], tiles.offsets))
     blocks = int((-(-tiles.regions[:, 2:] // TILE)).prod(1).max())
+    mode = 2 if cover is not None else int(weights is not None)
     with on_device(out.device):
-        sent = send((rows, np.zeros(1, np.float32) if weights is None else weights), out.device)
-        launch = _launch(pixels.channels, nearest, weights is not None, not out.dtype.is_floating_point, fill)
-        launch((base, *sent, out), (blocks, len(rows), 1))
+        sent, *blend = send((rows,) if weights is None else (rows, weights), out.device)
+        launch = _launch(pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill)
+        launch((base, sent, (cover if cover is not None else (*blend, sent)[0]), out), (blocks * len(rows), 1, 1), (blocks,))
 
 
 @functools.cache
 def _launch(*constants: Any) -> Launch:
     """Prepare the launch of ``write_tiles``, for the first constants of the kernel."""
-    names = ("CHANNELS", "NEAREST", "BLENDS", "ROUNDS", "FILL", "TILE_H", "TILE_W")
-    return Launch(tiles_kernel, (1, 1, 1), (), dict(zip(names, (*constants, *TILE), strict=True)))
+    names = ("CHANNELS", "NEAREST", "MODE", "ROUNDS", "FILL", "TILE_H", "TILE_W")
+    return Launch(tiles_kernel, (1, 1, 1), (1,), dict(zip(names, (*constants, *TILE), strict=True)))
+
+
+def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
+    """Cut pasted objects out of the masks below them. See ``gpuaug.fusion.backends.tiles.paste_objects``.
+
+    Cost:
+        Two launches, three small ones, and one asynchronous copy from pinned memory.
+    """
+    masks, canvas = objects.masks, objects.canvases
+    areas = objects.sizes.prod(1)
+    starts = areas.cumsum() - areas
+    rows = np.column_stack((objects.offsets, starts[canvas], areas[canvas], objects.sizes[canvas, 1], objects.roles))
+    limits = (np.searchsorted(canvas, np.arange(len(areas)), side) for side in ("left", "right"))
+    blocks = -(-int(areas.max()) // BLOCK)
+    with on_device(masks.device):
+        sent_rows, canvases = send((rows, np.column_stack((*limits, areas, starts))), masks.device)
+        cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
+        statistics = torch.zeros(len(canvas), 6, dtype=torch.int32, device=masks.device)
+        statistics[:, 2:4] = MOST_PIXELS.value
+        _mask_launch(cover_kernel)((masks, sent_rows, canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
+        _mask_launch(cut_kernel)((masks, sent_rows, cover, statistics), (blocks * len(canvas), 1, 1), (blocks,))
+    return cover, statistics
+
+
+@functools.cache
+def _mask_launch(mask_kernel: Any) -> Launch:
+    """Prepare the launch of a kernel of ``paste_objects``."""
+    return Launch(mask_kernel, (1, 1, 1), (1,), {"BLOCK": BLOCK})
