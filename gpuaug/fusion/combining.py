@@ -20,7 +20,7 @@ class _Combine(v2.Transform):  # type: ignore[misc]
     op_class: ClassVar[type[CombineOp]]
     """Op that ``gpuaug.fuse`` runs for the transform."""
 
-    def __init__(self, p: float, fill: float) -> None:
+    def __init__(self, p: float, fill: float = 114) -> None:
         super().__init__()
         self.p = _number("p", p, 0, 1, "Pass the probability, such as p=0.5.")
         self.fill = _number("fill", fill, 0, 255, "Pass a grey value, such as fill=114.")
@@ -78,7 +78,7 @@ class Mosaic(_Combine):
     resized to a longer side of ``size``, and centred.
 
     It stands first in a ``Compose`` for ``gpuaug.fuse``, and runs in a dataset too. A sample holds a list of four images, and a
-    list of four target dicts. Boxes of which less than a tenth is inside of the canvas are not valid: ``valid`` in the target dict.
+    list of four target dicts. Boxes of which less than a tenth is inside of the canvas are not ``valid`` in the target dict.
 
     Args:
         size: Height and width of the result in pixels.
@@ -199,7 +199,7 @@ class CopyPaste(_Combine):
     op_class = CopyPasteOp
 
     def __init__(self, p: float = 1.0) -> None:
-        super().__init__(p, 0)
+        super().__init__(p)
 
 
 def _number(name: str, value: object, least: float, most: float, way_out: str) -> float:

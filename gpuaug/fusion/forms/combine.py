@@ -139,7 +139,13 @@ class Combination:
         hosts = [array for target in container.targets for array in target.host_arrays]
         places = np.column_stack((np.zeros(len(sizes), np.int64), sizes))
         matrix, call.image_layouts, *arrays = send([matrices, places, *hosts], self._device)
-        call.out = tuple(placement.canvases[0].tolist()) if op.clips_boxes else (_UNBOUNDED, _UNBOUNDED)
+        have_one_size = bool((placement.canvases == placement.canvases[:1]).all())
+        if not have_one_size and self._boxes == "cxcywh_share":
+            raise ArgumentError(
+                f"boxes must be in pixels for {op.name} where images differ in size, got boxes='cxcywh_share'. Put a "
+                "gpuaug.Mosaic before it, or convert boxes in the data set."
+            )
+        call.out = tuple(placement.canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         rest = iter(arrays)
         masks: dict[Any, _PlacedMasks] = {}
         for slot in container.slots:

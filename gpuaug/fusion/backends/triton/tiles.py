@@ -151,19 +151,18 @@ def cut_kernel(masks, rows, cover, statistics, blocks, BLOCK: tl.constexpr):
     pixel = (tl.program_id(0) - index * blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = pixel < tl.load(row + 2)
     width = tl.load(row + 3).to(tl.int32)
-    role = tl.load(row + 4)
+    role = tl.load(row + 4).to(tl.int32)
     address = masks + tl.load(row) + pixel
     value = tl.load(address, mask=inside, other=0)
     before = (value != 0).to(tl.int32)
-    covered = tl.load(cover + tl.load(row + 1) + pixel, mask=inside, other=0) != 0
-    is_kept = (role == ABOVE_ROLE) | ((role == BELOW_ROLE) & (covered == 0))
-    after = before * is_kept.to(tl.int32)
+    covered = tl.load(cover + tl.load(row + 1) + pixel, mask=inside, other=0).to(tl.int32)
+    after = tl.where(role == ABOVE_ROLE, before, tl.where((role == BELOW_ROLE) & (covered == 0), before, 0))
     tl.store(address, tl.where(after != 0, value, 0).to(masks.dtype.element_ty), mask=inside)
     y = pixel // width
     x = pixel - y * width
     target = statistics + index * 6
-    tl.atomic_add(target, tl.sum(before, 0))
-    tl.atomic_add(target + 1, tl.sum(after, 0))
+    tl.atomic_add(target, tl.sum(before.to(tl.float32), 0).to(tl.int32))
+    tl.atomic_add(target + 1, tl.sum(after.to(tl.float32), 0).to(tl.int32))
     tl.atomic_min(target + 2, tl.min(tl.where(after != 0, y, MOST_PIXELS), 0))
     tl.atomic_min(target + 3, tl.min(tl.where(after != 0, x, MOST_PIXELS), 0))
     tl.atomic_max(target + 4, tl.max(tl.where(after != 0, y, -1), 0))
