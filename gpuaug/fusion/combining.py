@@ -22,8 +22,8 @@ class _Combine(v2.Transform):  # type: ignore[misc]
 
     def __init__(self, p: float, fill: float = 114) -> None:
         super().__init__()
-        self.p = _number("p", p, 0, 1, "Pass the probability, such as p=0.5.")
-        self.fill = _number("fill", fill, 0, 255, "Pass a grey value, such as fill=114.")
+        self.p = _number("p", p, 0, 1, "Pass the probability of the transform.")
+        self.fill = _number("fill", fill, 0, 255, "Pass a grey value of bytes.")
 
     def forward(
         self,
@@ -111,7 +111,7 @@ class Mosaic(_Combine):
 
     def __init__(self, size: int, fill: float = 114, p: float = 1.0) -> None:
         super().__init__(p, fill)
-        self.size = whole_number("size", size, "Pass the side of the canvas in pixels, such as size=640.", least=4, most=2**15)
+        self.size = whole_number("size", size, "Pass the side of the canvas in pixels.", least=4, most=2**15)
 
 
 class MixUpBoxes(_Combine):
@@ -156,7 +156,7 @@ class MixUpBoxes(_Combine):
 
     def __init__(self, p: float = 1.0, alpha: float = 32.0, fill: float = 114) -> None:
         super().__init__(p, fill)
-        self.alpha = _number("alpha", alpha, 1e-3, 1e6, "Pass the parameter of the beta distribution, such as alpha=32.")
+        self.alpha = _number("alpha", alpha, 1e-3, 1e6, "Pass the parameter of the beta distribution.")
 
 
 class CopyPaste(_Combine):
@@ -211,7 +211,7 @@ def _number(name: str, value: object, least: float, most: float, way_out: str) -
     """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. {way_out}")
-    if not least <= value <= most:
+    if not least <= float(value) <= most:
         raise ArgumentError(f"{name} must be in [{least:g}, {most:g}], got {shown(value)}. {way_out}")
     return float(value)
 

@@ -20,14 +20,13 @@ from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
-from gpuaug.core.targets import PackedTargets, holds_targets
+from gpuaug.core.targets import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import dtype_of, size_of_shape, size_of_shapes
+from gpuaug.fusion.backends.readers import size_of_shape, size_of_shapes
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
-from gpuaug.fusion.forms.data_keys import names_of
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
@@ -177,7 +176,6 @@ class Fused(nn.Module):
         """Layout of clips that the pipeline accepts."""
         # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._combines = bool(uint8_program.combining)
         self._warnings = FallbackWarnings(uint8_program.ops)
         self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
         """True if all random numbers of a call follow from its seed.
@@ -249,8 +247,7 @@ class Fused(nn.Module):
         size = size_of_shape(shape, self.clip_layout)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
-        program = self._program_for(dtype)
-        return program.draw(combined_size(program.combining, size), next_seed() if seed is None else seed)
+        return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes, image: int = 0) -> Windows | None:
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
@@ -311,31 +308,14 @@ class Fused(nn.Module):
                 return self._augmented(inputs, data_keys, draws)
         return self._augmented(inputs, data_keys, draws)
 
-    def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
-        """Return the outputs of ``forward``, which has the same arguments."""
-        if self._combines:
-            return self._combined(inputs, data_keys, draws)
-        if inputs and isinstance(inputs[0], list | tuple):
-            inputs = first_images(inputs, ["input"] if data_keys is None else names_of(data_keys))
-        return self._run_once(inputs, data_keys, draws)
-
-    def _combined(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
-        """Run a pipeline that begins by combining the images of each sample."""
-        dtype = next((dtype_of(images[0]) for images in inputs[:1] if isinstance(images, list | tuple) and images), torch.uint8)
-        program = self._program(dtype)
-        combination = Combination(program.combining, inputs, data_keys, self.options.boxes)
-        if draws is None:
-            draws = program.draw(combination.size, next_seed())
-        else:
-            check_draws(draws, combination.size, program.ops, 1)
-        with torch.no_grad():
+    def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, *, is_combined: bool = False) -> Any:
+        """Return the outputs of ``forward``, which has the same arguments. ``is_combined``: samples have one image each."""
+        if (ops := self._program().combining) and not is_combined:
+            combination = Combination(ops, inputs, data_keys, self.options.boxes)
+            draws = self._program(combination.dtype).drawn_or_checked(combination.size, draws)
             combined = combination.run(draws._drawn)
-        result = self._run_once(tuple(combined), combination.keys, draws)
-        are_packed = any(isinstance(value, PackedTargets) for value in inputs)
-        return result if are_packed or len(inputs) == 1 else unpack_targets(result)
-
-    def _run_once(self, inputs: Sequence[Any], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
-        """Run the passes, and modules that are not fused."""
+            return combination.restored(self._augmented(combined, combination.keys, draws, is_combined=True))
+        inputs = first_images(inputs, data_keys)
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
@@ -408,7 +388,7 @@ class Fused(nn.Module):
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
         return self.clip_layout.clips(result, plan.out.frames or images.shape[2 if self.clip_layout.channels_first else 1])
 
-    def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
+    def _keys_of(self, inputs: Sequence[Any]) -> tuple[str, ...]:
         """Return the default data keys: the pipeline's, then ``"tv_tensors"`` for further inputs with torchvision's tensors."""
         other_inputs = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
@@ -444,10 +424,9 @@ class Fused(nn.Module):
         )
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
         program = self._program_for(dtype)
-        size = combined_size(program.combining, size)
         explanation = explain.explanation(
             program.segments,
-            size,
+            combined_size(program.combining, size),
             program.dtype,
             self._backend(),
             self.options.views,

@@ -47,6 +47,7 @@ FUSION = {
     "table": {"ops", "program", "backends"},
     "forms": {"pixels", "ops", "clips", "options", "program", "backends"},
     "processors": {"options", "backends"},
+    "combining": {"ops", "forms"},
     "explain": {"ops", "policies", "program", "table"},
     "fuse": {
         *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),

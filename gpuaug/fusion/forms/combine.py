@@ -6,7 +6,7 @@ that the rows of a packed column, such as all boxes, need not be moved: to combi
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.core.packed_targets import packed_targets
+from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.targets import (
-    BOXES,
-    KEYPOINTS,
-    LABELS,
-    PER_BOX,
-    TARGET_TYPES,
-    PackedColumn,
     PackedTargets,
     TargetsLayout,
-    type_name_of,
 )
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
@@ -36,6 +29,7 @@ from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
 from gpuaug.fusion.forms.kinds import Masks, Points
+from gpuaug.fusion.forms.merge import Merge, PlacedMasks
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.combine import CombineOp, CopyPasteOp, Placement, combined_size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
@@ -80,20 +74,31 @@ class Combination:
         self._pixels = pixels_of(members)
         self._is_ragged = isinstance(self.size.height, np.ndarray)
         self._device = members[0].device
-        self._dtype = dtype_of(members[0])
+        self.dtype = dtype_of(members[0])
+        """dtype of the images."""
+        self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)
         self._targets: PackedTargets | None = None
         self._cover: Tensor | None = None
         """Mask of the pixels of the canvases on which objects are pasted."""
         if "targets" in values:
             self._targets = _packed(values["targets"], self.size.batch, count, self._device)
 
+    def restored(self, results: Any) -> Any:
+        """Return the results of the passes, with target dicts in the form of the inputs."""
+        return results if self._are_packed or "targets" not in self.keys else unpack_targets(results)
+
+    @torch.no_grad()
     def run(self, draws: Sequence[OpDraws]) -> list[Any]:
-        """Return the combined images and targets, in the order of the inputs. ``draws``: draws of each op."""
+        """Return the combined images and targets, in the order of the inputs. ``draws``: draws of each op.
+
+        Raises:
+            ArgumentError: If objects are pasted, and there are no target dicts with masks.
+        """
         for op, op_draws in zip(self._ops, draws, strict=False):
             if self._targets is None and isinstance(op, CopyPasteOp):
                 raise ArgumentError(
                     f"data_keys must hold 'targets' for {op.name}, which pastes objects by their masks, got {self.keys}. Pass "
-                    "target dicts with masks: on={'image': 'input', 'target': 'targets'}."
+                    "target dicts with masks beside the images."
                 )
             placement = op.placement(op_draws, self._pixels.sizes)
             if self._targets is not None and len(placement.used):
@@ -106,10 +111,10 @@ class Combination:
         """Return the canvases of an op."""
         areas = placement.canvases.prod(1)
         offsets = (areas.cumsum() - areas) * pixels.channels
-        out = torch.empty(int(areas.sum()) * pixels.channels, dtype=self._dtype, device=self._device)
-        largest = LARGEST.get(self._dtype, 1)
+        out = torch.empty(int(areas.sum()) * pixels.channels, dtype=self.dtype, device=self._device)
+        largest = LARGEST.get(self.dtype, 1)
         fill = op.fill / 255 * largest
-        fill = float(round(fill)) if self._dtype in LARGEST else fill
+        fill = float(round(fill)) if self.dtype in LARGEST else fill
         weights, cover = op.weights(draws), self._cover
         is_first = np.arange(len(placement.used)) % op.count == 0
         overlays = weights is not None or isinstance(op, CopyPasteOp)
@@ -147,7 +152,7 @@ class Combination:
             )
         call.out = tuple(placement.canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         rest = iter(arrays)
-        masks: dict[Any, _PlacedMasks] = {}
+        masks: dict[Any, PlacedMasks] = {}
         for slot in container.slots:
             slot.target.device_arrays = [next(rest) for _ in slot.target.host_arrays]
             if isinstance(slot.target, Masks):
@@ -167,11 +172,11 @@ class Combination:
             _move_points(target, identity if is_moved else matrix, call, clips=op.clips_boxes)
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self._device)
-        return _Merge(packed, op.count, placement).result(masks, op.weights(draws))
+        return Merge(packed, op.count, placement).result(masks, op.weights(draws))
 
     def _paste(
         self,
-        masks: Mapping[Any, "_PlacedMasks"],
+        masks: Mapping[Any, PlacedMasks],
         points: Sequence[Points],
         op: CopyPasteOp,
         draws: OpDraws,
@@ -218,7 +223,7 @@ class Combination:
             (rows,) = send([np.flatnonzero(applies[owners // op.count])], self._device)
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
-    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> "_PlacedMasks":
+    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
         owners, places = masks.host_arrays
         places = places.reshape(-1, 3)
@@ -234,7 +239,7 @@ class Combination:
         whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
         tiles = Tiles(np.arange(len(owners)), placement.places[owners], whole, areas.cumsum() - areas, canvases)
         dispatch.write_tiles(as_bits(out), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
-        return _PlacedMasks(owners, out)
+        return PlacedMasks(owners, out)
 
     def _images(self) -> Tensor | Ragged:
         (data,) = self._pixels.tensors
@@ -286,37 +291,34 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
     return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
 
 
-def first_images(inputs: Sequence[Any], keys: Sequence[str]) -> list[Any]:
+def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:
     """Return inputs in which samples of several images have their first image and its targets alone.
 
     Args:
         inputs: Inputs of a pipeline that does not combine images.
-        keys: Data keys of the inputs.
+        data_keys: Data keys of the inputs. Default: the first input is images.
     """
+    if not any(isinstance(value, list | tuple) and _are_batches(value) for value in inputs):
+        return inputs
+    keys = ["input"] if data_keys is None else names_of(data_keys)
     values = list(inputs)
-    position = keys.index("input") if "input" in keys else -1
-    if position < 0 or len(values) != len(keys) or not _are_batches(values[position]):
-        return values
-    values[position] = values[position][0]
-    for index, key in enumerate(keys):
-        if key == "targets":
-            targets = values[index].unpacked() if isinstance(values[index], PackedTargets) else values[index]
-            is_nested = isinstance(targets, list | tuple) and all(
-                isinstance(dicts, list | tuple) and dicts for dicts in targets
-            )
-            values[index] = [dicts[0] for dicts in targets] if is_nested else targets
+    for index, (key, value) in enumerate(zip(keys, inputs, strict=False)):
+        if key == "input" and _are_batches(value):
+            values[index] = value[0]
+        elif key == "targets":
+            dicts = value.unpacked() if isinstance(value, PackedTargets) else value
+            is_nested = isinstance(dicts, list | tuple) and all(isinstance(own, list | tuple) and own for own in dicts)
+            values[index] = [own[0] for own in dicts] if is_nested else value
     return values
 
 
 def _are_batches(images: Any) -> bool:
     """Return whether ``images`` is a list of batches of images."""
-    return (
-        isinstance(images, list | tuple)
-        and bool(images)
-        and all(
-            not member.shapes.frames if isinstance(member, Ragged) else isinstance(member, Tensor) and member.ndim == 4
-            for member in images
-        )
+    if not isinstance(images, list | tuple) or not images:
+        return False
+    return all(
+        not image.shapes.frames if isinstance(image, Ragged) else isinstance(image, Tensor) and image.ndim == 4
+        for image in images
     )
 
 
@@ -351,15 +353,6 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
             )
     records = [dict(record) for dicts in targets for record in dicts]
     return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
-
-
-class _PlacedMasks(NamedTuple):
-    """Masks on their canvases."""
-
-    owners: NDArray[np.int64]
-    """(n,) image of each mask, ascending."""
-    flat: Tensor
-    """Pixels of the masks, (H, W) each, in one tensor."""
 
 
 class _ImagesCall(Call):
@@ -401,109 +394,3 @@ def _planar(data: Tensor, sizes: NDArray[np.int64], channels: int) -> Pixels:
     offsets = (areas.cumsum() - areas) * channels
     columns = (offsets, height, width, width, zeros + 1, areas, zeros, zeros, height, width, zeros)
     return Pixels([data], np.stack(columns, 1), channels)
-
-
-class _Merge:
-    """Merge of the target dicts of each group into one dict.
-
-    Keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes, are concatenated: by image, then as in the
-    dict. Other keys have the value of the first image. Images that a canvas does not show are left out.
-
-    Args:
-        packed: Target dicts of N images.
-        count: Number of images of a group.
-        placement: Images that are used, and sizes of the canvases.
-    """
-
-    def __init__(self, packed: PackedTargets, count: int, placement: Placement) -> None:
-        self._packed, self._count, self._placement = packed, count, placement
-        self._canvases = len(placement.used) // count
-        self._is_first = np.arange(len(placement.used)) % count == 0
-
-    def result(self, masks: Mapping[Any, "_PlacedMasks"], weights: NDArray[np.float32] | None) -> PackedTargets:
-        """Return one dict per canvas.
-
-        Args:
-            masks: Name → masks on the canvases, which replace the masks of the dicts.
-            weights: (N,) weight of the boxes of each image, by which the column ``weight`` is multiplied; ``None`` for none.
-        """
-        new = {
-            name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
-            for name, column in self._packed.columns().items()
-        }
-        if weights is not None:
-            new |= self._weights(new, np.stack((weights, 1 - weights), 1).ravel())
-        layout = self._packed.layout
-        others: dict[tuple[int, Any], list[Any]] = {}
-        for (image, name), value in zip(layout.others, self._packed.others, strict=True):
-            if (self._placement.used if name in PER_BOX else self._is_first)[image]:
-                others.setdefault((image // self._count, name), []).append(value)
-        values = [_concatenated(parts) for parts in others.values()]
-        columns = [column for column, _ in new.values()]
-        new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
-        return PackedTargets(tuple(flat for _, flat in new.values()), tuple(values), new_layout)
-
-    def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
-        """Return a column with one value per canvas."""
-        is_per_box = column.name in PER_BOX or type_name_of(column.tensor_type) in TARGET_TYPES
-        if is_per_box and column.shapes is not None:
-            raise ArgumentError(
-                f"{column.name} of the images of a sample must have one shape after the first axis, got "
-                f"{' and '.join(str(tuple(shape)) for shape in dict.fromkeys(column.shapes))}. Return such tensors from the "
-                "data set, also for an image without boxes."
-            )
-        images, lengths = np.asarray(column.samples, np.int64), np.asarray(column.lengths, np.int64)
-        kept = (self._placement.used if is_per_box else self._is_first)[images]
-        if lengths[~kept].any():
-            (rows,) = send([np.flatnonzero(np.repeat(kept, lengths))], flat.device)
-            flat = flat.index_select(0, rows)
-        canvases, first = np.unique(images[kept] // self._count, return_index=True)
-        kept_images = np.flatnonzero(kept)[first].tolist()
-        new_lengths = np.add.reduceat(lengths[kept], first).tolist() if len(first) else []
-        attributes = column.attributes
-        if len(attributes) > 1:
-            attributes = [attributes[index] for index in kept_images]
-        if any("canvas_size" in own for own in attributes):
-            sizes = map(tuple, self._placement.canvases[canvases].tolist())
-            attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
-            attributes = [{**own, "canvas_size": size} for own, size in zip(attributes, sizes, strict=True)]
-        shapes = None if column.shapes is None else [column.shapes[index] for index in kept_images]
-        return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
-
-    def _mask_column(self, column: PackedColumn, placed: "_PlacedMasks") -> tuple[PackedColumn, Tensor]:
-        """Return the column of masks, which are (n, H, W) per canvas."""
-        owners, flat = placed
-        images = np.asarray(column.samples, np.int64)
-        canvases = np.unique(images[self._placement.used[images]] // self._count)
-        counts = np.bincount(owners // self._count, minlength=self._canvases)[canvases].tolist()
-        sizes = self._placement.canvases[canvases].tolist()
-        column = column._replace(samples=canvases.tolist(), lengths=counts, shapes=None)
-        if all(size == sizes[0] for size in sizes):
-            return column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1)
-        shapes = [torch.Size((count, *size)) for count, size in zip(counts, sizes, strict=True)]
-        return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
-
-    def _weights(
-        self, new: Mapping[Any, tuple[PackedColumn, Tensor]], weights: NDArray[np.float64]
-    ) -> dict[Any, tuple[PackedColumn, Tensor]]:
-        """Return the column of weights of the boxes. ``weights``: (N,) weight of each image."""
-        name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in new), None)
-        if name is None:
-            return {}
-        source = self._packed.columns()[name].packed
-        images = np.asarray(source.samples, np.int64)
-        rows = np.repeat(weights[images], np.where(self._placement.used[images], source.lengths, 0))
-        (flat,) = send([rows.astype(np.float32)], new[name][1].device)
-        if "weight" in new:
-            column, earlier = new["weight"]
-            return {"weight": (column, earlier * flat)}
-        return {"weight": (PackedColumn("weight", new[name][0].samples, new[name][0].lengths, None, Tensor, [{}]), flat)}
-
-
-def _concatenated(parts: Sequence[Any]) -> Any:
-    """Return the concatenation of lists or tensors; the first of other values."""
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, Tensor) for part in parts):
-        return torch.cat([*parts])
-    return [entry for part in parts for entry in part] if all(isinstance(part, list | tuple) for part in parts) else parts[0]

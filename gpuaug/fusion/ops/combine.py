@@ -217,7 +217,8 @@ class CopyPasteOp(CombineOp):
         """
         seeds = np.asarray(draws.get("seed", draws["applies"])).ravel().astype(np.int64)[groups]
         words = splitmix64_mix(seeds + (objects + 1) * as_int64(SPLITMIX_INCREMENT))
-        return draws["applies"].ravel()[groups] & (words >= 0)
+        chosen: NDArray[np.bool_] = draws["applies"].ravel()[groups] & (words >= 0)
+        return chosen
 
     def summary(self) -> str:
         """Number of images."""
@@ -276,5 +277,5 @@ def misplaced_error(name: str, position: str) -> ArgumentError:
     """Return the error about a module ``name`` that combines images at another position than the first."""
     return ArgumentError(
         f"{name} must stand first in the pipeline, outside of containers that pick transforms at random, got it {position}. "
-        "Put all other transforms after it, and pass its probability as p=."
+        "Put all other transforms after it."
     )

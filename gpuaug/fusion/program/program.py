@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.ragged import Windows
-from gpuaug.core.rng import seeds_of_views
-from gpuaug.fusion.draws import Draws
+from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
@@ -170,16 +170,28 @@ class Program:
             check_sizes(self._ops_to_one_size, size)
 
     def draw(self, size: Size, seed: int) -> Draws:
-        """Draw the random parameters of one batch, for all views.
+        """Draw the random parameters of one batch, for all views. ``size``: of the first images, if samples have several.
 
         Raises:
             ArgumentError: If the pipeline does not accept images of this size.
         """
+        size = combined_size(self.combining, size)
         self.check_sizes(size)
         if self._views > 1:
             check_views(self.ops, size)
         first_draws, *other_draws = (self._draw_view(size, view_seed) for view_seed in seeds_of_views(seed, self._views))
         return replace(first_draws, _more=tuple(other_draws))
+
+    def drawn_or_checked(self, size: Size, draws: Draws | None) -> Draws:
+        """Return new draws of one call, or ``draws`` if they can be replayed.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: If ``draws`` are no draws, or for other images or another pipeline.
+        """
+        if draws is None:
+            return self.draw(size, next_seed())
+        check_draws(draws, size, self.ops, 1)
+        return draws
 
     def windows(self, size: Size, seed: int) -> Windows | None:
         """Return the smallest window per ragged image that contains all pixels that a call reads, in all views.
@@ -231,7 +243,7 @@ class Program:
         table = np.zeros_like(whole)
         if self.combining:
             try:
-                draws = self.draw(combined_size(self.combining, size), seed)
+                draws = self.draw(size, seed)
             except GpuAugError:
                 return None
             table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
