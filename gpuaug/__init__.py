@@ -43,14 +43,10 @@ else:
 
     def __getattr__(name):  # noqa: ANN001, ANN202
         """Import the transforms on first use, because torchvision takes long to import."""
-        if name in ("FixedSizeCrop", "PadIfSmaller"):
-            from gpuaug.fusion import transforms
+        if name in ("CopyPaste", "FixedSizeCrop", "MixUpBoxes", "Mosaic", "PadIfSmaller"):
+            from gpuaug.fusion import combining, transforms
 
-            return getattr(transforms, name)
-        if name in ("CopyPaste", "MixUpBoxes", "Mosaic"):
-            from gpuaug.fusion import combining
-
-            return getattr(combining, name)
+            return getattr(transforms if name in ("FixedSizeCrop", "PadIfSmaller") else combining, name)
         raise AttributeError(f"module 'gpuaug' has no attribute {name!r}")
 
 

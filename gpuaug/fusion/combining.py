@@ -9,8 +9,8 @@ from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.core.rng import next_seed
+from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, MixUpOp, MosaicOp
 from gpuaug.fusion.forms.combine import Combination
-from gpuaug.fusion.ops.combine import CombineOp, CopyPasteOp, MixUpOp, MosaicOp
 from gpuaug.fusion.ops.sampler import Sampler
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from gpuaug.core.plotting import html_lines, html_table
+from gpuaug.fusion.combine_ops import CombineOp
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.combine import CombineOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass

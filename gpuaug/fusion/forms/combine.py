@@ -25,13 +25,13 @@ from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
 from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, LAYOUT_COLUMNS, Objects, Pixels, Tiles, pixels_of
 from gpuaug.fusion.clips import ClipLayout
+from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_input, names_of
 from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.forms.merge import Merge, PlacedMasks
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.combine import CombineOp, CopyPasteOp, Placement, combined_size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import LARGEST

@@ -21,7 +21,7 @@ from gpuaug.core.targets import (
     type_name_of,
 )
 from gpuaug.fusion.backends.patches import send
-from gpuaug.fusion.ops.combine import Placement
+from gpuaug.fusion.combine_ops import Placement
 
 
 class PlacedMasks(NamedTuple):

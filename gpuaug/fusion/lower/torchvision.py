@@ -31,6 +31,7 @@ from gpuaug.core.torchvision_types import (
     nearest_class,
     torchvision_class,
 )
+from gpuaug.fusion.combine_ops import CombineOp, misplaced_error
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.conversions import (
     CONVERSIONS,
@@ -50,7 +51,6 @@ from gpuaug.fusion.lower.refusals import (
 )
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves, lowered
 from gpuaug.fusion.ops.base import Op
-from gpuaug.fusion.ops.combine import CombineOp, misplaced_error
 from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import GatherOp, IndexOp, ResampleOp, WarpOp

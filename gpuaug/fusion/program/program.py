@@ -15,12 +15,12 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.ragged import Windows
 from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.combine import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler

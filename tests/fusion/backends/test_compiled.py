@@ -30,6 +30,7 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches, tiles
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
+from gpuaug.fusion.backends.triton.tiles import images, objects
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -366,14 +367,15 @@ def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
 def test_kernels_that_combine_images_compile_for_a_gpu(dtype, monkeypatch):
     made = {}
-    for name in ("tiles_kernel", "cover_kernel", "cut_kernel"):
-        monkeypatch.setattr(tiles, name, CompileOnly(getattr(tiles, name), made))
-    for name in ("_launch", "_mask_launch"):
-        monkeypatch.setattr(tiles, name, getattr(tiles, name).__wrapped__)
+    for module, names in {images: ["tiles_kernel"], objects: ["cover_kernel", "cut_kernel"]}.items():
+        for name in names:
+            monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), made))
+    monkeypatch.setattr(images, "_launch", images._launch.__wrapped__)
+    monkeypatch.setattr(objects, "_mask_launch", objects._mask_launch.__wrapped__)
     monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: tiles)
-    images, targets = batch_of(0, 2, 16, "tensors", dtype)
+    members, targets = batch_of(0, 2, 16, "tensors", dtype)
     pipeline = [gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()]
-    gpuaug.fuse(pipeline)(images, targets, data_keys=["input", "targets"])
+    gpuaug.fuse(pipeline)(members, targets, data_keys=["input", "targets"])
     assert all(compiled.asm["cubin"] for compiled in made.values())
     # Images are written, pasted and blended; masks are written.
     assert len(made) == 6
