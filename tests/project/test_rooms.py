@@ -61,18 +61,18 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 83,
+    "__init__": 88,
     "benchkit": 745,
     "cache": 1_080,
     "cli": 273,
-    "core": 1_595,
+    "core": 1_624,
     "decode": 4_541,
     "feed": 2_457,
-    "fusion": 13_230,
+    "fusion": 14_281,
     "integrations": 49,
     "loader": 1_274,
     "profiler": 1_199,
-    "stages": 2_006,
+    "stages": 2_012,
     "viewer": 855,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
