@@ -261,15 +261,17 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
         used = np.repeat(used, op.count) & op.used(op_draws)
     count = ops[0].groups * ops[0].count
     used = used[image::count]
-    starts, ends = np.zeros_like(sizes), sizes
+    starts = np.zeros_like(sizes)
+    ends = sizes
     if isinstance(ops[0], MosaicOp):
         placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
-        places, canvases = placement.places[image::count], np.full_like(sizes, ops[0].size)
+        places = placement.places[image::count]
         first, resized = places[:, :2], places[:, 2:]
-        visible = np.maximum(-first, 0), np.minimum(canvases - first, resized) - 1
+        visible = np.maximum(-first, 0), np.minimum(ops[0].size - first, resized) - 1
         # Two lines are interpolated. One more on each side, because kernels round otherwise.
         lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]
-        starts, ends = np.clip(lines[0] - 1, 0, None), np.minimum(lines[1] + 3, sizes)
+        starts = np.maximum(lines[0] - 1, 0)
+        ends = np.minimum(lines[1] + 3, sizes)
     return np.concatenate((starts, ends - starts), 1) * used[:, None]
 
 

@@ -133,7 +133,7 @@ def test_mosaic_is_the_mosaic_of_the_recipes(seed, size):
     result, found = Mosaic(size, fill=11)(sample["image"], sample["target"], draws=draws.of(0))
     assert_values(result.float(), image, atol=1)
     assert_values(found["boxes"], boxes.float(), atol=1e-3)
-    assert torch.equal(found["masks"], masks)
+    assert_values(found["masks"].int(), masks.int())
     assert found["valid"].tolist() == valid.tolist()
     assert found["labels"].tolist() == [label for record in sample["target"] for label in record["labels"].tolist()]
     assert found["names"] == [name for record in sample["target"] for name in record["names"]]
@@ -306,24 +306,48 @@ def test_explained():
     assert "mosaic of 4 images" in str(explanation)
 
 
+def paired(*, ragged=False, boxes="xyxy", **targets):
+    """Run a ``CopyPaste`` on two samples of two images. ``targets``: keys of all target dicts."""
+    images = FOUR[:2]
+    if ragged:
+        images = [gpuaug.collate_ragged([torch.zeros(3, size, 8, dtype=torch.uint8) for size in (8, 9)]) for _ in range(2)]
+    sizes = [(9 if ragged and sample else 8, 8) for sample in range(2)]
+    records = [[{"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, *size), **targets} for _ in range(2)] for size in sizes]
+    augment = gpuaug.fuse([CopyPaste(), *([v2.Resize((8, 8))] if ragged else [])], ragged=ragged, boxes=boxes)
+    return augment(images, records, data_keys=KEYS)
+
+
 FOUR = [torch.zeros(2, 3, 8, 8) for _ in range(4)]
+MOSAIC = gpuaug.fuse([Mosaic(8)])
 RECORD = {"boxes": torch.zeros(0, 4)}
 
 
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR[:3]), "got 3 per sample"),
-        (lambda: gpuaug.fuse([Mosaic(8), MixUpBoxes()])(FOUR), "list of 8 batches"),
-        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR[0]), "list of 4 batches"),
+        (lambda: MOSAIC(FOUR[:3]), "images must be a list of 4 batches for Mosaic_0, got 3 per sample. Return"),
         (
-            lambda: gpuaug.fuse([Mosaic(8)])(FOUR, [[RECORD] * 4, [RECORD] * 3], data_keys=KEYS),
-            "targets of sample 1 must be 4 dicts, one per image, got 3",
+            lambda: gpuaug.fuse([Mosaic(8), MixUpBoxes()])(FOUR),
+            "list of 8 batches for Mosaic_0, MixUpBoxes_1, got 4",
         ),
-        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR, [[RECORD] * 4], data_keys=KEYS), "each of the 2 samples"),
-        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR, [RECORD, [RECORD] * 4], data_keys=KEYS), "targets of sample 0"),
-        (lambda: gpuaug.fuse([Mosaic(8)])(FOUR, FOUR[0], data_keys=["input", "mask"]), "'input' and 'targets'"),
-        (lambda: gpuaug.fuse([Mosaic(8)])([*FOUR[:3], FOUR[0][:, :1]]), "images of a sample must have one type"),
+        (lambda: MOSAIC(FOUR[0]), "4 batches for Mosaic_0, one per image of a sample, got Tensor"),
+        (
+            lambda: MOSAIC(FOUR, [[RECORD] * 4, [RECORD] * 3], data_keys=KEYS),
+            "targets of sample 1 must be 4 dicts, one per image, got 3. Return as many dicts as images from the data set.",
+        ),
+        (
+            lambda: MOSAIC(FOUR, [[RECORD] * 4], data_keys=KEYS),
+            "data set, with one dict per image.",
+        ),
+        (
+            lambda: MOSAIC(FOUR, [RECORD, [RECORD] * 4], data_keys=KEYS),
+            "targets of sample 0 must be a list of 4 dicts, one per image, got {",
+        ),
+        (
+            lambda: MOSAIC(FOUR, FOUR[0], data_keys=["input", "mask"]),
+            "Target dicts have room for masks, keypoints and labels.",
+        ),
+        (lambda: MOSAIC([*FOUR[:3], FOUR[0][:, :1]]), "images of a sample must have one type"),
         (lambda: gpuaug.fuse([v2.RandomInvert(), Mosaic(8)]), "got it after RandomInvert_0"),
         (lambda: gpuaug.fuse([v2.RandomApply([Mosaic(8)])]), "outside of containers"),
         (lambda: gpuaug.fuse([Mosaic(8)], views=2), "views must be 1"),
@@ -335,7 +359,16 @@ RECORD = {"boxes": torch.zeros(0, 4)}
             ),
             "got 0 boxes and 1 masks in image 1 of sample 1",
         ),
-        (lambda: Mosaic(8)([FOUR[0][0]] * 3), "list of 4 images"),
+        (lambda: Mosaic(8)([FOUR[0][0]] * 3), "a multiple, for Mosaic, got 3. Pass all images of a sample."),
+        (lambda: MOSAIC([FOUR[0][None]] * 4), "batches (B, C, H, W) or ragged images for Mosaic_0"),
+        (lambda: Mosaic(8, p="x"), "p must be a number, got 'x'. Pass the probability of the transform."),
+        (lambda: Mosaic(8, fill=256), "fill must be in [0, 255], got 256. Pass a grey value of bytes."),
+        (lambda: paired(masks=torch.zeros(8, 8)), "one mask per object, for CopyPaste_0, got a mask (H, W)"),
+        (
+            lambda: paired(ragged=True, boxes="cxcywh_share"),
+            "must be in pixels for CopyPaste_0 where images differ",
+        ),
+        (lambda: paired(labels=torch.tensor(1)), "labels of the images of a sample must have one shape after the first axis"),
     ],
 )
 def test_errors(run, text):
@@ -370,8 +403,8 @@ def test_copy_paste_is_that_of_the_recipe(seed, number):
     count = len(sample["target"][0]["boxes"])
     chosen = record["masks"][count:].flatten(1).any(1)  # masks of random pixels are never empty
     expected, masks, boxes, valid = reference_paste(sample["image"], sample["target"], chosen)
-    assert torch.equal(image, expected)
-    assert torch.equal(record["masks"], masks)
+    assert_values(image, expected)
+    assert_values(record["masks"].int(), masks.int())
     assert record["valid"].tolist() == valid
     if boxes:
         assert_values(record["boxes"], torch.stack(boxes).float())

@@ -63,8 +63,8 @@ class Combination:
         names = ", ".join(op.name for op in ops)
         if sorted(self.keys) not in (["input"], ["input", "targets"]) or len(inputs) != len(self.keys):
             raise ArgumentError(
-                f"data_keys must be 'input' and 'targets' for {names}, got {self.keys} for {len(inputs)} inputs. Put all "
-                "annotations of an image into one target dict."
+                f"data_keys must be 'input' and 'targets' for {names}, got {self.keys} for {len(inputs)} inputs. Target "
+                "dicts have room for masks, keypoints and labels."
             )
         values = dict(zip(self.keys, inputs, strict=True))
         count = ops[0].groups * ops[0].count
@@ -115,7 +115,7 @@ class Combination:
         largest = LARGEST.get(self.dtype, 1)
         fill = op.fill / 255 * largest
         fill = float(round(fill)) if self.dtype in LARGEST else fill
-        weights, cover = op.weights(draws), self._cover
+        weights = op.weights(draws)
         is_first = np.arange(len(placement.used)) % op.count == 0
         overlays = weights is not None or isinstance(op, CopyPasteOp)
         selections = [placement.used & is_first, placement.used & ~is_first] if overlays else [placement.used]
@@ -127,7 +127,7 @@ class Combination:
             )
             options: dict[str, Any] = {}
             if index:
-                options = {"cover": cover} if weights is None else {"weights": weights[canvas]}
+                options = {"cover": self._cover} if weights is None else {"weights": weights[canvas]}
             dispatch.write_tiles(out, pixels, tiles, fill, **options)
         return _planar(out, placement.canvases, pixels.channels)
 
@@ -138,7 +138,9 @@ class Combination:
         shift = placement.places[:, :2] + scale / 2 - 0.5
         matrices = np.zeros((len(sizes), 3, 3), np.float32)
         # In the order (x, y). Coordinates refer to pixel centres.
-        matrices[:, [0, 1], [0, 1]], matrices[:, :2, 2], matrices[:, 2, 2] = scale[:, ::-1], shift[:, ::-1], 1
+        matrices[:, [0, 1], [0, 1]] = scale[:, ::-1]
+        matrices[:, :2, 2] = shift[:, ::-1]
+        matrices[:, 2, 2] = 1
         call = _ImagesCall(sizes, self._pixels.channels, self._device, self._boxes)
         container = Container("targets", targets, call)
         hosts = [array for target in container.targets for array in target.host_arrays]
@@ -197,8 +199,8 @@ class Combination:
         ((_, placed),) = masks.items()
         # Index of each object in its image.
         numbers = np.arange(len(placed.owners)) - np.searchsorted(placed.owners, placed.owners)
-        groups, is_first = placed.owners // op.count, placed.owners % op.count == 0
-        roles = np.where(is_first, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
+        groups = placed.owners // op.count
+        roles = np.where(placed.owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
         areas = placement.canvases.prod(1)[groups]
         objects = Objects(as_bits(placed.flat), areas.cumsum() - areas, groups, placement.canvases, roles)
         self._cover, statistics = dispatch.paste_objects(objects)
@@ -231,7 +233,8 @@ class Combination:
         owners, places = owners[chosen], places[chosen]
         layouts = np.zeros((len(owners), len(LAYOUT_COLUMNS)), np.int64)
         layouts[:, :3] = places
-        layouts[:, 3], layouts[:, 4] = places[:, 2], 1
+        layouts[:, 3] = places[:, 2]
+        layouts[:, 4] = 1
         layouts[:, 8:10] = places[:, 1:]
         canvases = placement.canvases[owners // op.count]
         areas = canvases.prod(1)
@@ -359,7 +362,9 @@ class _ImagesCall(Call):
     """Call for the targets of images of which only the sizes are known."""
 
     def __init__(self, sizes: NDArray[np.int64], channels: int, device: torch.device, boxes: BoxFormatName) -> None:
-        self.boxes, self.conversions, self.clip_layout = boxes, NO_CONVERSIONS, ClipLayout()
+        self.boxes = boxes
+        self.conversions = NO_CONVERSIONS
+        self.clip_layout = ClipLayout()
         self.frames = 0
         self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
         self.device = device
