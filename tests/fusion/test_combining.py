@@ -341,7 +341,7 @@ RECORD = {"boxes": torch.zeros(0, 4)}
         ),
         (
             lambda: MOSAIC(FOUR, [RECORD, [RECORD] * 4], data_keys=KEYS),
-            "targets of sample 0 must be a list of 4 dicts, one per image, got {",
+            "Return one list of dicts per sample from the data set.",
         ),
         (
             lambda: MOSAIC(FOUR, FOUR[0], data_keys=["input", "mask"]),

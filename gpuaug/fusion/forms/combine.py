@@ -347,7 +347,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
         if not isinstance(dicts, list | tuple) or not all(isinstance(record, Mapping) for record in dicts):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a list of {count} dicts, one per image, got {shown(dicts)}. Return "
-                "{'target': [t0, …], …} from the data set."
+                "one list of dicts per sample from the data set."
             )
         if len(dicts) != count:
             raise ArgumentError(
