@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import CopyPaste, GpuAugError, MixUpBoxes, Mosaic
+from gpuaug.core.packed_targets import pack_targets, unpack_targets
 
 KEYS = ["input", "targets"]
 
@@ -185,6 +186,33 @@ def test_boxes_of_torchvision_have_the_new_canvas():
     augment = gpuaug.fuse([Mosaic(40)])
     _, targets = augment(*collated(samples).values(), data_keys=KEYS)
     assert all(record["boxes"].canvas_size == (40, 40) for record in targets)
+
+
+@pytest.mark.parametrize("name", ["mosaic, paste, mixup", "mixup"])
+def test_packed_target_dicts_give_the_same(name):
+    transforms = PIPELINES[name](0.6)
+    images, targets = stacked(samples_of(8, 3, count_of(transforms), one_size=True)).values()
+    packed = pack_targets({"target": targets}, lambda shape, dtype: None)["target"]
+    augment = gpuaug.fuse([*transforms, v2.RandomHorizontalFlip()])
+    draws = augment.draw(images[0].shape, seed=3)
+    _, expected = augment(images, targets, data_keys=KEYS, draws=draws)
+    _, result = augment(images, packed, data_keys=KEYS, draws=draws)
+    for record, other in zip(result.unpacked(), expected, strict=True):
+        assert_targets(record, other)
+
+
+def test_other_targets_of_several_images_are_packed_and_unpacked_alike():
+    first, second, third = (sample["target"] for sample in samples_of(8, 3, 4))
+    batch = {"lists": [first, second[:1]], "list": third, "label": 1}
+    packed = pack_targets(copy.deepcopy(batch), lambda shape, dtype: None)
+    assert {name: type(value).__name__ for name, value in packed.items()} == {
+        "lists": "PackedTargets",
+        "list": "PackedTargets",
+        "label": "int",
+    }
+    for records, others in zip(unpack_targets(packed)["lists"], batch["lists"], strict=True):
+        for record, other in zip(records, others, strict=True):
+            assert_targets(record, other)
 
 
 @pytest.mark.parametrize("batch", [0, 1])
