@@ -313,9 +313,10 @@ class Fused(nn.Module):
         if (ops := self._program().combining) and not is_combined:
             combination = Combination(ops, inputs, data_keys, self.options.boxes)
             draws = self._program(combination.dtype).drawn_or_checked(combination.size, draws)
-            combined = combination.run(draws._drawn)
-            return combination.restored(self._augmented(combined, combination.keys, draws, is_combined=True))
-        inputs = first_images(inputs, data_keys)
+            inputs = combination.run(draws._drawn)
+            return combination.restored(self._augmented(inputs, combination.keys, draws, is_combined=True))
+        if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
+            inputs = first_images(inputs, data_keys)
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
@@ -415,13 +416,8 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not the shape of a batch of images, or ``dtype`` is not supported.
         """
         default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = (
-            size_of_shape(shape, self.clip_layout)
-            if shape is not None
-            else self._last_call[0][0]
-            if self._last_call
-            else default_size
-        )
+        last_size = self._last_call[0][0] if self._last_call else default_size
+        size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
         program = self._program_for(dtype)
         explanation = explain.explanation(

@@ -10,20 +10,8 @@ from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
 
-LAYOUT_COLUMNS = (
-    "offset",
-    "height",
-    "width",
-    "row",
-    "pixel",
-    "channel",
-    "top",
-    "left",
-    "window_height",
-    "window_width",
-    "tensor",
-)
-"""Columns of ``Pixels.layouts``."""
+LAYOUT_WIDTH = 11
+"""Number of columns of ``Pixels.layouts``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +46,12 @@ def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
     first = members[0]
     channels = first.shapes.channels if isinstance(first, Ragged) else first.shape[1]
     tensors = [member.data if isinstance(member, Ragged) else member for member in members]
-    return Pixels(tensors, np.stack(layouts, 1).reshape(-1, len(LAYOUT_COLUMNS)), channels)
+    return Pixels(tensors, np.stack(layouts, 1).reshape(-1, LAYOUT_WIDTH), channels)
 
 
 def _layouts(images: Tensor | Ragged) -> NDArray[np.int64]:
     """Return ``Pixels.layouts`` of one member, with 0 as the index of the tensor."""
-    layouts = np.zeros((len(images), len(LAYOUT_COLUMNS)), np.int64)
+    layouts = np.zeros((len(images), LAYOUT_WIDTH), np.int64)
     if isinstance(images, Tensor):
         _, _, height, width = images.shape
         batch, channel, row, pixel = images.stride()

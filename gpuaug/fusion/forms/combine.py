@@ -23,7 +23,7 @@ from gpuaug.core.targets import (
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
-from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, LAYOUT_COLUMNS, Objects, Pixels, Tiles, pixels_of
+from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, LAYOUT_WIDTH, Objects, Pixels, Tiles, pixels_of
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size
 from gpuaug.fusion.forms.call import Call
@@ -231,7 +231,7 @@ class Combination:
         places = places.reshape(-1, 3)
         chosen = placement.used[owners]
         owners, places = owners[chosen], places[chosen]
-        layouts = np.zeros((len(owners), len(LAYOUT_COLUMNS)), np.int64)
+        layouts = np.zeros((len(owners), LAYOUT_WIDTH), np.int64)
         layouts[:, :3] = places
         layouts[:, 3] = places[:, 2]
         layouts[:, 4] = 1
