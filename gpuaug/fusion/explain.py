@@ -123,9 +123,9 @@ def explanation(
         source_dtype: Dtype of the input images.
         plain_torch: Reason why Triton did not run the last call on a GPU, or ``None``.
     """
-    combining = [op for op in segments.ops if isinstance(op, CombineOp)]
     lines: list[Line] = []
     all_segments = segments.all_segments(size)
+    combining = [op for segment in all_segments for op in segment.ops if isinstance(op, CombineOp)]
     whole_plan = segments.whole_plan(size, masks=False, views=views)
     # Without a plan for the whole pipeline, views run one after another.
     run_count = views if whole_plan is None else 1

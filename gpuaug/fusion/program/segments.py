@@ -44,7 +44,7 @@ class Segments:
     """
 
     def __init__(self, ops: tuple[Op | EagerOp, ...]) -> None:
-        self.ops = ops
+        self._ops = ops
         self._has_mix = any(isinstance(op, MixOp) for op in ops)
         self._cached: dict[Any, Segment] = {}
         """Segments by index of the first op and image size.
@@ -85,13 +85,13 @@ class Segments:
         if self._has_mix and views > 1:
             return None
         segment = self.at(0, size, masks=masks)
-        return segment.plan if segment.stop == len(self.ops) else None
+        return segment.plan if segment.stop == len(self._ops) else None
 
     def all_segments(self, size: Size) -> list[Segment]:
         """Return all segments of the pipeline, for images of one size without masks."""
         segments: list[Segment] = []
         start = 0
-        while start < len(self.ops):
+        while start < len(self._ops):
             segment = self.at(start, size, masks=False)
             segments.append(segment)
             if segment.plan is not None:
@@ -107,7 +107,7 @@ class Segments:
         """Create the segment that begins with op ``start``. ``size``, ``masks``: as for ``at``."""
         ops: list[Op] = []
         current_size = size
-        for op in self.ops[start:]:
+        for op in self._ops[start:]:
             check_channels(op.lowered if isinstance(op, EagerOp) else op, current_size.channels)
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
             # An op that draws a size per image has no fallback: a library must return images of one size. For an unsupported
