@@ -60,6 +60,19 @@ def test_kernels_equal_the_cpu(name, layout, dtype):
                 assert_values(record[key].cpu().float(), value.float(), atol=1e-3 if value.is_floating_point() else 0)
 
 
+@pytest.mark.parametrize("masks", [torch.uint8, torch.int32, torch.int64, torch.bool])
+def test_masks_of_every_dtype_equal_the_cpu(masks):
+    transforms = PIPELINES["mosaic, copy-paste, mixup"]
+    images, targets = batch_for(transforms, "chw", torch.uint8, masks=masks)
+    augment = gpuaug.fuse(transforms)
+    torch.manual_seed(3)
+    _, wanted = augment(images, targets, data_keys=KEYS)
+    torch.manual_seed(3)
+    _, got = augment(*on_gpu(images, targets), data_keys=KEYS)
+    for record, other in zip(got, wanted, strict=True):
+        assert_values(record["masks"].cpu().int(), other["masks"].int())
+
+
 def test_a_mosaic_is_one_launch_without_a_wait():
     transforms = PIPELINES["mosaic"]
     images, targets = on_gpu(*batch_for(transforms, "hwc", torch.uint8, masks=None))

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
@@ -133,12 +134,12 @@ def write_tiles(
     mode = 2 if cover is not None else int(weights is not None)
     with on_device(out.device):
         sent, *blend = send((rows,) if weights is None else (rows, weights), out.device)
-        launch = _launch(pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill)
+        launch = _launch(out.dtype, pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill)
         launch((base, sent, (cover if cover is not None else (*blend, sent)[0]), out), (blocks * len(rows), 1, 1), (blocks,))
 
 
 @functools.cache
-def _launch(*constants: Any) -> Launch:
-    """Prepare the launch of ``write_tiles``, for the first constants of the kernel."""
+def _launch(dtype: torch.dtype, *constants: Any) -> Launch:
+    """Prepare the launch of ``write_tiles``, for pixels of ``dtype``, and the first constants of the kernel."""
     names = ("CHANNELS", "NEAREST", "MODE", "ROUNDS", "FILL", "TILE_H", "TILE_W")
     return Launch(tiles_kernel, (1, 1, 1), (1,), dict(zip(names, (*constants, *TILE), strict=True)))

@@ -92,12 +92,12 @@ def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
         cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
         statistics = torch.zeros(len(canvas), 6, dtype=torch.int32, device=masks.device)
         statistics[:, 2:4] = MOST_PIXELS.value
-        _mask_launch(cover_kernel)((masks, sent_rows, canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
-        _mask_launch(cut_kernel)((masks, sent_rows, cover, statistics), (blocks * len(canvas), 1, 1), (blocks,))
+        _mask_launch(cover_kernel, masks.dtype)((masks, sent_rows, canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
+        _mask_launch(cut_kernel, masks.dtype)((masks, sent_rows, cover, statistics), (blocks * len(canvas), 1, 1), (blocks,))
     return cover, statistics
 
 
 @functools.cache
-def _mask_launch(mask_kernel: Any) -> Launch:
-    """Prepare the launch of a kernel of ``paste_objects``."""
+def _mask_launch(mask_kernel: Any, dtype: torch.dtype) -> Launch:
+    """Prepare the launch of a kernel of ``paste_objects``, for masks of ``dtype``."""
     return Launch(mask_kernel, (1, 1, 1), (1,), {"BLOCK": BLOCK})
