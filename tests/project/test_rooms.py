@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_624,
     "decode": 4_541,
     "feed": 2_457,
-    "fusion": 14_272,
+    "fusion": 14_273,
     "integrations": 49,
     "loader": 1_274,
     "profiler": 1_199,
