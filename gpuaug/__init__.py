@@ -37,15 +37,16 @@ from gpuaug.stages.schedule import schedule, until
 from gpuaug.viewer.figure import show
 
 if TYPE_CHECKING:
+    from gpuaug.fusion.combining import CopyPaste, MixUpBoxes, Mosaic
     from gpuaug.fusion.transforms import FixedSizeCrop, PadIfSmaller
 else:
 
     def __getattr__(name):  # noqa: ANN001, ANN202
         """Import the transforms on first use, because torchvision takes long to import."""
-        if name in ("FixedSizeCrop", "PadIfSmaller"):
-            from gpuaug.fusion import transforms
+        if name in ("CopyPaste", "FixedSizeCrop", "MixUpBoxes", "Mosaic", "PadIfSmaller"):
+            from gpuaug.fusion import combining, transforms
 
-            return getattr(transforms, name)
+            return getattr(transforms if name in ("FixedSizeCrop", "PadIfSmaller") else combining, name)
         raise AttributeError(f"module 'gpuaug' has no attribute {name!r}")
 
 
@@ -54,6 +55,7 @@ __version__ = "0.3.0"
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CopyPaste",
     "DecodeError",
     "DecodeStage",
     "DeviceError",
@@ -68,6 +70,8 @@ __all__ = [
     "GpuAugError",
     "GpuAugWarning",
     "IteratorEndedError",
+    "MixUpBoxes",
+    "Mosaic",
     "PadIfSmaller",
     "Part",
     "Ragged",

@@ -52,6 +52,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "views": ("bench.suites.augmentation.views", []),
     "clips": ("bench.suites.augmentation.clips", []),
     "detection": ("bench.suites.augmentation.detection", []),
+    "mosaics": ("bench.suites.augmentation.mosaics", []),
     "accuracy": ("bench.suites.augmentation.accuracy", []),
     "waits": ("bench.suites.training.waits", []),
     "priorities": ("bench.suites.training.priorities", []),

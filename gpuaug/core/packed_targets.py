@@ -30,6 +30,8 @@ MIN_PACKED_TENSORS = 8
 MAX_PACKED_BYTES = 32 * 1024
 """Maximum size in bytes of a packed tensor other than a mask. Packed tensors are not aligned, so they are read more slowly."""
 
+_HOST = torch.device("cpu")
+
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 """Function of (shape, dtype) that returns an uninitialised contiguous tensor, or ``None`` to let torch allocate it."""
 
@@ -38,12 +40,15 @@ class _PackPlan:
     """Columns of a list of dicts that can be packed. Replaces the list as a leaf of the batch until the columns are packed.
 
     Args:
-        dicts: List or tuple of dicts.
+        targets: List or tuple of dicts, or of lists of dicts.
         any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
+        device: Device of the tensors that are packed.
     """
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]], *, any_mask_size: bool) -> None:
-        self._container_type = type(dicts)
+    def __init__(self, targets: Sequence[Any], *, any_mask_size: bool, device: torch.device = _HOST) -> None:
+        self._container_type = type(targets)
+        self._groups = None if type(targets[0]) is dict else [len(dicts) for dicts in targets]
+        dicts = targets if self._groups is None else [record for dicts in targets for record in dicts]
         self._records = [record.copy() for record in dicts]
         self._columns: list[tuple[PackedColumn, Sequence[Tensor]]] = []
         self._positions: list[tuple[int, Any]] = []
@@ -52,7 +57,7 @@ class _PackPlan:
         """Values that are not packed, except numbers and strings."""
         for name, column in columns(dicts).items():
             are_masks = name in MASKS.keys or type(column.values[0]).__name__ == MASKS.class_name
-            if not are_packable(column.values, any_size=any_mask_size and are_masks):
+            if not are_packable(column.values, any_size=any_mask_size and are_masks, device=device):
                 for sample, value in zip(*column, strict=True):
                     if type(value) is Tensor or type(value) not in HOLDS_NOTHING:
                         self._records[sample][name] = None
@@ -75,12 +80,12 @@ class _PackPlan:
         """Copy the tensors of each column into one tensor, in memory from ``allocate``."""
         flat = tuple(_concatenate(column, values, allocate) for column, values in self._columns)
         packed_columns = [column for column, _ in self._columns]
-        layout = TargetsLayout(self._container_type, self._records, packed_columns, self._positions)
+        layout = TargetsLayout(self._container_type, self._records, packed_columns, self._positions, self._groups)
         return PackedTargets(flat, tuple(self.others), layout)
 
 
 def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True) -> Batch:
-    """Replace each list or tuple of dicts with tensors by a ``PackedTargets``.
+    """Replace each list or tuple of dicts, or of lists of dicts, with tensors by a ``PackedTargets``.
 
     Args:
         batch: A batch on the host.
@@ -96,15 +101,19 @@ def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True
     """
     plans: list[_PackPlan] = []
 
+    def packs(value: Any) -> bool:
+        # The batch itself is a container of members, also if each member is a list of dicts.
+        return _are_dicts(value) or (value is not batch and _are_nested_dicts(value))
+
     def planned(value: Any) -> Any:
-        plan = _PackPlan(value, any_mask_size=any_mask_size) if _are_dicts(value) else None
+        plan = _PackPlan(value, any_mask_size=any_mask_size) if packs(value) else None
         if plan is None or len(plan) < MIN_PACKED_TENSORS:
             return value
         plans.append(plan)
         return plan
 
     try:
-        planned_batch = batches.map_members(planned, lambda value: _are_dicts(value) or batches.moves_itself(value), batch)
+        planned_batch = batches.map_members(planned, lambda value: packs(value) or batches.moves_itself(value), batch)
     except ArgumentTypeError:  # a container that cannot be rebuilt
         return batch
     if not plans:
@@ -145,15 +154,16 @@ def is_packed(value: Any) -> bool:
     return type(value) is PackedTargets
 
 
-def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
-    """Return whether the values of a column can be concatenated: contiguous host tensors of one class and dtype.
+def are_packable(values: Sequence[Any], *, any_size: bool, device: torch.device = _HOST) -> bool:
+    """Return whether the values of a column can be concatenated: contiguous tensors of one class, dtype and device.
 
     Args:
         values: Values of a column.
         any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
+        device: Device of the tensors.
     """
     column = TensorColumn(range(len(values)), values)
-    if len(column.types) > 1 or not column.are_on(torch.device("cpu")):
+    if len(column.types) > 1 or not column.are_on(device):
         return False
     (cls,) = column.types
     if cls is not Tensor and cls.__module__ not in _PACKABLE_MODULES:
@@ -192,6 +202,16 @@ def _concatenate(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allo
 def _are_dicts(value: Any) -> bool:
     """Return whether ``value`` is a non-empty list or tuple of dicts."""
     return type(value) in (list, tuple) and set(map(type, value)) == {dict}
+
+
+def _are_nested_dicts(value: Any) -> bool:
+    """Return whether ``value`` is a non-empty list or tuple of non-empty lists of dicts."""
+    return type(value) in (list, tuple) and set(map(type, value)) == {list} and all(map(_are_dicts, value))
+
+
+def packed_targets(targets: Sequence[Any], device: torch.device) -> PackedTargets:
+    """Return a list of dicts as a ``PackedTargets``. Tensors that are not on ``device`` are not packed."""
+    return _PackPlan(targets, any_mask_size=True, device=device).packed(lambda *_: None)
 
 
 # Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.

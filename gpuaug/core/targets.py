@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -61,7 +62,19 @@ PER_BOX = frozenset(
     {
         *TARGET_KEYS,
         *(LABELS.keys | VALID.keys),
-        *("names", "segmentation", "area", "areas", "iscrowd", "is_crowd", "scores", "weights", "visibility", "difficult"),
+        *(
+            "names",
+            "segmentation",
+            "area",
+            "areas",
+            "iscrowd",
+            "is_crowd",
+            "scores",
+            "weight",
+            "weights",
+            "visibility",
+            "difficult",
+        ),
         *("truncated", "occluded", "id", "ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
     }
 )
@@ -339,9 +352,10 @@ class TargetsLayout:
         records: Dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
         packed: Packed columns, in the order of ``PackedTargets.flat``.
         others: (index of the dict, key) of each value in ``PackedTargets.others``.
+        groups: Number of dicts per sample, if each sample has a list of dicts; ``None`` if each sample has one dict.
     """
 
-    __slots__ = ("container_type", "others", "packed", "records")
+    __slots__ = ("container_type", "groups", "others", "packed", "records")
 
     def __init__(
         self,
@@ -349,8 +363,10 @@ class TargetsLayout:
         records: list[dict[Any, Any]],
         packed: list[PackedColumn],
         others: list[tuple[int, Any]],
+        groups: list[int] | None = None,
     ) -> None:
         self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
+        self.groups = groups
 
 
 class PendingRows:
@@ -377,7 +393,7 @@ class PendingRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedTargets:
-    """A list of target dicts, packed: one tensor per key.
+    """A list of target dicts, or of one list of target dicts per sample, packed: one tensor per key.
 
     The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Fused stages read packed targets;
     other stages and the user get dicts.
@@ -407,7 +423,9 @@ class PackedTargets:
         old = {name: (column.packed, column.joined) for name, column in self.columns().items()}
         new = list({**old, **columns}.values())
         layout = self.layout
-        new_layout = TargetsLayout(layout.container_type, layout.records, [column for column, _ in new], layout.others)
+        new_layout = TargetsLayout(
+            layout.container_type, layout.records, [column for column, _ in new], layout.others, layout.groups
+        )
         return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
 
     def settled(self) -> Self:
@@ -428,10 +446,13 @@ class PackedTargets:
             Half a microsecond of host time per tensor, or two microseconds for torchvision's classes. No launch.
         """
         assert self.pending is None, "the number of rows is not known yet"
-        records = [record.copy() for record in self.layout.records]
+        records: list[Any] = [record.copy() for record in self.layout.records]
         for name, column in self.columns().items():
             for sample, tensor in zip(column.samples, column.tensors, strict=True):
                 records[sample][name] = tensor
         for (sample, name), value in zip(self.layout.others, self.others, strict=True):
             records[sample][name] = value
+        if self.layout.groups is not None:
+            rest = iter(records)
+            records = [list(islice(rest, count)) for count in self.layout.groups]
         return records if self.layout.container_type is list else self.layout.container_type(records)

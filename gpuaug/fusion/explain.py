@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gpuaug.core.plotting import html_lines, html_table
+from gpuaug.fusion.combine_ops import CombineOp
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
@@ -124,6 +125,7 @@ def explanation(
     """
     lines: list[Line] = []
     all_segments = segments.all_segments(size)
+    combining = [op for segment in all_segments for op in segment.ops if isinstance(op, CombineOp)]
     whole_plan = segments.whole_plan(size, masks=False, views=views)
     # Without a plan for the whole pipeline, views run one after another.
     run_count = views if whole_plan is None else 1
@@ -151,6 +153,17 @@ def explanation(
                 )
             )
             read_dtype, source_size = written_dtype, out_size
+    written = _value_count(size, None, size.batch)
+    combined_lines = [
+        Line(
+            (op.name,),
+            op.summary(),
+            op.launches_of_images,
+            None,
+            None if written is None else op.groups * written * source_dtype.itemsize,
+        )
+        for op in combining
+    ]
     names_by_note = {
         "nothing to compute, because passes convert images when they read and write them": [
             name for name, processes_boxes in implicit_transforms if not processes_boxes
@@ -170,7 +183,11 @@ def explanation(
         notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
     backend_notes = () if plain_torch is None else (plain_torch,)
     return Explanation(
-        tuple(lines), size.shape, executor, (*backend_notes, *_downsampling_notes(all_segments, size), *notes), source_dtype
+        (*combined_lines, *lines),
+        size.shape,
+        executor,
+        (*backend_notes, *_downsampling_notes(all_segments, size), *notes),
+        source_dtype,
     )
 
 
@@ -224,7 +241,7 @@ def _pass_line(
         None if (count := _value_count(size, ragged_size, samples)) is None else count * itemsize
         for size, ragged_size, itemsize in zip((pass_.source, pass_.out), (source_size, out_size), itemsizes, strict=True)
     )
-    names = tuple(dict.fromkeys(op.name for op in pass_.ops))
+    names = tuple(dict.fromkeys(op.name for op in pass_.ops if not isinstance(op, CombineOp)))
     return Line(names, pass_.describe(), launches, read, written)
 
 

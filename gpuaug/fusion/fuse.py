@@ -25,7 +25,9 @@ from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape, size_of_shapes
 from gpuaug.fusion.clips import clip_layout_of
+from gpuaug.fusion.combine_ops import combined_size
 from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
@@ -225,8 +227,8 @@ class Fused(nn.Module):
         """Draw the random parameters of one batch, without images.
 
         Args:
-            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. In a ``VideoSequential`` with
-                ``data_format="BCTHW"``, (B, C, T, H, W) of clips.
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch; of the first images of the samples,
+                if samples have several. In a ``VideoSequential`` with ``data_format="BCTHW"``, (B, C, T, H, W) of clips.
             seed: Seed of the draws. Default: one number from torch's global generator.
             dtype: Type of the images. Default: uint8, or float32 if the pipeline does not accept uint8.
 
@@ -245,7 +247,7 @@ class Fused(nn.Module):
             seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
         return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
 
-    def windows_read(self, shapes: Shapes) -> Windows | None:
+    def windows_read(self, shapes: Shapes, image: int = 0) -> Windows | None:
         """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
 
         Within a stage of a loader, this method and the call on the batch have the same seed, which follows from the position of
@@ -253,6 +255,7 @@ class Fused(nn.Module):
 
         Args:
             shapes: Sizes of the images of a ragged batch in pixels, after any rotation by their EXIF orientation.
+            image: Index of the images in their samples, if samples have several.
 
         Returns:
             The smallest window of each image that contains all pixels read by any view. ``None`` if whole images are read, if
@@ -264,7 +267,7 @@ class Fused(nn.Module):
         seed = next_seed()
         if shapes.shortest_side < 1:
             return None
-        return self._program().windows(size_of_shapes(shapes), seed)
+        return self._program().windows_of_image(size_of_shapes(shapes), seed, image)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.
@@ -303,8 +306,15 @@ class Fused(nn.Module):
                 return self._augmented(inputs, data_keys, draws)
         return self._augmented(inputs, data_keys, draws)
 
-    def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
-        """Return the outputs of ``forward``, which has the same arguments."""
+    def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, *, is_combined: bool = False) -> Any:
+        """Return the outputs of ``forward``, which has the same arguments. ``is_combined``: samples have one image each."""
+        if (ops := self._program().combining) and not is_combined:
+            combination = Combination(ops, inputs, data_keys, self.options.boxes)
+            draws = self._program(combination.dtype).drawn_or_checked(combination.size, draws)
+            inputs = combination.run(draws._drawn)
+            return combination.restored(self._augmented(inputs, combination.keys, draws, is_combined=True))
+        if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
+            inputs = first_images(inputs, data_keys)
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
@@ -377,7 +387,7 @@ class Fused(nn.Module):
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
         return self.clip_layout.clips(result, plan.out.frames or images.shape[2 if self.clip_layout.channels_first else 1])
 
-    def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
+    def _keys_of(self, inputs: Sequence[Any]) -> tuple[str, ...]:
         """Return the default data keys: the pipeline's, then ``"tv_tensors"`` for further inputs with torchvision's tensors."""
         other_inputs = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
@@ -404,18 +414,13 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not the shape of a batch of images, or ``dtype`` is not supported.
         """
         default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = (
-            size_of_shape(shape, self.clip_layout)
-            if shape is not None
-            else self._last_call[0][0]
-            if self._last_call
-            else default_size
-        )
+        last_size = self._last_call[0][0] if self._last_call else default_size
+        size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
         program = self._program_for(dtype)
         explanation = explain.explanation(
             program.segments,
-            size,
+            combined_size(program.combining, size),
             program.dtype,
             self._backend(),
             self.options.views,

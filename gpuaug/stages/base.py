@@ -356,15 +356,22 @@ class _BoundTransform(BoundStage):
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         windows_read = getattr(self._transform, "windows_read", None)
         values = self.selection.read(batch)
-        indices = [index for index, value in enumerate(values) if value is member]
+        # Samples of several images are a list of batches, of which the first has the first image of each sample.
+        found = [
+            (index, image)
+            for index, value in enumerate(values)
+            for image, part in enumerate(value if isinstance(value, list | tuple) else [value])
+            if part is member
+        ]
         keys = self.selection.normalized_keys or ["input"]
         # ``member`` must be the images of the pipeline, and must be replaced by the result.
-        if windows_read is None or self.selection.into is not ... or len(indices) != 1:
+        if windows_read is None or self.selection.into is not ... or len(found) != 1:
             return None
-        if indices[0] >= len(keys) or keys[indices[0]] != "input":
+        ((index, image),) = found
+        if index >= len(keys) or keys[index] != "input":
             return None
         with CallSeeds(position, self.name):
-            windows: Windows | None = windows_read(shapes)
+            windows: Windows | None = windows_read(shapes, image) if image else windows_read(shapes)
         if windows is None:
             return None
         has_targets = len(values) > 1 or (self._takes_tv_tensors and bool(self._members_by_type(batch)))

@@ -80,7 +80,10 @@ def test_every_public_name_says_where_it_is_from_and_what_it_is():
 
 
 PACKAGE = Path(gpuaug.__file__).parent
-BUILT = ("FeatureStage", "FixedSizeCrop", "PadIfSmaller", "Stage", "StreamedLoader", "TransformStage")
+BUILT = (
+    *("CopyPaste", "FeatureStage", "FixedSizeCrop", "MixUpBoxes", "Mosaic", "PadIfSmaller", "Stage", "StreamedLoader"),
+    "TransformStage",
+)
 """Classes that a user constructs, or derives from. Others are returned, and have fields, properties and methods to read."""
 RECORDS = [kind for name in gpuaug.__all__ if dataclasses.is_dataclass(kind := getattr(gpuaug, name))] + [Line, Spread]
 """Dataclasses that a user is given, those included that are fields of others."""

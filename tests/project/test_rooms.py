@@ -40,17 +40,19 @@ FUSION = {
     "clips": {"ops"},
     "policies": {"pixels", "ops"},
     "options": {"policies"},
-    "lower": {"pixels", "ops", "policies"},
+    "combine_ops": {"ops"},
+    "lower": {"pixels", "ops", "policies", "combine_ops"},
     "draws": {"ops", "policies", "lower"},
-    "program": {"pixels", "ops", "policies", "options", "lower", "draws"},
+    "program": {"pixels", "ops", "policies", "combine_ops", "options", "lower", "draws"},
     "backends": {"pixels", "ops", "clips", "policies", "program"},
     "table": {"ops", "program", "backends"},
-    "forms": {"pixels", "ops", "clips", "options", "program", "backends"},
+    "forms": {"pixels", "ops", "clips", "combine_ops", "options", "program", "backends"},
     "processors": {"options", "backends"},
-    "explain": {"ops", "policies", "program", "table"},
+    "combining": {"ops", "combine_ops", "forms"},
+    "explain": {"ops", "policies", "combine_ops", "program", "table"},
     "fuse": {
         *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),
-        *("processors", "explain"),
+        *("combine_ops", "processors", "explain"),
     },
     "normalization": set(),
 }
@@ -59,18 +61,18 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 BUDGETS = {
-    "__init__": 83,
+    "__init__": 88,
     "benchkit": 754,
     "cache": 1_046,
     "cli": 297,
-    "core": 1_612,
+    "core": 1_641,
     "decode": 4_553,
     "feed": 2_479,
-    "fusion": 13_357,
+    "fusion": 14_400,
     "integrations": 49,
     "loader": 1_320,
     "profiler": 1_199,
-    "stages": 1_919,
+    "stages": 1_925,
     "viewer": 855,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
@@ -264,7 +266,7 @@ def test_kornia_is_imported_where_pipelines_are_lowered_and_measured_only():
 def test_triton_is_imported_in_its_folders_alone():
     found = {path.parent for path, tree in trees().items() if any(name.split(".")[0] == "triton" for name in imported(tree))}
     folder = PACKAGE / "fusion" / "backends" / "triton"
-    assert found == {folder, folder / "filters"}
+    assert found == {folder, folder / "filters", folder / "tiles"}
 
 
 def test_one_file_knows_of_streams_and_events():

@@ -10,10 +10,13 @@ import gpuaug
 from gpuaug.loader.checkpoint import Progress
 
 CONSTRUCTED = {
+    "CopyPaste",
     "DecodeStage",
     "FeatureCache",
     "FeatureStage",
     "FixedSizeCrop",
+    "MixUpBoxes",
+    "Mosaic",
     "PadIfSmaller",
     "Stage",
     "StreamedLoader",

@@ -16,8 +16,10 @@ from gpuaug.core.devices import TRITON_FAILURES
 from gpuaug.core.errors import DOCUMENTATION, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import patches, torch_backend
+from gpuaug.fusion.backends import tiles as torch_tiles
 from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
+from gpuaug.fusion.backends.tiles import Objects, Pixels, Tiles
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
@@ -128,6 +130,27 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
         return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
     return patches.write_patches(images, arrangement, resampling, dtype)
+
+
+def write_tiles(out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, **options: Any) -> None:
+    """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
+    if len(tiles.images) and out.numel():
+        _tiles_backend(out.device).write_tiles(out, pixels, tiles, fill, **options)
+
+
+def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
+    """Cut pasted objects out of the masks below them. See ``gpuaug.fusion.backends.tiles.paste_objects``."""
+    has_objects = bool(len(objects.roles))
+    backend = _tiles_backend(objects.masks.device) if has_objects else torch_tiles
+    return backend.paste_objects(objects)  # type: ignore[no-any-return]
+
+
+def _tiles_backend(device: torch.device) -> Any:
+    if device.type != "cuda" or _triton_backend(device) is None:
+        return torch_tiles
+    from gpuaug.fusion.backends.triton import tiles as triton_tiles
+
+    return triton_tiles
 
 
 def backend_name(device: torch.device) -> str:

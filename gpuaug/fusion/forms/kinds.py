@@ -85,6 +85,23 @@ class Points:
             corners = corners.masked_fill(~self.valid[:, None], torch.nan)
         return corners, self.device_arrays[0]
 
+    def replace_corners(self, matrix: Tensor, input_sizes: Any, rows: Tensor, corners: Tensor, valid: Tensor) -> None:
+        """Transform the boxes by ``matrix``, except for some rows, whose corners in the output images are known.
+
+        Args:
+            matrix: See ``transform``, which is called with the identity after this method.
+            input_sizes: See ``transform``.
+            rows: (m,) rows of the boxes.
+            corners: (m, 4) XYXY float32.
+            valid: (m,) mask of the boxes that are valid.
+        """
+        mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
+        mapped, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
+        flags = torch.ones(len(mapped), dtype=torch.bool, device=mapped.device) if self.valid is None else self.valid
+        self.valid = flags.index_copy(0, rows, flags[rows] & valid)
+        self.values = mapped.index_copy_(0, rows, corners)
+        self.format = TARGET_DICT_FORMATS["xyxy"]
+
     def transform(self, matrix: Tensor, input_sizes: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
         """Transform the values by the matrices of all passes, and compute ``valid``.
 

@@ -31,6 +31,7 @@ from gpuaug.core.torchvision_types import (
     nearest_class,
     torchvision_class,
 )
+from gpuaug.fusion.combine_ops import CombineOp, misplaced_error
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.conversions import (
     CONVERSIONS,
@@ -129,6 +130,9 @@ class TorchvisionLowering:
             if class_of(transform, (v2.ToPureTensor,)):
                 self._types.type_change = TypeChange(to_pure=True)
             return _target_transform(name or type(transform).__name__, transform)
+        if (op_class := getattr(transform, "op_class", None)) is not None and issubclass(op_class, CombineOp):
+            name = name or type(transform).__name__
+            return Leaf(name, op_class(name, transform))
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
             if any(isinstance(op, mixes.MixUp) for op in (mix, *getattr(mix, "mixes", ()))):
@@ -310,6 +314,9 @@ class TorchvisionLowering:
         trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         final_resize = None if resize is None else self._leaf(*resize)
+        combining = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, CombineOp)), None)
+        if combining is not None:
+            raise misplaced_error(combining, f"in {name}")
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if other_module is not None:
             raise ArgumentTypeError(

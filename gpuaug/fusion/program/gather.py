@@ -273,7 +273,7 @@ class Gather:
 
     def describe(self) -> str:
         """Return a short description for ``explain()``."""
-        return ", ".join(op.describe() for op in self.ops) or "read"
+        return ", ".join(filter(None, (op.describe() for op in self.ops))) or "read"
 
 
 def frames_of(ops: Iterable[Op], count: int) -> Array | None:

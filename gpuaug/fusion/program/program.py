@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.ragged import Windows
-from gpuaug.core.rng import seeds_of_views
-from gpuaug.fusion.draws import Draws
+from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining_ops
+from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
@@ -91,6 +92,13 @@ class Program:
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
         self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
+        self.combining = combining_ops(self.ops)
+        """Ops that combine the images of a sample, before all passes."""
+        if self.combining and options.views > 1:
+            raise ArgumentError(
+                f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine images in the "
+                "data set."
+            )
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
         self.cached: dict[ImageKey, CachedPlan] = {}
@@ -118,7 +126,8 @@ class Program:
     def geometric_modules(self) -> tuple[Any, ...]:
         """Modules whose ops may move pixels within an image."""
         ops = [(op.module, op.ops if isinstance(op, Picking) else op.plan_ops) for op in self.lowered_ops]
-        return tuple(module for module, parts in ops if any(map(moves_pixels, parts)))
+        moving = (module for module, parts in ops if any(map(moves_pixels, parts)))
+        return (*(op.module for op in self.combining), *moving)
 
     def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:
         """Add a plan of the whole pipeline to ``cached``."""
@@ -163,17 +172,29 @@ class Program:
             check_sizes(self._ops_to_one_size, size)
 
     def draw(self, size: Size, seed: int) -> Draws:
-        """Draw the random parameters of one batch, for all views.
+        """Draw the random parameters of one batch, for all views. ``size``: of the first images, if samples have several.
 
         Raises:
             ArgumentError: If the pipeline does not accept images of this size.
         """
+        size = combined_size(self.combining, size)
         self.check_sizes(size)
         if self.views > 1:
             check_views(self.ops, size)
         seeds = seeds_of_views(seed, self.views)
         first_draws, *other_draws = (self._draw_view(size, view_seed, view) for view, view_seed in enumerate(seeds))
         return replace(first_draws, _more=tuple(other_draws))
+
+    def drawn_or_checked(self, size: Size, draws: Draws | None) -> Draws:
+        """Return new draws of one call, or ``draws`` if they can be replayed.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: If ``draws`` are no draws, or for other images or another pipeline.
+        """
+        if draws is None:
+            return self.draw(size, next_seed())
+        check_draws(draws, size, self.ops, 1)
+        return draws
 
     def windows(self, size: Size, seed: int) -> Windows | None:
         """Return the smallest window per ragged image that contains all pixels that a call reads, in all views.
@@ -210,6 +231,28 @@ class Program:
         out = first_op.out(size)
         table = np.concatenate((start, end - start), 1).repeat(size.images_per_sample, 0)
         return Windows(table, (out.height, out.width), may_downsample=self.views == 1)
+
+    def windows_of_image(self, size: Size, seed: int, image: int) -> Windows | None:
+        """Return the smallest window that a call reads of one of the images of each sample; ``None`` if it reads them whole.
+
+        Args:
+            size: Sizes of these images.
+            seed: Seed of the call.
+            image: Index of the image in its sample.
+        """
+        if not self.combining and image == 0:
+            return self.windows(size, seed)
+        whole = np.stack(np.broadcast_arrays(0, 0, size.height, size.width), 1)
+        table = np.zeros_like(whole)
+        if self.combining:
+            try:
+                draws = self.draw(size, seed)
+            except GpuAugError:
+                return None
+            table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
+        # An image that is not used is decoded for its first pixel.
+        table[:, 2:] = np.maximum(table[:, 2:], 1)
+        return None if np.array_equal(table, whole) else Windows(table, (1, 1), may_downsample=False)
 
     @property
     def window_crop(self) -> str:

@@ -73,7 +73,10 @@ OTHERS = [
 ]
 """Suites with rows of another form, and flags that make them small."""
 
-APART = ["bucket", "cache", "cache_accuracy", "clips_files", "feeds", "files", "lifetimes", "priorities", "processors"]
+APART = [
+    *("bucket", "cache", "cache_accuracy", "clips_files", "feeds", "files", "lifetimes", "mosaics", "priorities"),
+    "processors",
+]
 """Suites with a test file of their own, or that need a GPU."""
 
 LONG = ("classifier_sizes", "encoder_decoder_sizes", "profiles")

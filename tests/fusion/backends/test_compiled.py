@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from support import internals
 from support.batches import clips
 from support.batches.ragged import images_of, pack
+from support.batches.samples import batch_of
 from support.comparison import device_crops, readers
 from support.comparison.box_windows import inputs_of, op_of
 from support.comparison.executors import through_both
@@ -25,9 +26,11 @@ from support.targets.mask_lists import PIPELINES, rows_of
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches, tiles
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
+from gpuaug.fusion.backends.triton.tiles import images, objects
 from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -359,6 +362,30 @@ def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
         inner_loop = compiled.asm["ttgir"].split("scf.while")[-1].partition("scf.yield")[0]
         assert inner_loop.count("tt.load") == 3
         assert "convert_layout" not in inner_loop
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
+def test_kernels_that_combine_images_compile_for_a_gpu(dtype, monkeypatch):
+    made = {}
+    for module, names in {images: ["tiles_kernel"], objects: ["cover_kernel", "cut_kernel"]}.items():
+        for name in names:
+            monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), made))
+    monkeypatch.setattr(images, "_launch", images._launch.__wrapped__)
+    monkeypatch.setattr(objects, "_mask_launch", objects._mask_launch.__wrapped__)
+    monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: tiles)
+    members, targets = batch_of(0, 2, 16, "tensors", dtype)
+    pipeline = [gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()]
+    gpuaug.fuse(pipeline)(members, targets, data_keys=["input", "targets"])
+    assert all(compiled.asm["cubin"] for compiled in made.values())
+    # Images are written, pasted and blended; masks are written.
+    assert len(made) == 6
+
+
+def test_launches_that_combine_images_are_separate_per_dtype():
+    constants = 3, False, 0, True, 114.0
+    assert images._launch(torch.uint8, *constants) is not images._launch(torch.uint16, *constants)
+    kernel = objects.cut_kernel
+    assert objects._mask_launch(kernel, torch.uint8) is not objects._mask_launch(kernel, torch.int64)
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -25,6 +25,7 @@ PARTS = (
     "readers",
     "skipped",
     "targets",
+    "tiles",
 )
 
 # Two processes of equal length keep two workers busy.

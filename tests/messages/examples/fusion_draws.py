@@ -128,3 +128,14 @@ def shapes_and_types_of_a_draw(told):
         augment.draw((2, 3, 8, 8), dtype=torch.int64)
     draws = augment.draw(images.shape, dtype=images.dtype)
     assert augment(images, draws=draws).shape == images.shape
+
+
+@example("Pass draws.of(sample)")
+def draws_of_a_batch_for_one_sample(told):
+    mosaic = gpuaug.Mosaic(8)
+    images = [torch.full((3, 8, 8), number, dtype=torch.uint8) for number in range(4)]
+    draws = gpuaug.fuse(mosaic).draw((2, 3, 8, 8), seed=0)
+    with told:
+        mosaic(images, draws=draws)
+    expected = gpuaug.fuse(mosaic)([torch.stack([image] * 2) for image in images], draws=draws)
+    assert torch.equal(mosaic(images, draws=draws.of(1)), expected[1])

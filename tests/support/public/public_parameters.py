@@ -77,6 +77,7 @@ LEFT_OUT = {"None"}
 FLAG = {"True", "NumPy's True"}
 FROM_0 = {"0", "1", "a tensor of one"}
 FROM_1 = {"1", "a tensor of one"}
+SHARE = {"0", "1", "1.0"}
 NUMBERS = FROM_0 | {"-1", "1.0", "1.5"}
 LARGE = {"2**64", "10**30"}
 STR = {"a str", "a long str"}
@@ -195,6 +196,7 @@ PARAMETERS = {
         lambda v: FeatureStage(ENCODER, output=v), 0, LEFT_OUT | STR | LARGE | {"0", "1", "-1", "an empty str", "a function"}
     ),
     "FeatureStage(cache)": Parameter(lambda v: FeatureStage(ENCODER, cache=v), gpuaug.FeatureCache("cache"), LEFT_OUT),
+    "CopyPaste(p)": Parameter(gpuaug.CopyPaste, 0.5, SHARE),
     "FeatureCache(folder)": Parameter(gpuaug.FeatureCache, "cache", STR | {"an empty str", "a path"}),
     "FeatureCache(views)": Parameter(lambda v: gpuaug.FeatureCache("cache", views=v), 2, FROM_1),
     "FeatureCache.wrap(dataset)": Parameter(
@@ -233,6 +235,12 @@ PARAMETERS = {
         lambda v: AUGMENT(IMAGES, data_keys=v), ["input"], LEFT_OUT, wrong=("input", [["input"]])
     ),
     "Fused.forward(draws)": Parameter(lambda v: AUGMENT(IMAGES, draws=v), DRAWS, LEFT_OUT),
+    "MixUpBoxes(p)": Parameter(gpuaug.MixUpBoxes, 0.5, SHARE),
+    "MixUpBoxes(alpha)": Parameter(lambda v: gpuaug.MixUpBoxes(alpha=v), 32, {"1", "1.0", "1.5"}),
+    "MixUpBoxes(fill)": Parameter(lambda v: gpuaug.MixUpBoxes(fill=v), 114, SHARE | {"1.5"}, wrong=(256,)),
+    "Mosaic(size)": Parameter(gpuaug.Mosaic, 640, wrong=(2**15 + 1,)),
+    "Mosaic(fill)": Parameter(lambda v: gpuaug.Mosaic(8, v), 114, SHARE | {"1.5"}, wrong=(256,)),
+    "Mosaic(p)": Parameter(lambda v: gpuaug.Mosaic(8, p=v), 0.5, SHARE),
     "PadIfSmaller(size)": Parameter(gpuaug.PadIfSmaller, 8, FROM_1 | LARGE),
     "PadIfSmaller(fill)": Parameter(lambda v: gpuaug.PadIfSmaller(8, v), {"others": 3}, **FILL),
     "Ragged.__getitem__(index)": Parameter(lambda v: RAGGED[v], -2, {"0", "1", "-1", "a tensor of one"}, foreign=(IndexError,)),

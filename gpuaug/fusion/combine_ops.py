@@ -1,0 +1,283 @@
+"""Ops that combine several images of a sample into one: mosaic, MixUp of detection, copy-paste.
+
+A sample holds images and their target dicts, one per image. The images that become one are a *group*; the result is the
+group's *canvas*. An op of a pipeline may have several groups per sample, whose canvases the next op combines. These ops are the
+first of a pipeline. ``forms/combine.py`` runs them before the passes, in which they change nothing.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.ops.geometry import IdentityOp
+from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, Sampler, as_int64, splitmix64_mix
+
+Sides = NDArray[np.int64]
+"""Heights and widths, (…, 2)."""
+
+
+class Placement(NamedTuple):
+    """Places of the images of M groups on their canvases, on the host. The N images are in the order of the groups."""
+
+    places: NDArray[np.int64]
+    """(N, 4) top, left, height and width of the resized image on its canvas, of which a part may be outside."""
+    regions: NDArray[np.int64]
+    """(N, 4) top, left, height and width of the part of the canvas that is the image's, with fill around the image."""
+    used: NDArray[np.bool_]
+    """(N,) mask of the images that the canvas shows."""
+    canvases: Sides
+    """(M, 2) sizes of the canvases."""
+
+
+def fitted(sizes: Sides, canvases: Sides) -> NDArray[np.int64]:
+    """Places of images that are resized to the largest size on their canvas, with their aspect ratio, and centred, (…, 4)."""
+    (height, width), (canvas_height, canvas_width) = np.moveaxis(sizes, -1, 0), np.moveaxis(canvases, -1, 0)
+    by_height = canvas_height * width <= canvas_width * height
+    new_height = np.where(by_height, canvas_height, _rounded_ratio(height * canvas_width, width))
+    new_width = np.where(by_height, _rounded_ratio(width * canvas_height, height), canvas_width)
+    return np.stack(
+        np.broadcast_arrays((canvas_height - new_height) // 2, (canvas_width - new_width) // 2, new_height, new_width), -1
+    )
+
+
+def _rounded_ratio(numerator: Any, denominator: Any) -> Any:
+    """Ratio of integers, rounded to the nearest integer, of at least 1."""
+    return np.maximum((2 * numerator + denominator) // (2 * denominator), 1)
+
+
+class CombineOp(IdentityOp):
+    """Base class of the ops."""
+
+    package = "torchvision"
+
+    count: ClassVar[int]
+    """Number of images of a group."""
+    launches_of_images: ClassVar[int] = 1
+    """Number of launches that write the canvases of a batch."""
+    groups = 1
+    """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
+    clips_boxes: ClassVar[bool] = False
+    """Whether a part of an image may be outside of its canvas."""
+
+    def _read_common(self, module: Any) -> None:
+        """Do nothing: with the module's ``p``, a plan would expect an op that skips samples."""
+
+    def _read(self, transform: Any) -> None:
+        self.probability = float(transform.p)
+        self.fill = float(transform.fill)
+        """Value of pixels outside of images, of 255."""
+
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw ``"applies"`` and the parameters per group, (B, groups)."""
+        applies = self.probability > sampler.uniform(self.groups).T
+        return {"applies": applies, **self.draw_parameters(sampler, size), "apply_mask": applies.any(1)}
+
+    def describe(self) -> str:
+        """Empty, because a pass does nothing for the op."""
+        return ""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Short description for ``explain()``."""
+
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
+        """Drawn numbers of one sample. With several groups, names have the index of the group as a suffix."""
+        values = {name: array[sample] for name, array in draws.items() if name != "apply_mask"}
+        return {
+            f"{name}_{group}" if self.groups > 1 else name: float(numbers[group])
+            for name, numbers in values.items()
+            for group in range(self.groups)
+        }
+
+    def draws_of_numbers(self, numbers: dict[str, float]) -> OpDraws:
+        """Draws of one sample, from the result of ``numbers``; from an empty dict for a sample that no group is applied to."""
+        names = {name.rpartition("_")[0] if self.groups > 1 else name for name in numbers}
+        draws: OpDraws = {
+            name: np.array(
+                [[numbers[f"{name}_{group}" if self.groups > 1 else name] for group in range(self.groups)]], np.float32
+            )
+            for name in names
+        }
+        applies = draws.get("applies", np.zeros((1, self.groups)))
+        return {**draws, "applies": applies > 0.5, "apply_mask": applies.any(1)}
+
+    calls: Any = None
+    """No method, because torchvision has no function that combines images."""
+
+    def used(self, draws: OpDraws) -> NDArray[np.bool_]:
+        """Mask of the images that the canvases show, (B · groups · count,): all, or the first where the op is not applied."""
+        mask = np.repeat(draws["applies"].reshape(-1, 1), self.count, 1)
+        mask[:, 0] = True
+        return mask.ravel()
+
+    def weights(self, draws: OpDraws) -> NDArray[np.float32] | None:
+        """Weight of the first image of each group, (M,); ``None`` if images are not blended."""
+        return None
+
+    def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
+        """Places of all images. By default, the first image of a group is the canvas, and the others are fitted to it.
+
+        ``sizes``: (N, 2) heights and widths of the images.
+        """
+        canvases = sizes[:: self.count]
+        of_images = np.repeat(canvases, self.count, 0)
+        regions = np.concatenate((np.zeros_like(of_images), of_images), 1)
+        return Placement(fitted(sizes, of_images), regions, self.used(draws), canvases)
+
+
+class MosaicOp(CombineOp):
+    """``gpuaug.Mosaic``: four images around a random centre."""
+
+    count = 4
+    clips_boxes = True
+
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
+        self.size = int(transform.size)
+
+    def out_applied(self, size: Size) -> Size:
+        """Size of the canvas."""
+        return size.to(self.size, self.size)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the centre in pixels, in the middle half of each side."""
+        y, x = np.floor(self.size / 4 + sampler.uniform(2 * self.groups) * (self.size / 2)).reshape(2, self.groups, -1)
+        return {"y": y.T, "x": x.T}
+
+    def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
+        """Places of the images with a corner at the centre; of the first image, fitted to the canvas, if not applied."""
+        side = self.size
+        applies = draws["applies"].reshape(-1, 1)
+        y, x = draws.get("y", applies), draws.get("x", applies)  # in a replay of one sample to which the op is not applied
+        centre = np.stack((y.ravel(), x.ravel()), -1).astype(np.int64)[:, None]
+        sizes = sizes.reshape(-1, 4, 2)
+        # Order of the tiles: top left, top right, bottom left, bottom right.
+        is_after = np.array([(False, False), (False, True), (True, False), (True, True)])
+        resized = fitted(sizes, np.array([side // 2, side // 2]))[..., 2:]
+        places = np.concatenate((np.where(is_after, centre, centre - resized), resized), -1)
+        regions = np.concatenate((np.where(is_after, centre, 0), np.where(is_after, side - centre, centre)), -1)
+        canvases = np.full((len(sizes), 2), side)
+        whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
+        places[:, 0] = np.where(applies, places[:, 0], fitted(sizes[:, 0], canvases))
+        regions[:, 0] = np.where(applies, regions[:, 0], whole)
+        return Placement(places.reshape(-1, 4), regions.reshape(-1, 4), self.used(draws), canvases)
+
+    def summary(self) -> str:
+        """Number of images and size of the canvas."""
+        return f"mosaic of 4 images, {self.size}x{self.size}"
+
+
+class MixUpOp(CombineOp):
+    """``gpuaug.MixUpBoxes``: a weighted sum of two images."""
+
+    count = 2
+    launches_of_images = 2
+
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
+        self.alpha = float(transform.alpha)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the weight of the first image from Beta(alpha, alpha)."""
+        return {"weight": np.stack([sampler.beta(self.alpha) for _ in range(self.groups)], 1)}
+
+    def weights(self, draws: OpDraws) -> NDArray[np.float32]:
+        """Weight of the first image of each group, (M,): 1 where the op is not applied."""
+        weights: NDArray[np.float32] = np.where(draws["applies"], draws.get("weight", 1), 1).astype(np.float32).ravel()
+        return weights
+
+    def summary(self) -> str:
+        """Distribution of the weight."""
+        return f"weighted sum of 2 images, Beta({self.alpha:g}, {self.alpha:g})"
+
+
+class CopyPasteOp(CombineOp):
+    """``gpuaug.CopyPaste``: some objects of the second image, by their masks, on the first."""
+
+    count = 2
+    launches_of_images = 2
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw a seed in [0, 2²⁴), from which the choice of each object follows."""
+        return {"seed": np.floor(sampler.uniform(self.groups).T * 2**24)}
+
+    def chosen(self, draws: OpDraws, groups: NDArray[np.int64], objects: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mask of the objects that are pasted: each with probability one half.
+
+        Args:
+            draws: Draws of the op.
+            groups: Index of the group of each object.
+            objects: Index of each object in its image.
+        """
+        seeds = np.asarray(draws.get("seed", draws["applies"])).ravel().astype(np.int64)[groups]
+        words = splitmix64_mix(seeds + (objects + 1) * as_int64(SPLITMIX_INCREMENT))
+        chosen: NDArray[np.bool_] = draws["applies"].ravel()[groups] & (words >= 0)
+        return chosen
+
+    def summary(self) -> str:
+        """Number of images."""
+        return "objects of the second image on the first"
+
+
+def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
+    """Return the ops of a pipeline that combine images, and set their numbers of groups.
+
+    Raises:
+        ArgumentError: If such an op is not at the beginning of the pipeline.
+    """
+    first = tuple(takewhile(lambda op: isinstance(op, CombineOp), ops))
+    misplaced = next((op for op in ops[len(first) :] if isinstance(op, CombineOp)), None)
+    if misplaced is not None:
+        raise misplaced_error(misplaced.name, f"after {ops[len(first)].name}")
+    groups = 1
+    for op in reversed(first):
+        op.groups = groups
+        groups *= op.count
+    return first
+
+
+def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
+    """Size of the combined images: of the last mosaic's canvas, or ``size``, of the first image of each sample."""
+    return next((op.out(size) for op in reversed(ops) if isinstance(op, MosaicOp)), size)
+
+
+def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: Sides, image: int) -> NDArray[np.int64]:
+    """Windows, (B, 4) top, left, height and width, that are read of one image of each sample; of size 0 if none is.
+
+    Args:
+        ops: Ops that combine images.
+        draws: Draws of the ops.
+        sizes: (B, 2) heights and widths of the images.
+        image: Index of the image in its sample.
+    """
+    used = np.ones(len(sizes), bool)
+    for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
+        used = np.repeat(used, op.count) & op.used(op_draws)
+    count = ops[0].groups * ops[0].count
+    used = used[image::count]
+    starts = np.zeros_like(sizes)
+    ends = sizes
+    if isinstance(ops[0], MosaicOp):
+        placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
+        places = placement.places[image::count]
+        first, resized = places[:, :2], places[:, 2:]
+        visible = np.maximum(-first, 0), np.minimum(ops[0].size - first, resized) - 1
+        # Two lines are interpolated. One more on each side, because kernels round otherwise.
+        lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]
+        starts = np.maximum(lines[0] - 1, 0)
+        ends = np.minimum(lines[1] + 3, sizes)
+    return np.concatenate((starts, ends - starts), 1) * used[:, None]
+
+
+def misplaced_error(name: str, position: str) -> ArgumentError:
+    """Return the error about a module ``name`` that combines images at another position than the first."""
+    return ArgumentError(
+        f"{name} must stand first in the pipeline, outside of containers that pick transforms at random, got it {position}. "
+        "Put all other transforms after it."
+    )

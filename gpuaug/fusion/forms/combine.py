@@ -1,0 +1,401 @@
+"""Combination of the images of a sample, and of their target dicts, before the passes of a pipeline.
+
+A sample holds k images and k target dicts. Images arrive as k *members* of B images each, as ``collate_encoded`` returns them,
+and target dicts as one list of k dicts per sample. Inside, the N = k · B images and dicts are in the order of the samples, so
+that the rows of a packed column, such as all boxes, need not be moved: to combine target dicts adds up numbers of rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.core.packed_targets import packed_targets, unpack_targets
+from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.targets import (
+    PackedTargets,
+    TargetsLayout,
+)
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
+from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, LAYOUT_WIDTH, Objects, Pixels, Tiles, pixels_of
+from gpuaug.fusion.clips import ClipLayout
+from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size
+from gpuaug.fusion.forms.call import Call
+from gpuaug.fusion.forms.containers import Container
+from gpuaug.fusion.forms.data_keys import check_input, names_of
+from gpuaug.fusion.forms.kinds import Masks, Points
+from gpuaug.fusion.forms.merge import Merge, PlacedMasks
+from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
+from gpuaug.fusion.options import BoxFormatName
+from gpuaug.fusion.pixels import LARGEST
+
+LEAST_VISIBLE = 0.1
+"""Smallest share of the area of a valid box that is inside of the canvas."""
+
+
+class Combination:
+    """Combination of one batch.
+
+    Args:
+        ops: Ops that combine images, in order.
+        inputs: Inputs of the call: images, and target dicts.
+        data_keys: Data keys of the inputs. Default: ``"input"``, then ``"targets"``.
+        boxes: Format of boxes in target dicts.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: If the inputs are not the images and target dicts of samples of as many images as the
+            ops combine.
+    """
+
+    def __init__(
+        self, ops: Sequence[CombineOp], inputs: Sequence[Any], data_keys: Sequence[Any] | None, boxes: BoxFormatName
+    ) -> None:
+        self._ops, self._boxes = ops, boxes
+        self.keys = names_of(("input", "targets")[: len(inputs)] if data_keys is None else data_keys)
+        """Data keys of the inputs."""
+        names = ", ".join(op.name for op in ops)
+        if sorted(self.keys) not in (["input"], ["input", "targets"]) or len(inputs) != len(self.keys):
+            raise ArgumentError(
+                f"data_keys must be 'input' and 'targets' for {names}, got {self.keys} for {len(inputs)} inputs. Target "
+                "dicts have room for masks, keypoints and labels."
+            )
+        values = dict(zip(self.keys, inputs, strict=True))
+        count = ops[0].groups * ops[0].count
+        members = checked_members(values["input"], count, names)
+        self.size = combined_size(ops, size_of(members[0]))
+        """Size of the combined images."""
+        self._pixels = pixels_of(members)
+        self._is_ragged = isinstance(self.size.height, np.ndarray)
+        self._device = members[0].device
+        self.dtype = dtype_of(members[0])
+        """dtype of the images."""
+        self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)
+        self._targets: PackedTargets | None = None
+        self._cover: Tensor | None = None
+        """Mask of the pixels of the canvases on which objects are pasted."""
+        if "targets" in values:
+            self._targets = _packed(values["targets"], self.size.batch, count, self._device)
+
+    def restored(self, results: Any) -> Any:
+        """Return the results of the passes, with target dicts in the form of the inputs."""
+        return results if self._are_packed or "targets" not in self.keys else unpack_targets(results)
+
+    @torch.no_grad()
+    def run(self, draws: Sequence[OpDraws]) -> list[Any]:
+        """Return the combined images and targets, in the order of the inputs. ``draws``: draws of each op.
+
+        Raises:
+            ArgumentError: If objects are pasted, and there are no target dicts with masks.
+        """
+        for op, op_draws in zip(self._ops, draws, strict=False):
+            if self._targets is None and isinstance(op, CopyPasteOp):
+                raise ArgumentError(
+                    f"data_keys must hold 'targets' for {op.name}, which pastes objects by their masks, got {self.keys}. Pass "
+                    "target dicts with masks beside the images."
+                )
+            placement = op.placement(op_draws, self._pixels.sizes)
+            if self._targets is not None and len(placement.used):
+                self._targets = self._combined_targets(self._targets, op, op_draws, placement)
+            self._pixels = self._combined_pixels(self._pixels, op, op_draws, placement)
+        results = {"input": self._images(), "targets": self._targets}
+        return [results[key] for key in self.keys]
+
+    def _combined_pixels(self, pixels: Pixels, op: CombineOp, draws: OpDraws, placement: Placement) -> Pixels:
+        """Return the canvases of an op."""
+        areas = placement.canvases.prod(1)
+        offsets = (areas.cumsum() - areas) * pixels.channels
+        out = torch.empty(int(areas.sum()) * pixels.channels, dtype=self.dtype, device=self._device)
+        largest = LARGEST.get(self.dtype, 1)
+        fill = op.fill / 255 * largest
+        fill = float(round(fill)) if self.dtype in LARGEST else fill
+        weights = op.weights(draws)
+        is_first = np.arange(len(placement.used)) % op.count == 0
+        overlays = weights is not None or isinstance(op, CopyPasteOp)
+        selections = [placement.used & is_first, placement.used & ~is_first] if overlays else [placement.used]
+        for index, selected in enumerate(selections):
+            images = np.flatnonzero(selected)
+            canvas = images // op.count
+            tiles = Tiles(
+                images, placement.places[images], placement.regions[images], offsets[canvas], placement.canvases[canvas]
+            )
+            options: dict[str, Any] = {}
+            if index:
+                options = {"cover": self._cover} if weights is None else {"weights": weights[canvas]}
+            dispatch.write_tiles(out, pixels, tiles, fill, **options)
+        return _planar(out, placement.canvases, pixels.channels)
+
+    def _combined_targets(self, targets: PackedTargets, op: CombineOp, draws: OpDraws, placement: Placement) -> PackedTargets:
+        """Return target dicts of the canvases of an op."""
+        sizes = self._pixels.sizes
+        scale = placement.places[:, 2:] / sizes
+        shift = placement.places[:, :2] + scale / 2 - 0.5
+        matrices = np.zeros((len(sizes), 3, 3), np.float32)
+        # In the order (x, y). Coordinates refer to pixel centres.
+        matrices[:, [0, 1], [0, 1]] = scale[:, ::-1]
+        matrices[:, :2, 2] = shift[:, ::-1]
+        matrices[:, 2, 2] = 1
+        call = _ImagesCall(sizes, self._pixels.channels, self._device, self._boxes)
+        container = Container("targets", targets, call)
+        hosts = [array for target in container.targets for array in target.host_arrays]
+        places = np.column_stack((np.zeros(len(sizes), np.int64), sizes))
+        matrix, call.image_layouts, *arrays = send([matrices, places, *hosts], self._device)
+        have_one_size = bool((placement.canvases == placement.canvases[:1]).all())
+        if not have_one_size and self._boxes == "cxcywh_share":
+            raise ArgumentError(
+                f"boxes must be in pixels for {op.name} where images differ in size, got boxes='cxcywh_share'. Put a "
+                "gpuaug.Mosaic before it, or convert boxes in the data set."
+            )
+        call.out = tuple(placement.canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
+        rest = iter(arrays)
+        masks: dict[Any, PlacedMasks] = {}
+        for slot in container.slots:
+            slot.target.device_arrays = [next(rest) for _ in slot.target.host_arrays]
+            if isinstance(slot.target, Masks):
+                if 2 in map(len, slot.column.shapes):
+                    raise ArgumentError(
+                        f"{slot.key} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
+                        "segmentation maps out, or combine them in the data set."
+                    )
+                masks[slot.path[-1]] = self._placed_masks(slot.target, op, placement)
+                slot.target.values = slot.target.values.new_empty((len(slot.target.host_arrays[0]), 1, 0, 0))
+        points = [slot.target for slot in container.slots if isinstance(slot.target, Points)]
+        if isinstance(op, CopyPasteOp):
+            self._paste(masks, points, op, draws, placement, matrix, call.image_layouts)
+        for target in points:
+            is_moved = isinstance(op, CopyPasteOp) and target.clip
+            identity = torch.eye(3, device=self._device).expand_as(matrix)
+            _move_points(target, identity if is_moved else matrix, call, clips=op.clips_boxes)
+        result = container.output()
+        packed = result if isinstance(result, PackedTargets) else packed_targets(result, self._device)
+        return Merge(packed, op.count, placement).result(masks, op.weights(draws))
+
+    def _paste(
+        self,
+        masks: Mapping[Any, PlacedMasks],
+        points: Sequence[Points],
+        op: CopyPasteOp,
+        draws: OpDraws,
+        placement: Placement,
+        matrix: Tensor,
+        layouts: Tensor,
+    ) -> None:
+        """Cut pasted objects out of the masks below them, and set boxes to the rectangles around masks.
+
+        Raises:
+            ArgumentError: If there is not one column of masks, or boxes differ in number from masks.
+        """
+        if len(masks) != 1:
+            raise ArgumentError(
+                f"targets must have masks, (n, H, W), for {op.name}, got {len(masks)} columns of masks. Return masks of all "
+                "objects from the data set: {'boxes': …, 'labels': …, 'masks': …}."
+            )
+        ((_, placed),) = masks.items()
+        # Index of each object in its image.
+        numbers = np.arange(len(placed.owners)) - np.searchsorted(placed.owners, placed.owners)
+        groups = placed.owners // op.count
+        roles = np.where(placed.owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
+        areas = placement.canvases.prod(1)[groups]
+        objects = Objects(as_bits(placed.flat), areas.cumsum() - areas, groups, placement.canvases, roles)
+        self._cover, statistics = dispatch.paste_objects(objects)
+        applies = draws["applies"].ravel()
+        (index,) = send([np.flatnonzero(applies[groups])], self._device)
+        before, after, *edges = statistics[index].float().unbind(1)
+        corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
+        is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
+        corners = torch.where(is_valid[:, None], corners, 0)
+        for target in (target for target in points if target.clip):
+            owners = target.host_arrays[0]
+            counts, mask_counts = (
+                np.bincount(own, minlength=len(placement.used)) * placement.used for own in (owners, placed.owners)
+            )
+            if not np.array_equal(counts, mask_counts):
+                image = int(np.flatnonzero(counts != mask_counts)[0])
+                sample, position = divmod(image, op.count * op.groups)
+                raise ArgumentError(
+                    f"targets must have one mask per box for {op.name}, got {counts[image]} boxes and {mask_counts[image]} "
+                    f"masks in image {position} of sample {sample}. Return as many masks as boxes from the data set."
+                )
+            (rows,) = send([np.flatnonzero(applies[owners // op.count])], self._device)
+            target.replace_corners(matrix, layouts, rows, corners, is_valid)
+
+    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> PlacedMasks:
+        """Return the masks of the images that are used, on their canvases."""
+        owners, places = masks.host_arrays
+        places = places.reshape(-1, 3)
+        chosen = placement.used[owners]
+        owners, places = owners[chosen], places[chosen]
+        layouts = np.zeros((len(owners), LAYOUT_WIDTH), np.int64)
+        layouts[:, :3] = places
+        layouts[:, 3] = places[:, 2]
+        layouts[:, 4] = 1
+        layouts[:, 8:10] = places[:, 1:]
+        canvases = placement.canvases[owners // op.count]
+        areas = canvases.prod(1)
+        out = torch.empty(int(areas.sum()), dtype=masks.values.dtype, device=self._device)
+        whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
+        tiles = Tiles(np.arange(len(owners)), placement.places[owners], whole, areas.cumsum() - areas, canvases)
+        dispatch.write_tiles(as_bits(out), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
+        return PlacedMasks(owners, out)
+
+    def _images(self) -> Tensor | Ragged:
+        (data,) = self._pixels.tensors
+        sizes, channels = self._pixels.sizes, self._pixels.channels
+        if not self._is_ragged and (sizes == sizes[:1]).all():
+            return data.view(-1, channels, *(sizes[0].tolist() if len(sizes) else (self.size.height, self.size.width)))
+        (places,) = send([np.column_stack((self._pixels.layouts[:, 0], sizes))], self._device)
+        return Ragged(data, places, Shapes(sizes.copy(), channels, "chw"))
+
+
+_UNBOUNDED = 2**24
+"""Side of a canvas to which boxes are not clipped, because images are inside of it."""
+
+
+def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged]:
+    """Return the images of a call as a list of ``count`` batches. ``names``: names of the modules, for messages.
+
+    Raises:
+        ArgumentTypeError: If ``images`` is not a list of batches of images.
+        ArgumentError: If it does not have ``count`` batches, or the batches differ in number of images, channels or type.
+    """
+    advice = f"Return {{'image': [{', '.join(f'i{index}' for index in range(count))}], …}} from the data set."
+    if not isinstance(images, list | tuple):
+        raise ArgumentTypeError(
+            f"images must be a list of {count} batches for {names}, one per image of a sample, got {shown(images)}. {advice}"
+        )
+    if len(images) != count:
+        raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
+    for member in images:
+        check_input("input", member)
+        if isinstance(member, Ragged) and not member.shapes.frames:
+            size_of(member)
+        elif isinstance(member, Ragged) or member.ndim != 4:
+            raise ArgumentError(
+                f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
+                "clips."
+            )
+    forms = [(size.batch, size.channels, dtype_of(member), member.device) for member in images for size in [size_of(member)]]
+    for index, form in enumerate(forms):
+        if form != forms[0]:
+            expected, got = (
+                f"{batch} images of {channels} channels, {dtype} on {device}"
+                for batch, channels, dtype, device in (forms[0], form)
+            )
+            raise ArgumentError(
+                f"images of a sample must have one type, got {expected}, and {got} at index {index}. Convert them in the data "
+                "set."
+            )
+    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
+
+
+def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:
+    """Return inputs in which samples of several images have their first image and its targets alone.
+
+    Args:
+        inputs: Inputs of a pipeline that does not combine images.
+        data_keys: Data keys of the inputs. Default: the first input is images.
+    """
+    if not any(isinstance(value, list | tuple) and _are_batches(value) for value in inputs):
+        return inputs
+    keys = ["input"] if data_keys is None else names_of(data_keys)
+    values = list(inputs)
+    for index, (key, value) in enumerate(zip(keys, inputs, strict=False)):
+        if key == "input" and _are_batches(value):
+            values[index] = value[0]
+        elif key == "targets":
+            dicts = value.unpacked() if isinstance(value, PackedTargets) else value
+            is_nested = isinstance(dicts, list | tuple) and all(isinstance(own, list | tuple) and own for own in dicts)
+            values[index] = [own[0] for own in dicts] if is_nested else value
+    return values
+
+
+def _are_batches(images: Any) -> bool:
+    """Return whether ``images`` is a list of batches of images."""
+    if not isinstance(images, list | tuple) or not images:
+        return False
+    return all(
+        not image.shapes.frames if isinstance(image, Ragged) else isinstance(image, Tensor) and image.ndim == 4
+        for image in images
+    )
+
+
+def _packed(targets: Any, batch: int, count: int, device: torch.device) -> PackedTargets:
+    """Return the target dicts of all images, in the order of the samples.
+
+    Raises:
+        ArgumentTypeError: If ``targets`` is not a list.
+        ArgumentError: If it does not have one list of ``count`` dicts per sample.
+    """
+    groups = targets.layout.groups if isinstance(targets, PackedTargets) else None
+    if groups is not None and groups == [count] * batch:
+        layout = targets.layout
+        layout = TargetsLayout(list, layout.records, layout.packed, layout.others)
+        return PackedTargets(targets.flat, targets.others, layout)
+    targets = targets.unpacked() if isinstance(targets, PackedTargets) else targets
+    if not isinstance(targets, list | tuple) or len(targets) != batch:
+        raise ArgumentError(
+            f"targets must be one list of {count} dicts for each of the {batch} samples, got {shown(targets)}. Return "
+            "{'target': [t0, …], …} from the data set, with one dict per image."
+        )
+    for sample, dicts in enumerate(targets):
+        if not isinstance(dicts, list | tuple) or not all(isinstance(record, Mapping) for record in dicts):
+            raise ArgumentTypeError(
+                f"targets of sample {sample} must be a list of {count} dicts, one per image, got {shown(dicts)}. Return "
+                "one list of dicts per sample from the data set."
+            )
+        if len(dicts) != count:
+            raise ArgumentError(
+                f"targets of sample {sample} must be {count} dicts, one per image, got {len(dicts)}. Return as many dicts as "
+                "images from the data set."
+            )
+    records = [dict(record) for dicts in targets for record in dicts]
+    return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
+
+
+class _ImagesCall(Call):
+    """Call for the targets of images of which only the sizes are known."""
+
+    def __init__(self, sizes: NDArray[np.int64], channels: int, device: torch.device, boxes: BoxFormatName) -> None:
+        self.boxes = boxes
+        self.conversions = NO_CONVERSIONS
+        self.clip_layout = ClipLayout()
+        self.frames = 0
+        self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+        self.device = device
+
+
+def _move_points(target: Points | Masks, matrix: Tensor, call: Call, *, clips: bool) -> None:
+    """Move boxes or keypoints to the canvases. Boxes of which less than ``LEAST_VISIBLE`` is inside are not valid."""
+    assert isinstance(target, Points)
+    assert call.image_layouts is not None
+    visible: Tensor | None = None
+    if clips and target.clip:
+        corners, _ = target.corners(matrix, call.image_layouts)
+        height, width = call.out
+        inside = torch.stack((corners[:, ::2].clamp(0, width), corners[:, 1::2].clamp(0, height)), 2)
+        visible = _areas(inside.flatten(1)) >= LEAST_VISIBLE * _areas(corners)
+    target.transform(matrix, call.image_layouts, call.out, NO_CONVERSIONS)
+    if visible is not None:
+        assert target.valid is not None
+        target.valid = target.valid & visible
+
+
+def _areas(corners: Tensor) -> Tensor:
+    """Areas of boxes, (n, 4) XYXY."""
+    return (corners[:, 2:] - corners[:, :2]).prod(1)
+
+
+def _planar(data: Tensor, sizes: NDArray[np.int64], channels: int) -> Pixels:
+    """Return images (C, H, W) that follow each other in a flat tensor."""
+    height, width = sizes[:, 0], sizes[:, 1]
+    areas = height * width
+    zeros = np.zeros_like(areas)
+    offsets = (areas.cumsum() - areas) * channels
+    columns = (offsets, height, width, width, zeros + 1, areas, zeros, zeros, height, width, zeros)
+    return Pixels([data], np.stack(columns, 1), channels)

@@ -1,0 +1,139 @@
+"""Merge of the target dicts of several images into one dict."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.targets import (
+    BOXES,
+    KEYPOINTS,
+    LABELS,
+    PER_BOX,
+    TARGET_TYPES,
+    PackedColumn,
+    PackedTargets,
+    TargetsLayout,
+    type_name_of,
+)
+from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.combine_ops import Placement
+
+
+class PlacedMasks(NamedTuple):
+    """Masks on their canvases."""
+
+    owners: NDArray[np.int64]
+    """(n,) image of each mask, ascending."""
+    flat: Tensor
+    """Pixels of the masks, (H, W) each, in one tensor."""
+
+
+class Merge:
+    """Merge of the target dicts of each group into one dict.
+
+    Keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes, are concatenated: by image, then as in the
+    dict. Other keys have the value of the first image. Images that a canvas does not show are left out.
+
+    Args:
+        packed: Target dicts of N images.
+        count: Number of images of a group.
+        placement: Images that are used, and sizes of the canvases.
+    """
+
+    def __init__(self, packed: PackedTargets, count: int, placement: Placement) -> None:
+        self._packed, self._count, self._placement = packed, count, placement
+        self._canvases = len(placement.used) // count
+        self._is_first = np.arange(len(placement.used)) % count == 0
+
+    def result(self, masks: Mapping[Any, PlacedMasks], weights: NDArray[np.float32] | None) -> PackedTargets:
+        """Return one dict per canvas.
+
+        Args:
+            masks: Name → masks on the canvases, which replace the masks of the dicts.
+            weights: (N,) weight of the boxes of each image, by which the column ``weight`` is multiplied; ``None`` for none.
+        """
+        new = {
+            name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
+            for name, column in self._packed.columns().items()
+        }
+        if weights is not None:
+            new |= self._weights(new, np.stack((weights, 1 - weights), 1).ravel())
+        layout = self._packed.layout
+        others: dict[tuple[int, Any], list[Any]] = {}
+        for (image, name), value in zip(layout.others, self._packed.others, strict=True):
+            if (self._placement.used if name in PER_BOX else self._is_first)[image]:
+                others.setdefault((image // self._count, name), []).append(value)
+        values = [_concatenated(parts) for parts in others.values()]
+        columns = [column for column, _ in new.values()]
+        new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
+        return PackedTargets(tuple(flat for _, flat in new.values()), tuple(values), new_layout)
+
+    def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
+        """Return a column with one value per canvas."""
+        is_per_box = column.name in PER_BOX or type_name_of(column.tensor_type) in TARGET_TYPES
+        if is_per_box and column.shapes is not None:
+            raise ArgumentError(
+                f"{column.name} of the images of a sample must have one shape after the first axis, got "
+                f"{' and '.join(str(tuple(shape)) for shape in dict.fromkeys(column.shapes))}. Return such tensors from the "
+                "data set, also for an image without boxes."
+            )
+        images, lengths = np.asarray(column.samples, np.int64), np.asarray(column.lengths, np.int64)
+        kept = (self._placement.used if is_per_box else self._is_first)[images]
+        if lengths[~kept].any():
+            (rows,) = send([np.flatnonzero(np.repeat(kept, lengths))], flat.device)
+            flat = flat.index_select(0, rows)
+        canvases, first = np.unique(images[kept] // self._count, return_index=True)
+        kept_images = np.flatnonzero(kept)[first].tolist()
+        new_lengths = np.add.reduceat(lengths[kept], first).tolist() if len(first) else []
+        attributes = column.attributes
+        if len(attributes) > 1:
+            attributes = [attributes[index] for index in kept_images]
+        if any("canvas_size" in own for own in attributes):
+            sizes = map(tuple, self._placement.canvases[canvases].tolist())
+            attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
+            attributes = [{**own, "canvas_size": size} for own, size in zip(attributes, sizes, strict=True)]
+        shapes = None if column.shapes is None else [column.shapes[index] for index in kept_images]
+        return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
+
+    def _mask_column(self, column: PackedColumn, placed: PlacedMasks) -> tuple[PackedColumn, Tensor]:
+        """Return the column of masks, which are (n, H, W) per canvas."""
+        owners, flat = placed
+        images = np.asarray(column.samples, np.int64)
+        canvases = np.unique(images[self._placement.used[images]] // self._count)
+        counts = np.bincount(owners // self._count, minlength=self._canvases)[canvases].tolist()
+        sizes = self._placement.canvases[canvases].tolist()
+        column = column._replace(samples=canvases.tolist(), lengths=counts, shapes=None)
+        if all(size == sizes[0] for size in sizes):
+            return column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1)
+        shapes = [torch.Size((count, *size)) for count, size in zip(counts, sizes, strict=True)]
+        return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
+
+    def _weights(
+        self, new: Mapping[Any, tuple[PackedColumn, Tensor]], weights: NDArray[np.float32]
+    ) -> dict[Any, tuple[PackedColumn, Tensor]]:
+        """Return the column of weights of the boxes. ``weights``: (N,) weight of each image."""
+        name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in new), None)
+        if name is None:
+            return {}
+        source = self._packed.columns()[name].packed
+        images = np.asarray(source.samples, np.int64)
+        rows = np.repeat(weights[images], np.where(self._placement.used[images], source.lengths, 0))
+        (flat,) = send([rows.astype(np.float32)], new[name][1].device)
+        if "weight" in new:
+            column, earlier = new["weight"]
+            return {"weight": (column, earlier * flat)}
+        return {"weight": (PackedColumn("weight", new[name][0].samples, new[name][0].lengths, None, Tensor, [{}]), flat)}
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Return the concatenation of lists or tensors; the first of other values."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat([*parts])
+    return [entry for part in parts for entry in part] if all(isinstance(part, list | tuple) for part in parts) else parts[0]
