@@ -34,7 +34,7 @@ def frame_of(data):
 
 def decoded(files, **options):
     """The image of each file, (h, w, C), or ``None`` if it is refused."""
-    stage = DecodeStage(backend="cpu", on_error="replace", **options)
+    stage = DecodeStage(backend="cpu", on_error="replace", max_replaced=1, **options)
     batch = [collate_encoded(files), torch.arange(len(files))]
     ((images, sources),) = StreamedLoader([batch], [stage], device="cpu")
     accepted = sources == torch.arange(len(files))  # the others hold the image and the number of another sample

@@ -261,7 +261,7 @@ class Program:
         crop = next((op for op in self._ops_to_one_size if not isinstance(op, IdentityOp)), None)
         return crop.name if crop is not None and self.windows(example_size, 0) is not None else ""
 
-    def _draw_view(self, size: Size, seed: int, view: int) -> Draws:
+    def _draw_view(self, size: Size, seed: int, view: int = 0) -> Draws:
         """Draw the random parameters of the view with index ``view``."""
         plan = self.segments.at(0, size, masks=False).plan
         # As many uniform numbers per call of NumPy as for prefetched tables, so that the draws are equal.

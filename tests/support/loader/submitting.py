@@ -6,13 +6,14 @@ import torch
 from support.gpu.lanes import OnLanes
 
 from gpuaug import StreamedLoader
-from gpuaug.stages.base import BoundStage, Stage
+from gpuaug.stages.base import BoundStage, DecodedSamples, Stage
 
 
 class Work:
     """The work on one batch. It is done when ``finish`` is called, or when somebody waits for it."""
 
     replaced = undecoded = 0
+    decoded = DecodedSamples(0, 0, {}, 1.0)
 
     def __init__(self, stage, number):
         self.stage, self.number, self.finished = stage, number, False
