@@ -1,4 +1,8 @@
-"""Columns of the members of a batch: from a batch to columns, and from columns to a batch."""
+"""Conversion of the members of a batch to columns, and of columns to members.
+
+A *row* is the recorded results of the stages for one sample. It consists of *columns*, such as
+``latents`` or ``states::cls`` (``core/encoded.py``). A *leaf* is a value in a member that is not a container.
+"""
 
 from collections.abc import Collection, Mapping, Set
 from typing import Any
@@ -13,7 +17,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
 WHOLE = "batch"
-"""Name of the member if the batch is not a container."""
+"""Name of the only member of a batch that is not a container: the batch itself."""
 
 
 MemberLeaves = tuple[list[tuple[int, int]], list[Any]]
@@ -105,6 +109,7 @@ def _parts(column: str) -> tuple[str, str, str]:
 
 
 def _is_column(value: Any, count: int) -> bool:
+    """Return whether a value is a tensor with one item for each of ``count`` samples, of a type that can be stored."""
     return _is_storable(value) and value.dim() > 0 and len(value) == count
 
 
