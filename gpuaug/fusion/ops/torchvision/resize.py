@@ -185,7 +185,7 @@ class RandomResize(_RandomSizeResize):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return super().unsupported() if self._count > 0 else "no size is at least min_size and less than max_size"
+        return super().unsupported() if self._count > 0 else "max_size is not larger than min_size"
 
     def _drawn_number(self, uniform: Any) -> Any:
         return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._min_size
