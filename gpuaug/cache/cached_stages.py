@@ -216,17 +216,17 @@ class CachedEpoch:
             read = [name for name in names if name in others]
             if read and not self.is_named and not isinstance(stage, DecodeStage):
                 raise ArgumentError(
-                    f"Stages before the cache must read images only, or members that they write, got {read} in stage "
-                    f"{bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), pass "
-                    "on= the members that the stage needs, or put it behind the encoder."
+                    f"Stages up to the encoder must read images only, or members that they write, got {read} in "
+                    f"stage {bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), "
+                    "pass on= the members that the stage needs, or put it after the encoder."
                 )
         absent = {name for name in image_names if str(name) not in written}
         for bound in self.later_stages:
             read = [name for name in bound.selection.names(before) if name in absent]
             if read:
                 raise ArgumentError(
-                    f"Stages behind the cache must not read images, which are absent when rows are read, got {read} in stage "
-                    f"{bound.name!r}. Put the stage before the encoder, and pass into= another member there."
+                    f"Stages after the encoder must not read images, which are absent when rows are read, got {read} in "
+                    f"stage {bound.name!r}. Put the stage before the encoder, and pass into= another member there."
                 )
             into = bound.selection.into
             absent -= set(into if isinstance(into, tuple) else [into])

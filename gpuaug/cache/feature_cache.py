@@ -27,7 +27,7 @@ class FeatureCache:
     Epochs 0 … ``views`` - 1 are ordinary epochs: images are decoded, augmented and encoded. In addition, the rows are copied to
     the host, and a thread writes them to files. From epoch ``views`` on, the workers of the ``DataLoader`` read the rows of
     view ``epoch % views``, and the cached stages do not run: they open no image file, decode and encode nothing, and draw no
-    random numbers. The images are then absent from the batches.
+    random numbers. If all rows of a batch were read, the images are absent from the batch.
 
     The data set runs in every epoch: order, labels and captions are as without the cache. A row is found by the path of the
     sample's image, or by a hash of the image's bytes. It is read only if the size and the modification time of the file have

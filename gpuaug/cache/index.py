@@ -2,7 +2,8 @@
 
 A *row* is the recorded results of the stages for one sample. A *view* is the rows that were recorded in one epoch, in one
 folder. A *shard* is a file of rows, ``<number>-<process>-<time>.safetensors``, with ascending numbers. A ``RowId`` identifies a
-sample by four integers: two halves of a hash of its name, the size of its file, and the time of the last change of the file.
+sample by four integers: two halves of a hash of its name, the size of its file, and the time of the last change of the file, or
+a hash of the bytes if there is no file (``core/encoded.py``).
 """
 
 import logging

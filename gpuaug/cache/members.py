@@ -55,7 +55,7 @@ def written_members(
         return {WHOLE: unpack_targets(after)}
     if not batches.is_container(after):
         raise ArgumentTypeError(
-            f"Stages before the cache must return a batch with members, got {shown(after)}. Put them behind the encoder."
+            f"Stages up to the encoder must return a batch with members, got {shown(after)}. Put them after the encoder."
         )
     members = {}
     for name in batches.member_names(after):
@@ -96,7 +96,7 @@ def _column(name: str, separator: str = "", key: Any = "") -> str:
     column = f"{name}{separator}{key}"
     if _parts(column) != (name, separator, key) or column.startswith("row."):
         raise ArgumentError(
-            "Names of members that stages before the cache write must be text without '::' and 'row.' in front, "
+            "Names of members that stages up to the encoder write must be text without '::' and 'row.' in front, "
             f"got {column!r}. Write them to another member, with into=."
         )
     return column
@@ -121,8 +121,8 @@ def _is_storable(value: Any) -> bool:
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
-        "Members that stages before the cache write must be tensors (B, …), dicts of them, or lists of target dicts of "
-        f"tensors, none of complex32 or complex128, got {shown(value)} in {name!r}. Put the stage that writes it behind the "
+        "Members that stages up to the encoder write must be tensors (B, …), dicts of them, or lists of target dicts of "
+        f"tensors, none of complex32 or complex128, got {shown(value)} in {name!r}. Put the stage that writes it after the "
         "encoder, or choose a tensor of an encoder's result with output=."
     )
 
