@@ -14,7 +14,6 @@ import torch
 import gpuaug
 from gpuaug.core.machine import allowed_cores, memory_bytes
 
-# Key in the result → field name of nvidia-smi.
 _GPU_FIELDS = {
     "driver": "driver_version",
     "clock_sm_mhz": "clocks.sm",
@@ -25,6 +24,7 @@ _GPU_FIELDS = {
     "pcie_gen_max": "pcie.link.gen.max",
     "pcie_width": "pcie.link.width.current",
 }
+"""Key in the result → field name of nvidia-smi."""
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _checkout() -> dict[str, Any]:
+    """Return the commit of gpuaug, and whether files differ from it; ``None`` for both if gpuaug is not in its own checkout."""
     if "GPUAUG_COMMIT" in os.environ:  # set by the user on a machine that has the files but no repository
         return {"commit": os.environ["GPUAUG_COMMIT"], "dirty": False}
     root = Path(gpuaug.__file__).resolve().parent.parent
@@ -126,6 +127,7 @@ def _number(text: str) -> float | None:
 
 
 def _output(*command: str) -> str | None:
+    """Return the standard output of a command; ``None`` if the command fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

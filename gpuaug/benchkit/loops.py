@@ -18,8 +18,13 @@ import gpuaug
 from gpuaug.core.machine import allowed_cores
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation per channel of the images of ImageNet, for the normalization."""
+
 _JITTER = (0.4, 0.4, 0.4, 0.1)
-_PREFETCH = 2  # prefetch_factor of DataLoaders, their default; Setup.discard depends on it
+"""Arguments of ``ColorJitter``: brightness, contrast, saturation and hue."""
+
+_PREFETCH = 2
+"""``prefetch_factor`` of the DataLoaders: PyTorch's default. ``Setup.discard`` depends on it."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,13 @@ class Setup:
 
     Args:
         device: Device of the training step.
-        images: Dataset, an ``ImageFolder``. Each loop uses a copy of the dataset with another transform.
+        images: Dataset, an ``ImageFolder``. Each loop uses a copy of the dataset with the transform of the loop.
         batch_size: Images per step.
         workers: Worker processes of each DataLoader.
         source_px: Side of the square uint8 images that the device loops receive.
         crop_px: Side of the square images that the model receives.
         model: A torchvision classifier, without weights.
-        half: Whether to run the model in bfloat16 autocast and channels_last.
+        half: Whether to run the model in bfloat16 autocast and the memory format ``torch.channels_last``.
     """
 
     device: torch.device
@@ -198,7 +203,7 @@ def _endless(setup: Setup, dataset: Any, collate: Callable[[Any], Any] | None = 
 
 
 def to_device(setup: Setup, batch: Any) -> tuple[Tensor, Tensor]:
-    """Copy a batch to the device, as a serial loop does."""
+    """Copy a batch to the device, as a loop without a ``StreamedLoader`` does."""
     images, labels = batch
     return images.to(setup.device, non_blocking=True), labels.to(setup.device, non_blocking=True)
 
@@ -211,7 +216,7 @@ def classifier_step(setup: Setup) -> Callable[[Tensor, Tensor], None]:
 
 
 def head_step(setup: Setup, features: int) -> Callable[[Tensor, Tensor], None]:
-    """Return the training step of a two-layer head on the features of an encoder."""
+    """Return the training step of a two-layer head on an encoder's output of ``features`` numbers per image."""
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(features, 1024), nn.GELU(), nn.Linear(1024, len(setup.images.classes)))
     return _step(setup, head.to(setup.device))

@@ -11,12 +11,14 @@ from typing import Any
 
 from gpuaug import ArgumentError
 
-# Version of the files. Increase the version when the files change, so that an older cache is not used.
 VERSION = 1
-CROPS_PER_PHOTOGRAPH = 32
-_SIDE_PX = (300, 500)  # smallest and largest side of a crop
+"""Version of the files. Increase the version when the files change, so that an older cache is not used."""
 
-# Each photograph is a class. Without drawings, masks and charts, which compress differently from photographs.
+CROPS_PER_PHOTOGRAPH = 32
+
+_SIDE_PX = (300, 500)
+"""Smallest and largest side of a crop."""
+
 PHOTOGRAPHS = (
     "astronaut.png",
     "brick.png",
@@ -31,6 +33,10 @@ PHOTOGRAPHS = (
     "retina.jpg",
     "rocket.jpg",
 )
+"""Files of scikit-image. Each photograph is a class.
+
+Drawings, masks and charts are left out, because they compress differently from photographs.
+"""
 
 
 def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Results of benchmark suites, of one schema: functions that create, write and show results."""
+"""Results of benchmark suites: functions that create, write and show them. The results of all suites have one schema."""
 
 import json
 import math
@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = 1
+"""Version of the schema of results."""
 
 _RATIO_KEYS = ("ratio", "ratio_low", "ratio_high")
+"""Keys of a row with the median, the smallest and the largest ratio of the rounds.
+
+A ratio is the rate of the row's variant divided by the rate of the baseline in the same round (``windows.Row``).
+"""
+
 _HEADINGS = {"steps_per_s": "steps/s", "images_per_s": "images/s", "host_ms": "host ms"}
+"""Key of a row → heading of its column in the table."""
 
 
 def result(
@@ -32,19 +39,21 @@ def result(
 
     Args:
         suite: Name of the suite.
-        rows: Results of ``Row.record``, or dicts with a ``name`` and numbers whose keys end with a unit, such as ``host_ms``.
+        rows: Results of ``gpuaug.benchkit.windows.Row.record``, or dicts with a ``name`` and numbers whose keys end with a
+            unit, such as ``host_ms``.
         settings: Settings of the suite: sizes, workers, whether batches were page-locked.
         device: Device of the measurement.
         environment: Result of ``gpuaug.benchkit.environment.environment`` before the measurement. Default: read now.
 
     Returns:
-        The result. ``plain_torch`` in its environment is the reason why ``gpuaug.fuse`` ran without Triton, or ``None``.
+        The result. Its environment has a further entry ``plain_torch``: the reason why ``gpuaug.fuse`` ran in
+        plain torch on a GPU, or ``None``.
     """
-    before = read_environment(device) if environment is None else environment
+    environment = read_environment(device) if environment is None else environment
     return {
         "schema": SCHEMA,
         "suite": suite,
-        "environment": before | {"plain_torch": plain_torch_reason(device)},
+        "environment": environment | {"plain_torch": plain_torch_reason(device)},
         "settings": settings,
         "rows": rows,
     }
@@ -65,7 +74,13 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> "Table":
-    """Return a table for rich, with a section per value of ``case``. It fits into a terminal of 80 columns."""
+    """Return a table for rich, with a line per row of the result. The table fits into a terminal of 80 columns.
+
+    Args:
+        rows: Rows of a result. ``name`` is the name of a variant, which is one of the compared loops. ``case`` is the title of
+            the comparison that the variant belongs to: where it changes, a new section begins.
+        title: Title above the table.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -87,7 +102,7 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
         result_table.add_row(
             Text(row["name"]),
             *[str(row.get("batch_size", ""))] * (len(batch_sizes) > 1),
-            *(_figure(row.get(key)) for key in keys),
+            *(_formatted_number(row.get(key)) for key in keys),
             "" if ratio is None else f"{ratio:.2f}",
             "" if low is None or high is None else f"{low:.2f}-{high:.2f}",
         )
@@ -104,7 +119,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _figure(value: float | None) -> str:
+def _formatted_number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

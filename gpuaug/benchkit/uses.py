@@ -19,9 +19,16 @@ from gpuaug.benchkit.windows import Variant
 from gpuaug.core.devices import plain_torch_reason
 
 _GPUAUG_PREFIXES = ("StreamedLoader", "gpuaug.")
+"""Beginnings of the names of variants that use gpuaug."""
+
 _STEP_ALONE = "step alone, batch resident"
+"""Name of the variant whose steps all use one batch, which is on the device: an upper limit of the rate of any loader."""
+
 _RATIO_TOLERANCE = 0.03
-"""Largest difference between a row's ratio, taken within rounds, and the ratio of its rates, without a comment."""
+"""Largest difference between the median of the ratios within rounds and the ratio of the median rates.
+
+If they differ by more, ``verdict`` says that the speed of the machine has changed.
+"""
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
             f"On {device.type} stages run on the processor that trains, so nothing overlaps. The gain of a "
             "StreamedLoader can only be measured on a CUDA device."
         )
-    yield "To find the bound of your own loop, run: gpuaug profile train.py:make."
+    yield "To find what limits the rate of your own loop, run: gpuaug profile train.py:make."
 
 
 def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -184,7 +191,7 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     rounds = f"{len(ratios)} rounds: {low:.2f} to {high:.2f}" if len(ratios) > 1 else "a single round"
     if low <= 1 <= high:
         sentence = (
-            f"{best_with['name']!r} and {best_without['name']!r} differ by less than the rounds: {ratio:.2f}x ({rounds})."
+            f"{best_with['name']!r} and {best_without['name']!r} differ by less than their spread: {ratio:.2f}x ({rounds})."
         )
     else:
         sentence = (
@@ -195,13 +202,13 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     if ceiling is not None:
         ceiling_ratios = _within_rounds(best_with, ceiling)
         below = max(ceiling_ratios) < 1
-        share = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than the rounds from"
+        share = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than the spread of the rounds from"
         sentence += f" {best_with['name']!r} {share} the rate of the step without a loader."
     yield f"{best_with['case']}: {sentence}"
 
 
 def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a row's ratio within rounds differs from the ratio of its rates by more than ``_RATIO_TOLERANCE``."""
+    """Return whether the two ratios of a row differ by more than ``_RATIO_TOLERANCE``. ``rows``: all rows of one use."""
     base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
     return base is not None and any(
         abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _RATIO_TOLERANCE for row in rows
@@ -209,6 +216,7 @@ def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def _within_rounds(row: dict[str, Any], other: dict[str, Any]) -> list[float]:
+    """Return the rate of ``row`` divided by the rate of ``other``, per round."""
     return [rate / reference for rate, reference in zip(row["rounds"], other["rounds"], strict=True)]
 
 
@@ -225,6 +233,7 @@ def _streamed(
 
 
 def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
+    """Return one batch of images and labels on the device."""
     dataset = loops.images_with(setup, loops.uint8_images(setup))
     # Samples from the whole dataset, because neighbours have the same class.
     samples = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]

@@ -27,7 +27,7 @@ class Variant:
             and returns its number of images.
         discard: Number of steps at the start of each window that are not counted: at least the number of batches that workers
             load while other variants run.
-        notes: Function that returns further entries for the row's record. Called after all measurements.
+        notes: Function that returns further entries for the variant's row in the results. Called after all measurements.
         context: Function that returns a context manager for the steps of a window, such as ``gpuaug.step_first``.
     """
 
@@ -94,10 +94,11 @@ def interleave(
         seconds: Time during which the host starts new steps in a window.
         repeats: Number of rounds, fewer if ``until`` leaves no time for them.
         warmup: Number of steps of each variant before the first round.
-        settle: Called before each window, to wait until workers of the previous variant have filled their queues.
-        until: Time of ``time.perf_counter`` at which to be finished. After the first round, a round is measured only if a round
+        settle: Function that is called before each window. It waits until workers of the previous variant have filled their
+            queues.
+        until: Time of ``time.perf_counter`` by which to finish. After the first round, a round is measured only if a round
             as long as the longest one would end before ``until``.
-        on_round: Called after each round with its number, from 1.
+        on_round: Function that is called after each round with the number of the round, from 1.
 
     Returns:
         Name → windows in the order of the rounds.
@@ -179,6 +180,7 @@ class _OpenVariant:
         self._iterator: Iterator[int] | None = None
 
     def step(self) -> int:
+        """Run one step, and return its number of images. The first call creates the iterator."""
         try:
             if self._iterator is None:
                 self._iterator = iter(self.variant.steps())
@@ -201,6 +203,7 @@ class _OpenVariant:
 
 
 def _window(open_variant: _OpenVariant, device: torch.device, seconds: float) -> Window:
+    """Discard the first steps of a variant, and then measure a window of ``seconds``."""
     for _ in range(open_variant.variant.discard):
         open_variant.step()
     synchronize(device)

@@ -1,4 +1,6 @@
-"""``CachedStages``: the stages of a loader up to an encoder whose results a feature cache stores.
+"""``CachedStages``: the stages of a loader up to and including an encoder whose results a feature cache stores.
+
+A *row* is the results of these stages for one sample. A *view* is the rows that were recorded in one epoch.
 
 For each batch, ``CachedEpoch.take`` separates the rows that workers read from the images. If all rows were read, the stages are
 skipped. Otherwise they run on the whole batch, and ``CachedBatch.finish`` records the missing rows, and writes the rows that
@@ -51,16 +53,16 @@ class BatchAndRows:
 
 
 class CachedStages:
-    """Stages up to a ``FeatureStage`` with ``cache=``.
+    """Stages of a loader up to and including a ``FeatureStage`` with ``cache=``.
 
     Args:
-        stages: These stages, in order. A schedule before the encoder stands for its stage in the epoch.
+        stages: The stages, in order. A schedule counts as one stage: the stage that it selects for the epoch.
         lanes: Lanes of the loader.
     """
 
     def __init__(self, stages: Sequence[Stage], lanes: Lanes) -> None:
         self.count = len(stages)
-        """Number of these stages."""
+        """Number of the stages."""
         self.lanes = lanes
         encoder = stages[-1]
         assert isinstance(encoder, FeatureStage)
@@ -100,18 +102,18 @@ class CachedStages:
             )
         self.recorder.close()
         key = "0" * 16
-        view = newest = -1
+        view = last_number = -1
         folder = sample_count = None
         if is_used:
             key = self._key(stages[: self.count], position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, key, view)
             shards = shard_paths(folder)
-            newest = shards[-1][0] if shards else -1
+            last_number = shards[-1][0] if shards else -1
             with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
                 sample_count = None if shards else sum(map(len, datasets))
         for dataset in datasets:
-            dataset.view.set(key, view, newest)
+            dataset.view.set(key, view, last_number)
         read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
         is_named = all(dataset._key is not None for dataset in datasets)
         cached = stages[: self.count]
@@ -129,10 +131,10 @@ class CachedStages:
         write_key(cache.folder / key, parts)
         cache.key = key
         if others and key not in others:
-            newest = next(reversed(others))
+            newest_key = next(reversed(others))
             warnings.warn(
                 f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
-                f"{difference(parts, others[newest])}. Delete the folder {newest} if these rows are not needed.",
+                f"{difference(parts, others[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
                 GpuAugWarning,
                 stacklevel=2,
             )
@@ -161,7 +163,10 @@ class CachedEpoch:
     """Whether the members that stages read have been checked."""
 
     def take(self, batch: Batch) -> "tuple[Batch, CachedBatch | None]":
-        """Separate a host batch into (batch with the images to decode, rows; ``None`` if rows are neither read nor recorded).
+        """Return (``batch`` without rows, ``CachedBatch`` with its rows) for a batch on the host.
+
+        The returned batch has the encoded images in place of the rows; it has no images if all rows were read. There is no
+        ``CachedBatch`` if rows are neither read nor recorded.
 
         Raises:
             ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``.
@@ -211,17 +216,17 @@ class CachedEpoch:
             read = [name for name in names if name in others]
             if read and not self.is_named and not isinstance(stage, DecodeStage):
                 raise ArgumentError(
-                    f"Stages before the cache must read images only, or members that they write, got {read} in stage "
-                    f"{bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), pass "
-                    "on= the members that the stage needs, or put it behind the encoder."
+                    f"Stages up to the encoder must read images only, or members that they write, got {read} in "
+                    f"stage {bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), "
+                    "pass on= the members that the stage needs, or put it after the encoder."
                 )
         absent = {name for name in image_names if str(name) not in written}
         for bound in self.later_stages:
             read = [name for name in bound.selection.names(before) if name in absent]
             if read:
                 raise ArgumentError(
-                    f"Stages behind the cache must not read images, which are absent when rows are read, got {read} in stage "
-                    f"{bound.name!r}. Put the stage before the encoder, and pass into= another member there."
+                    f"Stages after the encoder must not read images, which are absent when rows are read, got {read} in "
+                    f"stage {bound.name!r}. Put the stage before the encoder, and pass into= another member there."
                 )
             into = bound.selection.into
             absent -= set(into if isinstance(into, tuple) else [into])
@@ -231,7 +236,7 @@ class CachedEpoch:
 
         Args:
             is_complete: Whether all batches were handed over. If not, as after ``break``, an error is raised in the next
-                epoch, because nobody might see it now.
+                epoch, because an error that is raised while the iterator is closed may not be seen.
 
         Raises:
             GpuAugError: If rows could not be written.
@@ -241,7 +246,7 @@ class CachedEpoch:
 
 @dataclass(slots=True)
 class CachedBatch:
-    """One batch on its way through the cached stages."""
+    """One batch in the cached stages: its rows from the cache, and what is needed to record the missing rows."""
 
     epoch: CachedEpoch
     rows: Rows
@@ -273,7 +278,10 @@ class CachedBatch:
         return self.epoch.stages[-1][0]
 
     def with_order(self, batch: Batch) -> BatchAndRows:
-        """Return the batch and its sample indices, 0 … B - 1. Decoding replaces an index with the sample that it belongs to."""
+        """Return the batch and its sample indices, 0 … B - 1.
+
+        If decoding replaces the image of a sample by the image of another, it replaces the index likewise.
+        """
         return BatchAndRows(batch, np.arange(len(self.rows.headers.missing)))
 
     def with_columns(self, batch: BatchAndRows) -> BatchAndRows:

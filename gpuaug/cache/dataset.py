@@ -1,4 +1,8 @@
-"""Data set of ``FeatureCache.wrap``: its samples have rows of the cache in place of images that were encoded before."""
+"""Data set of ``FeatureCache.wrap``: its samples have rows of the cache in place of their images, as far as there are rows.
+
+A *row* is the recorded results of the stages for one sample. A *member* is an entry of a sample: the value of a key of a dict,
+an item of a tuple, or a field.
+"""
 
 import hashlib
 import os
@@ -21,7 +25,7 @@ _FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
 """Methods of a data set that loaders call if they exist."""
 
 _NO_IMAGES = {int, float, str}
-"""Types of members of a sample that are no images."""
+"""Types of members that are never images. Other members are examined."""
 
 _HALVES = struct.Struct("<2q")
 """Two 64-bit halves of a hash."""
@@ -38,30 +42,30 @@ class ViewToRead:
     """
 
     def __init__(self) -> None:
-        # Key (two halves), view, newest shard. All are -1 before the first epoch.
+        # Key (two halves), number of the view, largest number of a shard to read. All are -1 before the first epoch.
         self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()
         self._opened: tuple[list[int], Index | None] = ([], None)
         self.version = 0
-        """Number of times that the key or the view has changed, in the main process."""
+        """Number of times that ``set`` has changed the key or the view, in the main process."""
 
-    def set(self, key: str, view: int, newest: int) -> None:
+    def set(self, key: str, view: int, last_number: int) -> None:
         """Set the view to read.
 
         Args:
             key: Key of the cache, 16 hexadecimal digits.
             view: Number of the view; -1 to read no rows.
-            newest: Largest number of a shard to read.
+            last_number: Largest number of a shard to read.
         """
         new = [int(key[:8], 16), int(key[8:], 16), view]
         self.version += new != self._shared[:3].tolist()
-        self._shared.copy_(torch.tensor([*new, newest]))
+        self._shared.copy_(torch.tensor([*new, last_number]))
 
     def index(self, folder: Path) -> Index | None:
         """Return the index of the view, or ``None`` before the first epoch."""
         values: list[int] = self._shared.tolist()
         if values != self._opened[0]:
-            first, second, view, newest = values
-            index = None if view < 0 else Index(view_folder(folder, f"{first:08x}{second:08x}", view), newest)
+            first, second, view, last_number = values
+            index = None if view < 0 else Index(view_folder(folder, f"{first:08x}{second:08x}", view), last_number)
             self._opened = values, index
         return self._opened[1]
 
@@ -85,7 +89,7 @@ class _Samples:
     Args:
         dataset: Data set of the user.
         folder: Folder of the cache.
-        key: Member of a sample that names the sample; ``None``: the paths of its images, or a hash of their bytes.
+        key: Name of the member that identifies a sample; ``None`` to use the paths of its images, or hashes of their bytes.
     """
 
     def __init__(self, dataset: Any, folder: Path, key: Any) -> None:
@@ -119,7 +123,7 @@ class _Samples:
         return [result for result, _ in results]
 
     def _with_files(self, sample: Any) -> tuple[Any, list[CachedFile]]:
-        """Return a sample with its images replaced by ``CachedFile`` objects, and a list of these objects."""
+        """Return a sample with its images replaced by ``CachedFile`` objects without rows, and a list of these objects."""
         files: list[CachedFile] = []
 
         def collect(value: Any) -> CachedFile:
@@ -140,7 +144,7 @@ class _Samples:
         return result, files
 
     def _identity(self, sample: Any, files: Sequence[CachedFile]) -> tuple[str, RowId]:
-        """Return the name of a sample, and the identity of its row."""
+        """Return the name and the ``RowId`` of a sample."""
         names = []
         size = time = 0
         for file in files:

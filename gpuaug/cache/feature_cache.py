@@ -1,4 +1,4 @@
-"""``FeatureCache``: the object that the user creates for a folder of features, and that reports the folder's content."""
+"""``FeatureCache``: the user's object for a folder of features. It wraps data sets, and reports the folder's content."""
 
 import os
 from pathlib import Path
@@ -14,24 +14,30 @@ from gpuaug.cache.key import keys_in
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
 MAX_VIEWS = 4096
-"""Maximum number of views. A view is the features of one epoch."""
+"""Maximum number of views. A view is the features that were recorded in one epoch."""
 
 
 class FeatureCache:
     """Features of a frozen encoder, recorded in the first epochs and read in all later epochs.
 
-    Epochs 0 … ``views`` - 1 are ordinary epochs: images are decoded, augmented and encoded. The results of the stages up to
-    the encoder are also copied to the host, and a thread writes them to files: one row per sample. From epoch ``views`` on, the
-    workers read the rows of view ``epoch % views``, and these stages do not run: no image file is opened, and nothing is
-    decoded, drawn or encoded. Members that only these stages read, such as the images, are then absent from the batches.
+    The *cached stages* are the loader's stages up to and including the encoder: the ``FeatureStage`` with ``cache=``. A *row*
+    is the results of the cached stages for one sample. A *member* is an entry of a sample or batch: the value of a key of a
+    dict, an item of a tuple, or a field.
 
-    The data set runs in every epoch: order, labels and captions are as without the cache. A row is found by the path of its
-    image, or by a hash of the image's bytes, and is read only if size and time of the file are unchanged. A sample without a
-    row is encoded in its batch and recorded. If a sample occurs twice in an epoch, its first occurrence is recorded.
+    Epochs 0 … ``views`` - 1 are ordinary epochs: images are decoded, augmented and encoded. In addition, the rows are copied to
+    the host, and a thread writes them to files. From epoch ``views`` on, the workers of the ``DataLoader`` read the rows of
+    view ``epoch % views``, and the cached stages do not run: they open no image file, decode and encode nothing, and draw no
+    random numbers. If all rows of a batch were read, the images are absent from the batch.
 
-    The folder of the rows is named by a key: a hash of the weights of the encoder, arguments and code of the stages, decoders,
-    seed, and versions. With another key, rows are recorded in another folder in the folder of the cache, and a warning names
-    the difference.
+    The data set runs in every epoch: order, labels and captions are as without the cache. A row is found by the path of the
+    sample's image, or by a hash of the image's bytes. It is read only if the size and the modification time of the file have
+    not changed. If a sample has no row, the cached stages run on its whole batch, and the row of the sample is recorded in the
+    view of the epoch, ``epoch % views``. If a sample occurs twice in an epoch, the row of its first occurrence is read later.
+
+    The rows are in a subfolder of ``folder``, which is named by the key of the cached stages: a hash of the weights of the
+    encoder, arguments and code of the stages, decoders, seed, and versions. With another key, rows are recorded in another
+    subfolder, and a warning names the difference. The argument ``key`` of ``wrap`` has no relation to this key: it names
+    samples.
 
     Args:
         folder: Folder of the cache. It is created if it does not exist.
@@ -41,8 +47,9 @@ class FeatureCache:
         ArgumentError, ArgumentTypeError: If an argument is not valid.
 
     Cost:
-        Per recorded row: one copy to the host, in a separate lane, and the write of a file by a thread. At most 1 GiB of
-        rows waits to be written; the rows of further batches are not recorded, and ``stats().rows_dropped`` counts these rows.
+        Per recorded row: one copy to the host, on a separate lane (a CUDA stream), and the write to a file by a thread. At most
+        1 GiB of rows waits to be written; the rows of further batches are not recorded, and ``rows_dropped`` of
+        ``StreamedLoader.stats()`` counts these rows.
         Per row that is read: one look-up and one copy in a worker, about 20 µs plus the time of a ``memcpy``.
 
     Examples:
@@ -61,25 +68,25 @@ class FeatureCache:
         self.folder = Path(os.fsdecode(folder))
         self.views = whole_number("views", views, "Pass the number of epochs to record.", least=1, most=MAX_VIEWS)
         self.key = ""
-        """Key of the stages, 16 hexadecimal digits; empty before the first epoch."""
+        """Key of the cached stages, 16 hexadecimal digits; empty before the first epoch."""
 
     def wrap(self, dataset: Any, *, key: str | int | None = None) -> CachedDataset | CachedIterable:
-        """Return a data set with rows of the cache in place of images that were encoded before.
+        """Return a data set whose samples have the rows of the cache in place of their images, as far as there are rows.
 
         Pass the result to the ``DataLoader``, with ``collate_fn=gpuaug.collate_encoded``. Images of the samples must be of a
-        type that ``collate_encoded`` takes. The file of ``read_encoded(path)`` is not opened if its row is in the cache. Bytes
-        are read by the data set in any case.
+        type that ``collate_encoded`` takes. For ``read_encoded(path)``, the file is not opened if the cache has the row of the
+        sample. A data set that returns images as bytes reads them in every epoch.
 
         Args:
-            dataset: Map-style or iterable data set with encoded images.
-            key: Member of a sample that names the sample, such as ``"id"``. Default: the path of its image, or the hash of the
-                bytes.
+            dataset: Map-style or iterable data set whose images are not decoded: JPEGs, for example.
+            key: Name of the member that identifies a sample: a key or field such as ``"id"``, or the index in a tuple. Default:
+                the sample is identified by the path of its image, or a hash of the image's bytes.
 
         Returns:
             The data set. Its attribute ``dataset`` is the argument.
 
         Raises:
-            ArgumentTypeError: If ``dataset`` is not a data set, or ``key`` cannot be a key.
+            ArgumentTypeError: If ``dataset`` is not a data set, or ``key`` is neither a str nor an int.
 
         Examples:
             >>> FeatureCache("latents").wrap([{"image": "a.jpg", "id": 7}], key="id").dataset
@@ -87,7 +94,7 @@ class FeatureCache:
         """
         if not isinstance(key, str | int | None) or isinstance(key, bool):
             raise ArgumentTypeError(
-                f"key must be the name of a member, a str or an int, got {shown(key)}. Leave it out to use paths."
+                f"key must be a member's name or index, a str or an int, got {shown(key)}. Leave it out to find rows by images."
             )
         if isinstance(dataset, IterableDataset) or (not hasattr(dataset, "__getitem__") and hasattr(dataset, "__iter__")):
             return CachedIterable(dataset, self.folder, key)
@@ -100,12 +107,12 @@ class FeatureCache:
     def __str__(self) -> str:
         lines = [f"{self!r}, key {self.key or 'not known before the first epoch'}"]
         for key in keys_in(self.folder):
-            lines.append(key if key == self.key or not self.key else f"{key}, of other stages")
+            lines.append(key if key == self.key or not self.key else f"{key} (recorded with other stages or settings)")
             for view in range(self.views):
-                shards = shard_paths(view_folder(self.folder, key, view))
-                if shards:
-                    rows = len(Index(view_folder(self.folder, key, view), shards[-1][0]))
-                    size = sum(path.stat().st_size for _, path in shards)
+                numbered_shards = shard_paths(view_folder(self.folder, key, view))
+                if numbered_shards:
+                    rows = len(Index(view_folder(self.folder, key, view), last_number=numbered_shards[-1][0]))
+                    size = sum(path.stat().st_size for _, path in numbered_shards)
                     lines.append(f"  view {view}: {rows:,} rows, {size / 1e6:,.1f} MB")
         return "\n".join(lines)
 

@@ -1,4 +1,10 @@
-"""Index of a view (an epoch whose rows are stored): shard and position of each row, by the ``RowId`` of its sample."""
+"""Index of a view: shard and position of each row, by the ``RowId`` of its sample.
+
+A *row* is the recorded results of the stages for one sample. A *view* is the rows that were recorded in one epoch, in one
+folder. A *shard* is a file of rows, ``<number>-<process>-<time>.safetensors``, with ascending numbers. A ``RowId`` identifies a
+sample by four integers: two halves of a hash of its name, the size of its file, and the time of the last change of the file, or
+a hash of the bytes if there is no file (``core/encoded.py``).
+"""
 
 import logging
 import os
@@ -16,7 +22,7 @@ _log = logging.getLogger("gpuaug")
 
 
 def shard_paths(folder: Path) -> list[tuple[int, Path]]:
-    """Return (number, path) of the shards in the folder of a view, in ascending order."""
+    """Return (number, path) of the shards in the folder of a view, in ascending order of the numbers."""
     paths = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(folder):
@@ -32,7 +38,7 @@ def _checked_shard(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
 
     Args:
         path: Path of the shard.
-        _size_and_time: Size and time of the last change of the file, only for the key of ``functools.cache``.
+        _size_and_time: Size of the file, and time of its last change. Only part of the key of ``functools.cache``.
     """
     try:
         return Shard.read(path)
@@ -42,18 +48,18 @@ def _checked_shard(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
 
 
 class Index:
-    """Rows of one view that existed when an epoch began.
+    """Rows of one view that were in its folder at the beginning of the current epoch.
 
     Args:
-        folder: Folder of the shards.
-        newest: Largest number of a shard to read. Shards with larger numbers were written in this epoch.
+        folder: Folder of the view.
+        last_number: Largest number of a shard to read. Shards with larger numbers were written in the current epoch.
     """
 
-    def __init__(self, folder: Path, newest: int) -> None:
+    def __init__(self, folder: Path, last_number: int) -> None:
         self._shards: list[Shard] = []
         for number, path in shard_paths(folder):
             status = path.stat()
-            shard = _checked_shard(path, (status.st_size, status.st_mtime_ns)) if number <= newest else None
+            shard = _checked_shard(path, (status.st_size, status.st_mtime_ns)) if number <= last_number else None
             if shard is not None:
                 self._shards.append(shard)
         # ``find`` returns the first of several rows with the same id. This must be the row of the earliest epoch: if a rank
@@ -75,7 +81,7 @@ class Index:
         return len(np.unique(self._ids, axis=0))
 
     def find(self, row_ids: Sequence[RowId]) -> list[Row | None]:
-        """Return the row of each sample; ``None`` if there is none, its file has changed, or the row is damaged."""
+        """Return the row of each sample; ``None`` if it has no row, if its image file has changed, or if the row is damaged."""
         searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
         begins = np.searchsorted(self._first_numbers, searched).tolist()
         ends = np.searchsorted(self._first_numbers, searched, side="right").tolist()
@@ -83,10 +89,10 @@ class Index:
 
     def _find_between(self, row_id: RowId, begin: int, end: int) -> Row | None:
         """Return the first undamaged row of a sample among the rows ``begin`` … ``end`` - 1 of ``_ids``."""
-        for number in range(begin, end):
-            if tuple(self._ids[number].tolist()) == row_id:
-                shard, index = self._positions[number].tolist()
-                row: Row | None = self._shards[shard].row(index)
+        for position in range(begin, end):
+            if tuple(self._ids[position].tolist()) == row_id:
+                shard_index, row_index = self._positions[position].tolist()
+                row: Row | None = self._shards[shard_index].row(row_index)
                 if row is not None:
                     return row
         return None

@@ -1,4 +1,8 @@
-"""Key of a cache: text of everything that a row depends on, apart from its sample."""
+"""Key of the rows of a cache: a hash of everything that a row depends on, except its sample.
+
+A *row* is the recorded results of the stages for one sample. The *parts* of a key are the values from which it is computed. The
+folder of a key holds its parts and its rows.
+"""
 
 import dis
 import hashlib
@@ -38,6 +42,7 @@ _MAX_LISTED = 4
 """Maximum number of paths that a warning lists."""
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+"""Types of values that are hashed by their ``repr``."""
 
 _IGNORED = IGNORED_TYPES | ModuleType | logging.Logger
 """Types of values that do not change rows. Attributes of modules that code uses are hashed with the code."""
@@ -52,6 +57,7 @@ _UNUSED = re.compile("__(module|doc|annotations|dict|weakref|firstlineno|static_
 """Names of attributes of classes that depend on the position of the code, or that do not change rows."""
 
 _LIBRARIES = ("gpuaug", "torch", "torchvision", "kornia")
+"""Libraries whose versions are part of every key."""
 
 
 def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: torch.device) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def difference(parts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the names of the parts in which two keys differ."""
+    """Return the names of the parts that differ between two keys, as text for a warning."""
     if not other:
         return f"values, which are not known, because {KEY_FILE} is damaged"
     flat, other_flat = _flat(parts), _flat(other)
@@ -282,7 +288,10 @@ class _Values:
             yield from self._pickled_parts(tensor)
 
     def _globals(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
-        """Yield the global variables that a function uses. In place of a module of the user, the attributes of these names."""
+        """Yield (name, value) of the global variables that a function uses.
+
+        If such a variable is a module of the user, the attributes of the module that the function names are yielded instead.
+        """
         codes = [function.__code__]
         for code in codes:  # grows in the loop
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
@@ -299,7 +308,7 @@ class _Values:
                 variables += [(name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
 
     def _is_of_library(self, module: str | None) -> bool:
-        """Return whether a module belongs to Python or a library, whose name is added to ``packages``."""
+        """Return whether a module belongs to Python or a library. The name of a library is added to ``packages``."""
         package = str(module).partition(".")[0]
         file = str(getattr(sys.modules.get(str(module)), "__file__", ""))
         if package in sys.stdlib_module_names:

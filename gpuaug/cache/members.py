@@ -1,4 +1,8 @@
-"""Columns of the members of a batch: from a batch to columns, and from columns to a batch."""
+"""Conversion of the members of a batch to columns, and of columns to members.
+
+A *row* is the recorded results of the stages for one sample. It consists of *columns*, such as
+``latents`` or ``states::cls`` (``core/encoded.py``). A *leaf* is a value in a member that is not a container.
+"""
 
 from collections.abc import Collection, Mapping, Set
 from typing import Any
@@ -13,7 +17,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
 WHOLE = "batch"
-"""Name of the member if the batch is not a container."""
+"""Name of the only member of a batch that is not a container: the batch itself."""
 
 
 MemberLeaves = tuple[list[tuple[int, int]], list[Any]]
@@ -51,7 +55,7 @@ def written_members(
         return {WHOLE: unpack_targets(after)}
     if not batches.is_container(after):
         raise ArgumentTypeError(
-            f"Stages before the cache must return a batch with members, got {shown(after)}. Put them behind the encoder."
+            f"Stages up to the encoder must return a batch with members, got {shown(after)}. Put them after the encoder."
         )
     members = {}
     for name in batches.member_names(after):
@@ -92,7 +96,7 @@ def _column(name: str, separator: str = "", key: Any = "") -> str:
     column = f"{name}{separator}{key}"
     if _parts(column) != (name, separator, key) or column.startswith("row."):
         raise ArgumentError(
-            "Names of members that stages before the cache write must be text without '::' and 'row.' in front, "
+            "Names of members that stages up to the encoder write must be text without '::' and 'row.' in front, "
             f"got {column!r}. Write them to another member, with into=."
         )
     return column
@@ -105,6 +109,7 @@ def _parts(column: str) -> tuple[str, str, str]:
 
 
 def _is_column(value: Any, count: int) -> bool:
+    """Return whether a value is a tensor with one item for each of ``count`` samples, of a type that can be stored."""
     return _is_storable(value) and value.dim() > 0 and len(value) == count
 
 
@@ -116,8 +121,8 @@ def _is_storable(value: Any) -> bool:
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
-        "Members that stages before the cache write must be tensors (B, …), dicts of them, or lists of target dicts of "
-        f"tensors, none of complex32 or complex128, got {shown(value)} in {name!r}. Put the stage that writes it behind the "
+        "Members that stages up to the encoder write must be tensors (B, …), dicts of them, or lists of target dicts of "
+        f"tensors, none of complex32 or complex128, got {shown(value)} in {name!r}. Put the stage that writes it after the "
         "encoder, or choose a tensor of an encoder's result with output=."
     )
 

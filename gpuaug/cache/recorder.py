@@ -1,5 +1,7 @@
 """Recorder: copies rows of a batch to the host, and writes them to shards on a background thread.
 
+A *row* is the results of the stages for one sample. A *shard* is a file of rows. A *lane* is a CUDA stream.
+
 The training thread makes all CUDA calls: it queues the copies, asks whether they have ended, and frees the memory. The
 background thread, of ``Recorder._executor``, only reads memory of the host and writes files.
 """
@@ -32,7 +34,10 @@ SHARD_BYTES = 64 << 20
 """Bytes of rows after which a shard is written."""
 
 SHARD_SECONDS = 30.0
-"""Time after which a shard is written even if it has fewer than ``SHARD_BYTES``. A killed process loses rows of this time."""
+"""Time after which a shard is written even if it has fewer than ``SHARD_BYTES``.
+
+If the process is killed, rows of up to this time are lost.
+"""
 
 
 @dataclass(slots=True)
@@ -56,7 +61,7 @@ class Record:
     sources: list[Tensor]
     """Tensors on the device. Referenced until the host has waited for ``copied``: then any lane may reuse their memory."""
     is_read: "Future[None] | None" = None
-    """Done when the background thread has read ``columns``; ``None`` before it begins."""
+    """Done when the background thread has read ``columns``; ``None`` before the record is passed to the thread."""
 
     @property
     def shard_key(self) -> Any:

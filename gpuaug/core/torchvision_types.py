@@ -1,4 +1,6 @@
-"""Recognition of torchvision's transforms by the name of their module, without importing torchvision.
+"""Recognition of modules of torchvision and Kornia, and walks through pipelines of modules.
+
+A class belongs to the library that the name of its Python module begins with, so recognition imports neither library.
 
 Torchvision's transforms are designed for one image. Called on a batch, most random transforms draw their parameters once, so
 all images get the same crop.
@@ -12,22 +14,22 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 _MIXES = ("CutMix", "MixUp")
-"""Transforms that are designed for batches, and draw once for all samples, as torchvision documents."""
+"""Transforms that are designed for batches. As torchvision documents, they draw once for all samples."""
 
 _RANGE_ATTRIBUTES = {"GaussianBlur": "sigma", "JPEG": "quality"}
-"""Transform that draws one parameter from a range → attribute with the range. It draws nothing if the range has one value."""
+"""Transform that draws one parameter from a range → attribute with the range. If the range is one value, nothing is drawn."""
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 """Methods in which transforms draw their parameters: in v2, in older versions of v2, and in v1."""
 
-NOT_APPLIED = frozenset(
+IGNORED_OVERRIDES = frozenset(
     {
         *("__init__", "__init_subclass__", "__repr__", "extra_repr", "_get_name", "__dir__", "__getstate__", "__setstate__"),
         *("__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
         *("__firstlineno__", "__static_attributes__", "__slotnames__"),
     }
 )
-"""Attributes of a class that do not affect calls of its instances."""
+"""Attributes that a subclass may override without an effect on calls of its instances."""
 
 _EFFECTIVE_OBJECT_ATTRIBUTES = frozenset({"__class__", "__getattribute__"})
 """Attributes of ``object`` that affect calls of instances if a class overrides them."""
@@ -39,13 +41,18 @@ def nearest_class(module: Any, classes: Container[type]) -> type | None:
 
 
 def class_of(module: Any, classes: Container[type]) -> type | None:
-    """Return ``nearest_class(module, classes)`` if ``module`` behaves like an instance of this class; else ``None``."""
+    """Return the class in ``classes`` that ``module`` is an instance of and behaves like, or ``None``.
+
+    The class is ``nearest_class(module, classes)``. A module with overrides, replaced methods or hooks does not behave like it.
+    """
     cls = nearest_class(module, classes)
     return cls if cls is not None and difference(module, cls) is None else None
 
 
 def difference(module: Any, base: type) -> str | None:
     """Return the reason why ``module`` may behave unlike an instance of ``base`` with the same attributes, or ``None``.
+
+    The reason is a fragment that stands after the name of the module in a message or table: "Blur: its forward is replaced".
 
     Args:
         module: An instance of ``base`` or of a subclass.
@@ -74,7 +81,7 @@ def _overridden(cls: type, base: type) -> str | None:
     attributes = _attributes(base)
     for subclass in (cls for cls in order[: order.index(bases[-1])] if cls not in bases):
         for name, value in vars(subclass).items():
-            if name in NOT_APPLIED:
+            if name in IGNORED_OVERRIDES:
                 continue
             if name in _EFFECTIVE_OBJECT_ATTRIBUTES or not is_same(value, attributes.get(name, value)):
                 return name
@@ -129,14 +136,15 @@ class TypeChange(NamedTuple):
     def __call__(self, class_: type[Tensor]) -> type[Tensor]:
         """Return the class of an image of class ``class_`` after the change."""
         class_ = Tensor if self.to_pure else class_
-        return image_class() if self.to_image and class_ is Tensor else class_
+        return tv_tensor_class() if self.to_image and class_ is Tensor else class_
 
 
 UNCHANGED_TYPE = TypeChange()
+"""No change of the torchvision type."""
 
 
-def image_class(name: str = "Image") -> type[Tensor]:
-    """Return torchvision's class of images, or its tensor class ``name``."""
+def tv_tensor_class(name: str = "Image") -> type[Tensor]:
+    """Return the class ``name`` of ``torchvision.tv_tensors``, by default the class of images."""
     from torchvision import tv_tensors
 
     class_: type[Tensor] = getattr(tv_tensors, name)
@@ -156,7 +164,8 @@ def library_class(module: Any) -> type | None:
 def children_of(pipeline: Any) -> list[Any]:
     """Return the children of a pipeline, in order.
 
-    Children are the items of a sequence, submodules, the attribute ``transforms``, and the pipeline of a fused module.
+    Children are the items of a sequence, submodules, the items of the attribute ``transforms``, and the items of the attribute
+    ``pipeline`` of a module that ``gpuaug.fuse`` returned, which is a tuple.
     """
     if is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
         return list(pipeline)
@@ -194,20 +203,20 @@ def unwrapped(transform: Any) -> Any:
 
 
 def unwrapped_with_code(transform: Any) -> tuple[Any, str]:
-    """Return ``unwrapped(transform)`` and the code that returns it, such as ``"transform.func"``."""
-    code = "transform"
+    """Return ``unwrapped(transform)`` and the Python expression for it, such as ``"transform.func"``."""
+    expression = "transform"
     while True:
         if isinstance(transform, functools.partial):
             transform = transform.func
-            code += ".func"
-        elif isinstance(transform, MethodType) and _calls(transform):
+            expression += ".func"
+        elif isinstance(transform, MethodType) and _is_forward_or_call(transform):
             transform = transform.__self__
-            code += ".__self__"
+            expression += ".__self__"
         else:
-            return transform, code
+            return transform, expression
 
 
-def _calls(method: MethodType) -> bool:
+def _is_forward_or_call(method: MethodType) -> bool:
     """Return whether a bound method is the ``forward`` or ``__call__`` of its object."""
     return any(method.__func__ is getattr(type(method.__self__), name, None) for name in ("forward", "__call__"))
 
@@ -221,9 +230,9 @@ def all_parts(pipeline: Any) -> Iterator[Any]:
 
 
 def in_sequence(pipeline: Any) -> Iterator[Any]:
-    """Yield the modules of a pipeline that run for every sample, in order. Containers that run all their children are expanded.
+    """Yield the modules of a pipeline in order. In place of a container that runs all its children, yield the children.
 
-    A container that chooses among its children is yielded itself, as is a module of a user's class.
+    A container that chooses among its children, and a module of a user's class, are yielded themselves.
     """
     cls = library_class(pipeline)
     unmodified = cls is not None and difference(pipeline, cls) is None
@@ -241,7 +250,7 @@ def names_drawing_once(transform: Any) -> tuple[str, ...]:
     """Return the names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
 
     Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not, because they may call a transform
-    once per image. Noise transforms are not returned, because they draw per pixel.
+    once per image. Noise transforms are not returned, because they draw per pixel, and so differently for all images.
     """
     transform = unwrapped(transform)
     if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
@@ -255,15 +264,15 @@ def names_drawing_once(transform: Any) -> tuple[str, ...]:
         return ()
     names = (type(transform).__name__,)
     if hasattr(transform, "transforms"):
-        draws = name.startswith("Random") and not (name == "RandomApply" and p == 1)
-        return (names if draws else ()) + _names_drawing_once_in_children(transform)
+        is_random = name.startswith("Random") and not (name == "RandomApply" and p == 1)
+        return (names if is_random else ()) + _names_drawing_once_in_children(transform)
     if name in _RANGE_ATTRIBUTES and len(set(getattr(transform, _RANGE_ATTRIBUTES[name], ()))) == 1:
         return ()
-    # Flips draw only whether they apply, and policies of v2 draw in their forward method: neither has a method of
-    # _DRAWING_METHODS. RandomGrayscale of v2 counts channels in it.
-    draws_whether = name.startswith(("Random", "_Random")) and p != 1
+    # Flips, whose only random number decides whether they apply, have no method of _DRAWING_METHODS, but a name with "Random".
+    # The policies of v2, all with "Aug" in the name, draw in ``forward``. v2.RandomGrayscale only counts channels in a method.
+    is_random = name.startswith(("Random", "_Random")) and p != 1
     draws_parameters = "Aug" in name or (name != "RandomGrayscale" and any(map(_draws, cls.__mro__)))
-    return names if draws_whether or draws_parameters else ()
+    return names if is_random or draws_parameters else ()
 
 
 def _names_drawing_once_in_children(container: Any) -> tuple[str, ...]:
@@ -283,8 +292,11 @@ def _is_mix(transform: Any) -> bool:
 
 
 def _overrides_drawing(transform: Any) -> bool:
-    """Return whether a user's subclass overrides a method that draws or runs. The override may draw once per image."""
-    # Not get_params, which v2 adds to every subclass.
+    """Return whether a user's subclass overrides a method that draws parameters, or that runs the transform.
+
+    Such a method may draw once per image.
+    """
+    # ``get_params`` is not among these methods, because v2 adds it to subclasses.
     methods = ("make_params", "_get_params", "forward", "__call__")
     for cls in type(transform).__mro__:
         if _is_torchvisions(cls):

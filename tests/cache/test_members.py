@@ -114,7 +114,7 @@ def test_members_that_cannot_be_stored(paths, tmp_path):
     cache = FeatureCache(tmp_path / "cache")
     made = stages(cache)
     made.insert(2, gpuaug.TransformStage(lambda images: images.sum(), on="image", into="sum"))
-    with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it behind the encoder"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it after the encoder"):
         rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
 
 
@@ -238,7 +238,7 @@ def test_a_stage_before_the_encoder_that_returns_no_container(paths, tmp_path):
     cache = FeatureCache(tmp_path / "cache")
     images = gpuaug.TransformStage(lambda batch: batch["image"], on=None)
     made = [gpuaug.DecodeStage(), images, *stages(cache, on=..., into=...)[1:]]
-    with pytest.raises(gpuaug.ArgumentTypeError, match="Stages before the cache must return a batch with members, got"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match="Stages up to the encoder must return a batch with members, got"):
         list(loader(cache.wrap(Files(paths, as_dict)), made))
 
 

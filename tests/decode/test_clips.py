@@ -158,7 +158,7 @@ class OpenVideos(Clips):
     """Number of videos that a worker has open, and of those of its parent that it has closed."""
 
     def __getitem__(self, index):
-        return torch.tensor([len(VIDEOS.open), len(CLOSED)])
+        return torch.tensor([len(VIDEOS.idle_videos), len(CLOSED)])
 
 
 CLOSED = []
@@ -168,7 +168,7 @@ CLOSED = []
 def test_a_worker_opens_videos_anew_and_does_not_close_those_of_its_parent(monkeypatch):
     """A forked process would share the position in the file, and wait for threads of the decoder, which it does not have."""
     decoded(read_clip(path_of("h264"), 2))
-    assert len(VIDEOS.open) > 0
+    assert len(VIDEOS.idle_videos) > 0
     monkeypatch.setattr(Video, "close", CLOSED.append)
     opened = DataLoader(OpenVideos(0), num_workers=1, multiprocessing_context="fork")
     assert next(iter(opened)).tolist() == [[0, 0]]
@@ -179,7 +179,7 @@ def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):
         path = tmp_path / f"{number}.mp4"
         path.write_bytes(Path(video()).read_bytes())
         assert np.array_equal(decoded(read_clip(path, 2))[0], frames(video())[:2])
-    assert len(VIDEOS.open) == MAX_OPEN
+    assert len(VIDEOS.idle_videos) == MAX_OPEN
     other = video(name="second.mp4", seed=1)
     path.write_bytes(Path(other).read_bytes())
     assert np.array_equal(decoded(read_clip(path, 2))[0], frames(other)[:2])

@@ -188,18 +188,16 @@ BY_CHANCE = {
 def test_views_that_may_differ_in_size_are_refused(name):
     modules = BY_CHANCE[name]()
     crop = f"{type(modules[-1]).__name__}_{len(modules) - 1}"
-    text = (
-        f"all views one size, got {crop} with p=0.5, which makes images of 12x14 8x8 or leaves them. Give it p=1.0, or resize"
-    )
+    text = f"all views one size, got {crop} with p=0.5, which changes only some images from 12x14 to 8x8. Give it p=1.0, or"
     augment, images = gpuaug.fuse(modules, views=2), photographs(2, 3, 12, 14)
     for seed in range(4):
         torch.manual_seed(seed)
-        with raises(f"pipeline must give {text} before it: K.Resize((8, 8))."):
+        with raises(f"pipeline must give {text} resize before it: K.Resize((8, 8))."):
             augment(images)
         with raises(f"pipeline must give {text}"):
             augment.draw(images.shape, seed=seed)
     assert augment(images[..., :8, :8]).shape == (4, 3, 8, 8)
-    with raises("which makes images of 12x14 8x8 or leaves them. Give it p=1.0, or resize before it: K.Resize((8, 8))."):
+    with raises("which changes only some images from 12x14 to 8x8. Give it p=1.0, or resize before it: K.Resize((8, 8))."):
         gpuaug.fuse([K.Resize((12, 14)), *modules], views=2)
     gpuaug.fuse([K.Resize((8, 8)), *modules], views=2)
     gpuaug.fuse([K.Resize((12, 14)), *modules])

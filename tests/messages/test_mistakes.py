@@ -129,7 +129,7 @@ MISTAKES = {
     "Pass a function of tensors to a TransformStage": lambda: gpuaug.FeatureStage(torch.negative),
     "folder must be a path": lambda: gpuaug.FeatureCache(3),
     "views must be": lambda: gpuaug.FeatureCache("cache", views=0),
-    "key must be the name of a member": lambda: gpuaug.FeatureCache("cache").wrap([1], key=[2]),
+    "key must be a member's name or index": lambda: gpuaug.FeatureCache("cache").wrap([1], key=[2]),
     "dataset must be a data set or an iterable": lambda: gpuaug.FeatureCache("cache").wrap(3),
     "cache must be a gpuaug.FeatureCache": lambda: gpuaug.FeatureStage(nn.Identity(), cache="cache"),
     "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got …. ….": lambda: (

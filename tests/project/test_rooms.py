@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_641,
     "decode": 4_553,
     "feed": 2_479,
-    "fusion": 14_400,
+    "fusion": 14_399,
     "integrations": 49,
     "loader": 1_320,
     "profiler": 1_199,

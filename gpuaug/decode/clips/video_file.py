@@ -1,4 +1,4 @@
-"""Videos in worker processes: open files, and the packets of a clip."""
+"""Videos in worker processes: cache of open files, and the packets of a clip."""
 
 import itertools
 import os
@@ -23,21 +23,22 @@ MAX_INDICES = 1024
 """Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
 
 MAX_OPEN = 8
-"""Maximum number of videos that a process keeps open."""
+"""Maximum number of idle videos that a process keeps open."""
 
 
 class Videos:
-    """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos.
+    """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos that are idle.
 
-    A forked process does not use the open videos of its parent, because the files of both share one read position. It does not
-    close the videos either, because that may wait for threads of the parent's decoders.
+    A video is idle if no thread is using it. A forked process does not use the open videos of its parent, because the files of
+    both processes share one read position. It does not close these videos either, because that may wait for threads of the
+    parent's decoders.
     """
 
     def __init__(self) -> None:
-        self.open: OrderedDict[tuple[Any, ...], Video] = OrderedDict()
-        """(path, size, time of the last change) of a file → open video, which no thread is using."""
-        self._of_parents: list[OrderedDict[tuple[Any, ...], Video]] = []
-        """Videos that were open in the parent of a forked process, which are kept so that they are not freed."""
+        self.idle_videos: OrderedDict[tuple[Any, ...], Video] = OrderedDict()
+        """(path, size, time of the last change) of a file → open video that no thread is using."""
+        self._inherited_videos: list[OrderedDict[tuple[Any, ...], Video]] = []
+        """Idle videos of the parent processes of a forked process. Referenced here, because freeing them would close them."""
         self._reset()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._reset)
@@ -45,12 +46,14 @@ class Videos:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._indices: OrderedDict[tuple[Any, ...], Index] = OrderedDict()
-        self._of_parents.append(self.open)
-        self.open = OrderedDict()
+        self._inherited_videos.append(self.idle_videos)
+        self.idle_videos = OrderedDict()
 
     @contextmanager
     def opened(self, source: str | bytes | memoryview) -> Iterator["Video"]:
-        """Open a video for use by one thread. A file is kept open for the next clip, unless an error is raised.
+        """Context manager that opens a video for use by one thread.
+
+        After the ``with`` statement, the file stays open for the next clip, unless an error was raised.
 
         Args:
             source: Path of the video, or its bytes.
@@ -65,7 +68,7 @@ class Videos:
                 status = os.stat(source)
                 key = (source, status.st_size, status.st_mtime_ns)
             with self._lock:
-                video = self.open.pop(key, None) or Video(source, self._indices.get(key))
+                video = self.idle_videos.pop(key, None) or Video(source, self._indices.get(key))
             try:
                 yield video
             except BaseException:
@@ -77,15 +80,16 @@ class Videos:
                 video.close()
 
     def _keep(self, key: tuple[Any, ...], video: "Video") -> None:
+        """Add a video and its index to the caches, and remove the least recently used ones if there are too many."""
         with self._lock:
             self._indices[key] = video.index
             self._indices.move_to_end(key)
-            if self.open.setdefault(key, video) is not video:  # another thread has read the same video
+            if self.idle_videos.setdefault(key, video) is not video:  # another thread has read the same video
                 video.close()
             if len(self._indices) > MAX_INDICES:
                 self._indices.popitem(last=False)
-            if len(self.open) > MAX_OPEN:
-                self.open.popitem(last=False)[1].close()
+            if len(self.idle_videos) > MAX_OPEN:
+                self.idle_videos.popitem(last=False)[1].close()
 
 
 @contextmanager
@@ -105,7 +109,7 @@ class Video:
 
     Args:
         source: Path of the video, or its bytes.
-        index: Index of the video; ``None`` if the packets were not read yet.
+        index: Index of the video; ``None`` to create it from the packets when it is needed.
     """
 
     def __init__(self, source: str | bytes | memoryview, index: Index | None) -> None:
@@ -121,7 +125,10 @@ class Video:
             self._file.close()
 
     def _open(self) -> Any:
-        """Open the file again, and return the container at its beginning. After a seek, packets might be read differently."""
+        """Open the file again, and return the container at its beginning.
+
+        A seek to the beginning would not do, because a container may return other packets after a seek.
+        """
         self.close()
         self._file = open_file(self._source) if isinstance(self._source, str) else BytesIO(self._source)
         if self._index is None:
@@ -131,19 +138,24 @@ class Video:
 
     @property
     def index(self) -> Index:
-        """Index of the video. The first access reads all packets."""
+        """Index of the video. The first access reads all packets, unless the index was passed."""
         if self._index is None:
             self._index = read_index(self._open(), open_again=self._open)
         return self._index
 
     def packets(self, first: int, last: int) -> Iterator[Any]:
-        """Yield the packets from ``first``, the number of a key frame, to ``last``, in decoding order.
+        """Yield the packets ``first`` … ``last``, in decoding order.
+
+        Args:
+            first: Number of the packet of a key frame. Packets are numbered from 0 in decoding order, as in ``Index.packets``.
+            last: Number of the last packet.
 
         Raises:
             VideoError: If the packets differ from the packets that were read for the index.
         """
         number = first
-        # After a seek, the time stamps may differ, or the seek may miss the key frame. Then count packets from the beginning.
+        # After a seek, the time stamps may differ, or the seek may miss the key frame. In these cases, the remaining packets
+        # are counted from the beginning of the file.
         for packets_from in (self._packets_after_seek, self._counted_packets):
             for packet in packets_from(number):
                 if not self.index.matches(number, packet):
@@ -152,28 +164,31 @@ class Video:
                 number += 1
                 if number > last:
                     return
-        raise VideoError(f"its packet {number} is damaged or missing")
+        raise VideoError(f"packet {number} of its video track is damaged or missing")
 
     def _counted_packets(self, first: int) -> Iterator[Any]:
         """Return the packets from packet ``first`` on, counted from the beginning of the file."""
         return itertools.islice(packets_of(self._open()), first, None)
 
     def _packets_after_seek(self, first: int) -> Iterator[Any]:
-        """Return the packets from the key frame ``first`` on, after a seek; no packet if the key frame is not found."""
-        indexed = self.index.packets
+        """Return the packets from packet ``first`` on, after a seek to it; no packet if it is not found.
+
+        Packets are compared by ``stamp_of``: the presentation time stamp, or the decoding time stamp if there is none.
+        """
+        indexed_packets = self.index.packets
         container = self._container or self._open()
         try:
-            seek_dts = int(indexed.key_dts[np.searchsorted(indexed.keys, first)])
+            seek_dts = int(indexed_packets.key_dts[np.searchsorted(indexed_packets.keys, first)])
             container.seek(seek_dts, stream=container.streams.video[0], backward=True)
         except libav.required_module().error.FFmpegError:
             return iter(())
         packets = packets_of(container)
         for packet in packets:
             stamp = stamp_of(packet)
-            if stamp == indexed.stamp[first]:
+            if stamp == indexed_packets.stamp[first]:
                 return itertools.chain([packet], packets)
-            if packet.is_keyframe and stamp is not None and stamp > indexed.stamp[first]:
-                break  # a later key frame: the seek has missed the packet
+            if packet.is_keyframe and stamp is not None and stamp > indexed_packets.stamp[first]:
+                break  # a later key frame: the seek has missed packet ``first``
         return iter(())
 
 

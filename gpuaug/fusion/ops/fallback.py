@@ -21,7 +21,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.core.targets import LABELS, VALID, type_name
-from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, image_class, torchvision_class
+from gpuaug.core.torchvision_types import UNCHANGED_TYPE, all_parts, difference, torchvision_class, tv_tensor_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.kornia_private import with_frames_second
 from gpuaug.fusion.ops.sampler import Gate, Sampler
@@ -451,7 +451,7 @@ class EagerTorchvision(EagerOp):
         """Output of the module for image or clip ``index``, whose entry in ``classes`` is replaced."""
         if classes[index] is Tensor and not self._runs_user_code:
             # As an image, a plain tensor gets the fill value that is set for images; as a video, a clip is transformed at once.
-            output = self.module(image.as_subclass(image_class("Video" if image.ndim == 4 else "Image")))
+            output = self.module(image.as_subclass(tv_tensor_class("Video" if image.ndim == 4 else "Image")))
         else:
             output = self.module(image.as_subclass(classes[index]))
             classes[index] = type(output) if type_name(output) else Tensor

@@ -29,6 +29,7 @@ from gpuaug.fusion.pixels import UNCHANGED, ByteRule
 Interpolation = Literal["", "resample", "affine", "perspective"]
 
 _WARP_COLUMNS: dict[Interpolation, int] = {"": 0, "resample": 6, "affine": 8, "perspective": 11}
+"""Type of an interpolation → its number of columns in the parameter table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class IndexMaps:
 
     @property
     def fill(self) -> Any:
-        """Value of constant padding of images."""
+        """Fill value of constant padding of images; 0 without constant padding."""
         return 0.0 if self.padding is None else self.padding.fill
 
     def accepts(self, op: IndexOp) -> bool:

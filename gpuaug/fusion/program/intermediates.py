@@ -3,6 +3,9 @@
 A pass is one reading and writing of all images. Its *front* is the gather, filter or mix that it begins with. 16 bits per value
 are enough between passes if the result has half precision, and all values are certain to lie in [0, 1]. Bytes are enough where
 the user's library, such as torchvision, stores the images as uint8 between the same ops (``Op.to_bytes``).
+
+Some passes take two kernel launches: a blur may take one per axis, and an op that needs the mean grey of an image takes one for
+the mean. The first launch may store intermediate images, too.
 """
 
 import operator
@@ -39,24 +42,25 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
     """
     dtypes: list[torch.dtype] = []
     for (pass_, next_pass), are_bytes in zip(pairwise(passes), bytes_between(passes, source_dtype), strict=True):
-        in_unit_range = gives_unit_range(pass_.front, source_dtype) and all(op.keeps_unit_range for op in pass_.point_ops)
+        dtype_read = dtypes[-1] if dtypes else source_dtype
+        in_unit_range = gives_unit_range(pass_.front, dtype_read) and all(op.keeps_unit_range for op in pass_.point_ops)
         # Fronts with the kernel "levels" count the pixels of each of 256 levels, such as equalization. Rounding moves some
         # values to the next level, and equalization may move neighbouring levels far apart.
         counts_levels = isinstance(next_pass.front, FrontOp) and next_pass.front.kernel == "levels"
         fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
-        source_dtype = torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32
-        dtypes.append(source_dtype)
-    # With a buffer route, all passes share two buffers: a sample that skips a pass stays in its buffer. Both buffers have the
-    # largest type that a pass writes.
+        dtypes.append(torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32)
+    # If passes can skip samples, all passes share two buffers, and a sample that skips a pass stays in its buffer. The column
+    # ``route_column`` of a pass says from which buffer a sample is read. Both buffers have the largest type that a pass writes.
     if passes[-1].route_column >= 0:
         dtypes = [max(dtypes, key=lambda written: written.itemsize)] * len(dtypes)
     return (*dtypes, dtype)
 
 
 def bytes_between(passes: Sequence[Pass], source_dtype: torch.dtype) -> list[bool]:
-    """Return, for each pass but the last, whether the user's library returns uint8 images from the last op of the pass.
+    """Return, for each pass but the last, whether its images can be stored as bytes.
 
-    True only if the library also returns uint8 images from all ops before, for user's images of ``source_dtype``.
+    They can if the user's library returns uint8 images from all ops of the pass and of the passes before. ``source_dtype``:
+    type of the user's images.
     """
     in_bytes = (source_dtype == torch.uint8 and all(op.to_bytes is not None for op in pass_.ops) for pass_ in passes[:-1])
     return list(accumulate(in_bytes, operator.and_))
@@ -74,15 +78,17 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
     fills_in_range = bool(min(fills) >= 0 and max(fills) <= 1)  # bool(), because Triton accepts no NumPy bool
     overshoots = front.filter == "cubic" and not front.clamps
+    # The fill of constant padding, unlike the fill of a warp, is not examined, so constant padding is not certain either.
     return fills_in_range and not overshoots and "constant" not in (front.before.edge, front.after.edge)
 
 
-def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
-    """Return whether a pass may store values in [0, 1] in 16 bits between its two launches: only if its output has 16 bits.
+def may_store_16_bits(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+    """Return whether a pass with two launches may store values in [0, 1] between the launches in 16 bits per value.
 
-    False for the first pass if it reads and writes 16-bit integers, because such a pass must round only once.
+    Only if the output of the pass has 16 bits per value. False for the first pass if it reads and writes 16-bit integers,
+    because such a pass must round only once.
     """
-    # A first column of 0 means that the pass is the first.
+    # The columns of the first pass begin at column 0 of the parameter table.
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
 

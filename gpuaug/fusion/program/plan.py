@@ -30,8 +30,8 @@ Rows = TypeVar("Rows", Array, Tensor)
 PointProgram: TypeAlias = tuple[tuple[int, int, int, float, float], ...]
 """(code, first column, flags, scale, offset) per pointwise op: ``scale`` and ``offset`` are the ``ByteRule`` of the result.
 
-If the result of the front is converted to bytes, the first entry is this conversion, as an op with code 0. Its column is that
-of the front's apply mask; -1 for a gather, which has none: pixels that are not interpolated are bytes already.
+If the result of the front is converted to bytes, the first entry is this conversion, as an op with code 0. Its column is the
+column of the front's apply mask; -1 for a gather, which needs no mask: pixels that are not interpolated are bytes already.
 """
 
 
@@ -292,7 +292,7 @@ class _PassBuilder:
             return False
         if (
             op.rgb_only and isinstance(self.front, ChannelOp) and size.channels == 3
-        ):  # its kernel computes one channel at a time
+        ):  # the kernel of a ``ChannelOp`` computes one channel at a time
             return False
         self.point_ops.append(op)
         return True
@@ -363,7 +363,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 
 
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
-    """Return whether a pass between the first and the last can skip samples to which none of its ops applies."""
+    """Return whether at least one pass between the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
     # The kernel of mixes, and torch, read one buffer only. A selection of frames changes the number of images in the buffer.
     supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel not in ("mix", "torch") for pass_ in passes[1:])

@@ -1,4 +1,4 @@
-"""Pipeline lowered for images of one type: its ops, plans and output type.
+"""``Program``: a pipeline lowered for images of one type, with its ops, plans and output type.
 
 To *lower* a module is to translate it to ops. A *plan* groups ops into passes, each one reading and one writing of all images,
 for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images.
@@ -108,6 +108,7 @@ class Program:
         2026-11-26). In a training loop both times are several times longer, because other code evicts the processor's caches.
         """
         self._ops_to_one_size = sizing_ops(self.ops, ragged=options.ragged)
+        """Ops up to the first op whose output images have one size; empty unless ``fuse`` got ``ragged=True``."""
         self._refusal, self._ragged = lowered.refusal, options.ragged
         self.views = number_of_views(self.ops, options.views)
         """Number of views per image."""
@@ -144,7 +145,7 @@ class Program:
         """Raise an error for images of a type that the user's library does not accept.
 
         Args:
-            has_run: Whether the pipeline has run, and every fallback module returned the type that was assumed for it.
+            has_run: Whether the pipeline has run, and every fallback module returned the type that was assumed for its output.
 
         Raises:
             ArgumentError, ArgumentTypeError: If the library does not accept the type.
@@ -161,8 +162,7 @@ class Program:
         if size.ragged and not self._ragged:
             unpacking = ", or unpack the only image before: images[0][None]" if size.images == 1 else ""
             raise ArgumentError(
-                "images must have one size, got a ragged batch. Fuse it for ragged batches, gpuaug.fuse(…, ragged=True)"
-                f"{unpacking}."
+                f"images must have one size, got a ragged batch. Fuse the pipeline with gpuaug.fuse(…, ragged=True){unpacking}."
             )
         if size.ragged:
             sample_size = Size(1, size.channels, *ANY_SIDES, size.frames)

@@ -1,7 +1,8 @@
 """Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single fallback module.
 
-A plan groups ops into passes (``plan.py``). Each pass reads and writes all images once. A *fallback module* is run by Kornia or
-torchvision: for images of any size, or only of sizes that its op does not support.
+A *plan* groups ops into passes (``plan.py``). Each pass reads and writes all images once. A *fallback module* is a module that
+its library, Kornia or torchvision, runs: for images of all sizes if gpuaug has no op for the module, or else only for images of
+sizes that the op does not support.
 """
 
 from collections.abc import Sequence
@@ -61,10 +62,11 @@ class Segments:
             start: Index of the op.
             size: Size of the input images of the op.
             masks: Whether there are masks.
-            points: Whether there are boxes or keypoints. Ops that move pixels by a field, and ops that move pixels by a matrix,
-                then are in separate segments.
+            points: Whether there are boxes or keypoints. If so, ops that move pixels by a field of displacements, and ops that
+                move pixels by a matrix, are in separate segments.
         """
-        # The parameter table has one row per image, so a plan is valid for any batch size, and for images that differ in size.
+        # A plan does not depend on the number of images, nor on the sizes of ragged images: these only affect the parameter
+        # table, which has one row of op parameters per image. So one plan serves all ragged batches.
         size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
         key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, points)
         segment = self._cached.get(key)
@@ -93,7 +95,10 @@ class Segments:
         return segment.plan if segment.stop == len(self._ops) else None
 
     def all_segments(self, size: Size) -> list[Segment]:
-        """Return all segments of the pipeline, for images of one size without masks."""
+        """Return all segments of the pipeline, for images of one size without masks.
+
+        If the output size of a fallback module depends on random draws, it is the size for seed 0.
+        """
         segments: list[Segment] = []
         start = 0
         while start < len(self._ops):
@@ -102,7 +107,7 @@ class Segments:
             if segment.plan is not None:
                 size = segment.plan.out
             else:
-                # The output size may depend on draws. The draws of seed 0 are enough for a description of the pipeline.
+                # The output size may depend on draws. One seed is enough, because the result only describes the pipeline.
                 (drawn_op,) = draw_in_order(segment.all_ops, Sampler((0,), size.batch), size)
                 size = drawn_op.out
             start = segment.stop
@@ -115,9 +120,9 @@ class Segments:
         for op in self._ops[start:]:
             check_channels(op.lowered if isinstance(op, EagerOp) else op, current_size.channels)
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
-            # An op that draws a size per image has no fallback: a library must return images of one size. For an unsupported
-            # input size, ``plan`` raises the error.
-            if isinstance(op, Op) and (reason is None or op.draws_size) and not (points and _differ([*ops, op])):
+            # An op that draws a size per image has no fallback module: the output images of a fallback module have one size. If
+            # such an op does not support the input size, ``plan`` raises the error.
+            if isinstance(op, Op) and (reason is None or op.draws_size) and not (points and _mix_field_and_matrix([*ops, op])):
                 ops.append(op)
                 current_size = op.out(current_size)
             elif ops:
@@ -130,8 +135,8 @@ class Segments:
         return Segment(start + len(ops), tuple(ops), new_plan)
 
 
-def _differ(ops: Sequence[Op]) -> bool:
-    """Return whether some ops move pixels by a field, and others by a matrix."""
+def _mix_field_and_matrix(ops: Sequence[Op]) -> bool:
+    """Return whether some ops move pixels by a field of displacements, and others by a matrix."""
     parts = [part for op in ops for part in (op.ops if isinstance(op, Picking) else op.plan_ops)]
     by_field = any(isinstance(part, FieldOp) for part in parts)
     return by_field and any(isinstance(part, GatherOp) for part in parts)
@@ -150,8 +155,8 @@ def check_channels(op: Op | None, channels: int) -> None:
             counts, operation = requirement
             picks = f", from which {op.name} picks" if isinstance(op, Picking) else ""
             raise ArgumentError(
-                f"images must have {counts} channels for {operation}{picks}, got {channels}. Leave it out, or give them three "
-                "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
+                f"images must have {counts} channels for {operation}{picks}, got {channels}. Leave the transform out, or give "
+                "the images three channels: images[:, :3], or for grey images images.expand(-1, 3, -1, -1)."
             )
     for part in () if op is None else op.plan_ops:
         for name, values in part.per_channel(channels).items():

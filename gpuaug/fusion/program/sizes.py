@@ -1,7 +1,7 @@
 """Checks of image sizes through a pipeline: transformation to one size, equal sizes of views, and limits of ops.
 
-*Ragged* images differ in size. A container with a random choice makes one draw per sample. A *gate* of an op in the container
-is the set of outcomes of the draw for which the op runs.
+*Ragged* images differ in size. A container with a random choice, such as ``RandomChoice``, makes one draw per sample. A *gate*
+of an op in the container is the set of outcomes of the draw for which the op runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,10 @@ from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
 
 _PAD_ADVICE = "Pad or resize before it"
+"""Advice for images that do not fit an op."""
+
 _SHRINK_ADVICE = "Split or downsample them in the dataset."
+"""Advice for images that are too large."""
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
@@ -87,7 +90,7 @@ def _stretches(op: Op | EagerOp) -> bool:
 
 
 def _advice(ops: Sequence[Op]) -> tuple[str, str]:
-    """Return (context, advice) for the error about an op, given the ops before it. The context says where the op is."""
+    """Return (context, advice) for the error about an op. ``ops``: the ops before it. The context says where the op is."""
     if name := _cropped_by_boxes(ops):
         return f"after {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
     size_drawing_op = next((op.name for op in ops if op.draws_size), None)
@@ -100,7 +103,7 @@ def _advice(ops: Sequence[Op]) -> tuple[str, str]:
 
 
 def number_of_views(ops: Sequence[Op | EagerOp], views: int) -> int:
-    """Return the number of views per image. ``views``: number that the user has passed.
+    """Return the number of views per image: the number of crops of an op such as ``FiveCrop``, or else the user's ``views``.
 
     Raises:
         ArgumentError: If the ops and the user require different numbers.
@@ -139,8 +142,8 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
         out = lowered.out(current_size or Size(1, 3, *ANY_SIDES))
         if current_size is not None and probability < 1 and out != current_size and not lowered.draws_size:
             raise ArgumentError(
-                f"pipeline must give all views one size, got {op.name} with p={probability}, which makes images of "
-                f"{current_size.height}x{current_size.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize "
+                f"pipeline must give all views one size, got {op.name} with p={probability}, which changes only some images "
+                f"from {current_size.height}x{current_size.width} to {out.height}x{out.width}. Give it p=1.0, or resize "
                 f"before it: {'K' if lowered.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
             )
         current_size = out if current_size is not None or (probability == 1 and not out.ragged) else None
@@ -227,7 +230,7 @@ def _outcomes(draw: Draw, ops: Iterable[Op]) -> Iterable[int]:
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:
-    """Raise an error for an op that mixes channels, if images differ in size and the op must begin a pass.
+    """Raise an error for an op that mixes channels, if images differ in size and the op would be the front of a pass.
 
     Raises:
         ArgumentError: If ``op`` mixes channels for this number of channels.
@@ -243,7 +246,7 @@ def check_sides(op: Op, size: Size, context: str = "") -> None:
     """Raise an error for images whose sides exceed the range of exact integers of float32, or the limit of a warp.
 
     Args:
-        op: Op that computes coordinates in float32.
+        op: Op that computes coordinates of pixels in float32.
         size: Size of one image, or of all images.
         context: Position of the image in the batch, for the message.
 

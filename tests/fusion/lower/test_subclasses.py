@@ -124,7 +124,7 @@ def overrides(kind):
     ):
         value = inspect.getattr_static(kind, name)
         # Every subclass in v2 is given the get_params of v1 anew.
-        if name in torchvision_types.NOT_APPLIED or (name == "get_params" and issubclass(kind, v2.Transform)):
+        if name in torchvision_types.IGNORED_OVERRIDES or (name == "get_params" and issubclass(kind, v2.Transform)):
             continue
         if isinstance(value, property):
             value = property(value.fget, value.fset)

@@ -13,7 +13,7 @@ import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_round, types_written
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_store_16_bits, types_written
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
 CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomRotation(30.0)
@@ -104,11 +104,11 @@ def test_whole_numbers_of_16_bits_are_rounded_once():
     assert types([CROP, BLUR], UINT16_UNIT, HALF) == (UINT16_UNIT, HALF)
     assert types([CROP, BLUR], UINT16_UNIT, UINT16_UNIT) == (FLOAT, UINT16_UNIT)
     first, second = internals.program(gpuaug.fuse([CROP, BLUR])).segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
-    assert may_round(first, UINT16_UNIT, HALF)
-    assert may_round(first, BYTES, UINT16_UNIT)
-    assert may_round(second, UINT16_UNIT, UINT16_UNIT)
-    assert not may_round(first, UINT16_UNIT, UINT16_UNIT)
-    assert not may_round(first, BYTES, FLOAT)
+    assert may_store_16_bits(first, UINT16_UNIT, HALF)
+    assert may_store_16_bits(first, BYTES, UINT16_UNIT)
+    assert may_store_16_bits(second, UINT16_UNIT, UINT16_UNIT)
+    assert not may_store_16_bits(first, UINT16_UNIT, UINT16_UNIT)
+    assert not may_store_16_bits(first, BYTES, FLOAT)
 
 
 RANGES = [

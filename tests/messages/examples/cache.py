@@ -123,7 +123,7 @@ class Pair(nn.Module):
         return images.mean((2, 3)), "text"
 
 
-@example("Put the stage that writes it behind the encoder, or choose a tensor of an encoder's result with output=")
+@example("Put the stage that writes it after the encoder, or choose a tensor of an encoder's result with output=")
 def results_that_cannot_be_stored(told):
     cache = gpuaug.FeatureCache(tempfile.mkdtemp())
     with told:

@@ -41,7 +41,7 @@ def complex_images(told):
     torch.testing.assert_close(augment(images.abs()), torch.tensor([0.0, 1.0]).view(1, 1, 1, 2))
 
 
-@example("Leave it out, or give them three channels")
+@example("Leave the transform out, or give the images three channels")
 def images_of_other_channels_than_a_module_takes(told):
     augment = gpuaug.fuse([FLIP, K.RandomHue((0.1, 0.1), p=1.0)])
     for images in (torch.cat((IMAGES, IMAGES), 1), IMAGES[:, :1]):

@@ -44,7 +44,7 @@ from gpuaug.fusion.program.gather import Gather, IndexMaps
 from gpuaug.fusion.program.intermediates import (
     UINT16_UNIT,
     gives_unit_range,
-    may_round,
+    may_store_16_bits,
     point_program_with_flags,
     types_written,
 )
@@ -283,7 +283,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that skips samples,
     # because ``contrast_kernel`` does not read the buffer route.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
-    rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
+    rounds = may_store_16_bits(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
     saves_pixels = rgb and in_unit_range and rounds and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
     sum_constants |= {"CONTRAST_COLUMN": mask_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}

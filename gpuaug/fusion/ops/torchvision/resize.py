@@ -1,6 +1,7 @@
 """torchvision's transforms that resize whole images or random crops.
 
-A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op.
+A transform is either *fused*, as an op that runs in gpuaug's kernels, or torchvision runs it. The *apply mask* of an op, (B,)
+bool, says which samples the op is applied to. The other samples skip the op.
 """
 
 from typing import Any, ClassVar
@@ -26,7 +27,8 @@ from gpuaug.fusion.pixels import ROUNDED
 class _Resampling(TorchvisionOp, ResampleOp):
     """Base class of resizes. Images are resized with ``align_corners=False``, as in torchvision.
 
-    Segmentation masks are resized by the mode ``"nearest"`` of ``torch.nn.functional.interpolate``.
+    Segmentation masks are resized by the mode ``"nearest"`` of ``torch.nn.functional.interpolate``, unless a subclass sets
+    ``mask_half_pixel_centers``.
     """
 
     half_pixel_centers = True
@@ -34,9 +36,10 @@ class _Resampling(TorchvisionOp, ResampleOp):
 
     def _read(self, transform: Any) -> None:
         mode = interpolation_of(transform)
-        self.nearest = mode == "nearest-exact"
+        self.nearest = mode == "nearest-exact"  # the mode "nearest" is not fused
         if transform.antialias:
             self.set_antialias(cubic=mode == "bicubic")
+        # ``lower/conversions.py`` sets ``rounds_once`` of the resize in a preset, which rounds bytes once, not after each axis.
         if self.to_bytes is not None and getattr(transform, "rounds_once", False):
             self.to_bytes = ROUNDED
 
@@ -48,7 +51,7 @@ class _Resampling(TorchvisionOp, ResampleOp):
         return None if mode in ("nearest-exact", "bilinear", "bicubic") else f"interpolation={mode!r}"
 
     def _options(self) -> dict[str, Any]:
-        """Keyword arguments of a functional call that are settings."""
+        """Settings of the transform that are keyword arguments of each functional call (``calls``)."""
         transform: Any = self.module
         return {"interpolation": transform.interpolation, "antialias": transform.antialias}
 
@@ -61,7 +64,7 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
     """
 
     lowers = (v2.RandomResizedCrop,)
-    centred = True
+    centred = True  # see the base class
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -69,11 +72,14 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         self._set_bounds(transform.scale, transform.ratio, log_ratios(self.name, transform))
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if samples that skip the op would have another size, or ``None``."""
+        """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
+
+        Samples that skip the op would have another size than the others.
+        """
         return unsupported_skip(self, size=size)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``resized_crop`` with the window in pixels and ``size``."""
+        """Functional call that repeats the op on one image: ``resized_crop`` with the drawn window and the output size."""
         names = {"top": "y", "left": "x", "height": "height", "width": "width"}
         window = {argument: int(draws[name][sample]) for argument, name in names.items()}
         return [("resized_crop", {**window, "size": [self._height, self._width], **self._options()})]
@@ -87,7 +93,10 @@ class _WholeResize(_Resampling, resize.Resize):
         self.mask_half_pixel_centers = self.nearest
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the output may have no pixels, or samples that skip the op would have another size; else ``None``."""
+        """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
+
+        Either the output may have no pixels, or samples that skip the op would have another size than the others.
+        """
         if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
         return unsupported_skip(self, size=size)
@@ -115,11 +124,11 @@ class Resize(_WholeResize):
             return size.to(int(target[0]), int(target[1]))
         if target is not None:
             return with_shorter_side(size, target[0], max_size)
-        short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
-        return _sides(size, max_size * short / np.maximum(long, 1), np.full_like(long, max_size))
+        input_shorter, input_longer = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
+        return _sides(size, max_size * input_shorter / np.maximum(input_longer, 1), np.full_like(input_longer, max_size))
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``resize`` with ``size``, ``max_size``, ``interpolation`` and ``antialias``."""
+        """Functional call that repeats the op on one image: ``resize`` with the settings of the transform."""
         transform: Any = self.module
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
 
@@ -132,30 +141,33 @@ class _RandomSizeResize(_WholeResize):
 
     draws_size = True
     draw_name: ClassVar[str] = "size"
-    """Key of the drawn number in the draws."""
+    """Name in ``OpDraws`` of the number that is drawn per sample: a length in pixels, or a scale."""
 
-    def _number(self, uniform: Any) -> Any:
-        """Map uniform numbers in [0, 1) to drawn numbers. The map must be monotonically increasing (``out_bounds``)."""
+    def _drawn_number(self, uniform: Any) -> Any:
+        """Map uniform numbers in [0, 1) to numbers of the distribution of the transform.
+
+        The map must be monotonically increasing, because ``out_bounds`` maps the smallest and the largest uniform number.
+        """
         raise NotImplementedError
 
     def _out(self, number: Any, size: Size) -> Size:
-        """Output size for the drawn number of each sample, or for one number."""
+        """Output size for input images of ``size``. ``number``: drawn number per sample, (B,), or one for all samples."""
         raise NotImplementedError
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Drawn size of each sample; the input size for samples that skip the op."""
+        """Output size of each sample: the drawn size, or the input size for samples that skip the op."""
         return self.where_applied(draws, self._out(draws[self.draw_name], size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes for the smallest and the largest drawn number."""
-        return tuple(self._out(self._number(uniform), size) for uniform in UNIFORM_BOUNDS)
+        """Output sizes for the smallest and the largest number that can be drawn."""
+        return tuple(self._out(self._drawn_number(uniform), size) for uniform in UNIFORM_BOUNDS)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one number per sample, (B,)."""
-        return {self.draw_name: self._number(sampler.uniform())}
+        return {self.draw_name: self._drawn_number(sampler.uniform())}
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``resize`` with the drawn ``size``, ``interpolation`` and ``antialias``."""
+        """Functional call that repeats the op on one image: ``resize`` to the drawn size."""
         out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
         return [("resize", {"size": [out.height, out.width], **self._options()})]
 
@@ -173,9 +185,9 @@ class RandomResize(_RandomSizeResize):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return super().unsupported() if self._count > 0 else "max_size is not larger than min_size, and is never drawn itself"
+        return super().unsupported() if self._count > 0 else "max_size is not larger than min_size"
 
-    def _number(self, uniform: Any) -> Any:
+    def _drawn_number(self, uniform: Any) -> Any:
         return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._min_size
 
     def _out(self, number: Any, size: Size) -> Size:
@@ -197,7 +209,7 @@ class RandomShortestSize(_RandomSizeResize):
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return super().unsupported() if len(self._choices) else "min_size is empty"
 
-    def _number(self, uniform: Any) -> Any:
+    def _drawn_number(self, uniform: Any) -> Any:
         return self._choices[np.floor(uniform * np.float32(len(self._choices))).astype(np.int64)]
 
     def _out(self, number: Any, size: Size) -> Size:
@@ -219,7 +231,7 @@ class ScaleJitter(_RandomSizeResize):
         self._range = np.float32(max_scale - self._min_scale)
         self.settings = {"size": f"between {self._min_scale} and {max_scale} of {tuple(self._target)}"}
 
-    def _number(self, uniform: Any) -> Any:
+    def _drawn_number(self, uniform: Any) -> Any:
         return uniform * self._range + np.float32(self._min_scale)
 
     def _out(self, number: Any, size: Size) -> Size:
@@ -230,15 +242,16 @@ class ScaleJitter(_RandomSizeResize):
 
 
 def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> Size:
-    """``size`` with another length of the shorter side, and the same aspect ratio.
+    """Output size with another length of the shorter side, and the aspect ratio of the input.
 
     Args:
         size: Size of the input images.
-        shorter: Length of the shorter side in pixels, a number or an array (B,).
-        max_size: Maximum length of the longer side in pixels, with the shorter side in proportion. ``None`` for no limit.
+        shorter: Length of the shorter side of the output in pixels, a number or an array (B,).
+        max_size: Maximum length of the longer side of the output in pixels; ``None`` for no limit. If the longer side would
+            exceed it, both sides are reduced.
     """
-    short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
-    longer = (shorter * long / np.maximum(short, 1)).astype(np.int64)
+    input_shorter, input_longer = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
+    longer = (shorter * input_longer / np.maximum(input_shorter, 1)).astype(np.int64)
     shorter = np.broadcast_to(shorter, longer.shape)
     if max_size is not None:
         is_over = longer > max_size
@@ -248,6 +261,6 @@ def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> 
 
 
 def _sides(size: Size, shorter: Any, longer: Any) -> Size:
-    """``size`` with other lengths of the shorter and the longer side. Portrait stays portrait, landscape stays landscape."""
+    """Output size with these lengths of the shorter and the longer side. Portrait stays portrait, landscape stays landscape."""
     is_portrait = np.less_equal(size.width, size.height)
     return size_rounded_down(size, np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))

@@ -41,7 +41,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
 )
 from gpuaug.fusion.backends.triton.taps import select_sample
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_round
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_store_16_bits
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
@@ -232,7 +232,7 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tens
         {**source_constants(pass_, source), **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
-    rounds = gives_unit_range(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
+    rounds = gives_unit_range(pass_.front, source.dtype) and may_store_16_bits(pass_, source.dtype, out.dtype)
     first = FirstLaunch(columns_launch, (batch, channels, width, height), UINT16_UNIT if rounds else torch.float32)
     return filter_launch(blur_rows, (across, border), pass_, source, rows, out, first, along_x=True)
 
