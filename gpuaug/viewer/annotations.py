@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.targets import BOXES
-from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
-from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, vertices
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, TARGET_DICT_FORMATS, vertices
 from gpuaug.viewer.follow import Row
 
 Array = NDArray[Any]

@@ -15,9 +15,9 @@ from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProc
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip, read_encoded
 from gpuaug.decode import collate_encoded as packing
-from gpuaug.decode import file_bytes
 from gpuaug.decode.clips import video_file
 from gpuaug.feed.worker import OpenedFiles
+from gpuaug.feed.wrapped_loader import awaited_worker
 
 STALLED = 5
 """Sample whose file cannot be read: the last one of the third batch, the last of the first worker."""
@@ -87,7 +87,7 @@ class _Os:
 def opened_last(iterator):
     """The file that the awaited worker opened last. torchdata's iterator awaits states of workers before it is returned."""
     files = getattr(iterator, "opened_files", None)
-    return files.of(iterator._task_info[iterator._rcvd_idx][0]) if files is not None else ""
+    return files.of(awaited_worker(iterator)) if files is not None else ""
 
 
 @pytest.fixture
@@ -123,7 +123,6 @@ STALLS = {
     "opened by the dataset": None,
     "encoded": (packing, "open_file", read_slowly(packing.open_file)),
     "encoded, status": (packing, "os", _Os()),
-    "encoded, opened": (file_bytes, "_open_without_waiting", stalling(file_bytes._open_without_waiting)),
     "clip": (video_file, "os", _Os()),
     "clip, opened": (video_file, "open_file", read_slowly(video_file.open_file)),
 }

@@ -246,3 +246,8 @@ def test_boxes_follow_each_crop():
         assert target["valid"].tolist() == [bool(len(rows))]
         if len(rows):
             assert target["boxes"].tolist() == [[columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]]
+
+
+def test_views_of_crops_are_as_many_as_the_crops():
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape("views must be 5 with FiveCrop, got 2. Leave it out.")):
+        gpuaug.fuse(v2.FiveCrop(9), views=2)

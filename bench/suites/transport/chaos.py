@@ -69,14 +69,14 @@ class ReceivedBatches:
     def __init__(self, trial: Trial, second: "SecondLoader | None" = None) -> None:
         self._trial = trial
         self._second = second
-        self._batches: list[dict[str, Any]] = []
+        self.batches: list[dict[str, Any]] = []
 
     def __call__(self, batch: dict[str, Any]) -> None:
         self._trial.pause("loop")
         self._trial.stall()
         if self._second is not None:
             self._second.read()
-        self._batches.append(batch if random.random() < 0.3 else on_host(batch))
+        self.batches.append(batch if random.random() < 0.3 else on_host(batch))
 
     def read(self, batches: Any, count: int | None = None) -> None:
         for batch in islice(batches, count):
@@ -84,7 +84,7 @@ class ReceivedBatches:
 
     def check(self, expected: Sequence[dict[str, Any]], *, complete: bool = True) -> None:
         """Compare the batches with ``expected``, and each image with its checksum. ``complete``: no batch may be missing."""
-        delivered = [on_host(batch) for batch in self._batches]
+        delivered = [on_host(batch) for batch in self.batches]
         if len(delivered) > len(expected) or (complete and len(delivered) != len(expected)):
             raise AssertionError(f"{len(delivered)} batches were delivered, of {len(expected)}")
         for number, (delivered_batch, expected_batch) in enumerate(zip(delivered, expected, strict=False)):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.forms.kinds import Points, are_large
-from gpuaug.fusion.ops.boxes import composed
+from gpuaug.fusion.forms.kinds import Points
+from gpuaug.fusion.ops.boxes import are_large, composed
 from gpuaug.fusion.program.plan import BoxCrop, Plan
 
 

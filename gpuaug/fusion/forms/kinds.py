@@ -1,11 +1,9 @@
 """Kinds of targets in one form: a flat tensor with the values of all images, and the *owner* of each row.
 
-A *slot* holds the targets at one place of a container, such as the boxes of all target dicts. It checks the tensors, packs them
-into one form, and restores their form in the results.
+A *slot* checks, packs and restores the targets at one place of a container, such as the boxes of all target dicts.
 
-The owner of a row is the index of its sample, an image or a clip. A *pass* is one kernel that reads and writes all images; a
-*plan* is a list of passes. The *parameter table* holds one row of numbers per sample, from which the passes read the parameters
-of the ops. A mask *valid* says which boxes are inside the image and large enough.
+The owner of a row is the index of its sample, an image or a clip. A *pass* is one kernel that reads and writes all images. The
+*parameter table* holds the parameters of the ops per sample. A mask *valid* says which boxes are inside and large enough.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,21 +22,20 @@ from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
 from gpuaug.fusion.ops.base import Array, Size
-from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, apply_matrices, floating_dtype, has_positive_area, vertices
+from gpuaug.fusion.ops.boxes import (
+    POINTS,
+    TARGET_DICT_FORMATS,
+    BoxFormat,
+    BoxMapping,
+    apply_matrices,
+    are_large,
+    floating_dtype,
+    has_positive_area,
+    vertices,
+)
 from gpuaug.fusion.ops.geometry import FieldOp
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.program.plan import Canvases, Plan
-
-TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
-    "xyxy": BoxFormat("corners", edges=True),
-    "xywh": BoxFormat("sides", edges=True),
-    "cxcywh": BoxFormat("centre", edges=True),
-    "cxcywh_share": BoxFormat("centre", edges=True, share=True),
-}
-"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
-
-POINTS = BoxFormat("points", edges=True)
-"""Format of keypoints in target dicts."""
 
 
 @dataclass(eq=False)
@@ -133,8 +130,8 @@ class Points:
             op: Op that moves pixels by a field.
             rows: Row of each sample, (B, row_width).
             size: Size of the images.
-            matrix: Matrices that map input pixel centres to the input pixel centres of the op, (B, 3, 3) float32.
-            input_sizes: (height, width) of the input images, or ``Ragged.places`` for images of different sizes.
+            matrix: Matrices of the preceding plans. See ``transform``.
+            input_sizes: See ``transform``.
         """
         are_boxes = self.format.layout != "points"
         if are_boxes and self.clip:
@@ -158,11 +155,6 @@ class Points:
                 self.valid = self.valid & has_positive_area(self.values, self.format)
             self.format = BoxFormat("vertices")
         self.values = points if matrix is None else apply_matrices(points, matrix)
-
-
-def are_large(sides: Tensor, min_side: float, min_area: float) -> Tensor:
-    """Return the mask of the boxes that are large enough to be valid, (n,) bool. ``sides``: width and height, (n, 2)."""
-    return (sides >= min_side).all(1) & (sides.prod(1) >= min_area)
 
 
 class Masks:

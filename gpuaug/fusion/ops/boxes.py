@@ -41,6 +41,17 @@ KORNIA_FORMATS: dict[str, BoxFormat] = {
 }
 """Format for each of Kornia's data keys, the names that say what an input holds."""
 
+TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
+    "xyxy": BoxFormat("corners", edges=True),
+    "xywh": BoxFormat("sides", edges=True),
+    "cxcywh": BoxFormat("centre", edges=True),
+    "cxcywh_share": BoxFormat("centre", edges=True, share=True),
+}
+"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
+
+POINTS = BoxFormat("points", edges=True)
+"""Format of keypoints in target dicts."""
+
 _TRAILING_SHAPES: dict[BoxLayout, tuple[int, ...]] = {
     "vertices": (4, 2),
     "corners": (4,),
@@ -213,6 +224,11 @@ def has_positive_area(values: Tensor, box_format: BoxFormat) -> Tensor:
     sides = values[..., 2:] if box_format.layout != "corners" else values[..., 2:] - values[..., :2]
     # Between the centres of its first and its last pixel, a box of one pixel has sides of 0.
     return (sides > (0 if box_format.edges or box_format.layout != "corners" else -1)).all(-1)
+
+
+def are_large(sides: Tensor, min_side: float, min_area: float) -> Tensor:
+    """Return the mask of the boxes that are large enough to be valid, (n,) bool. ``sides``: width and height, (n, 2)."""
+    return (sides >= min_side).all(1) & (sides.prod(1) >= min_area)
 
 
 def _overlaps_image(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:

@@ -31,10 +31,9 @@ from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches, tiles
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.backends.triton.tiles import images, objects
-from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
-from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, TARGET_DICT_FORMATS, BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.policies.one_of import OneOf
 

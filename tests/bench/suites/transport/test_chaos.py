@@ -50,7 +50,7 @@ def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatc
 def test_a_batch_that_is_lost_before_the_fault_is_noticed(fault, monkeypatch):
     def losing(received, want, *, complete=True):
         monkeypatch.undo()
-        del received._batches[-1:]
+        del received.batches[-1:]
         received.check(want, complete=complete)
 
     trials = (chaos.Trial(0, number, chaos.torch.device("cpu")) for number in itertools.count())

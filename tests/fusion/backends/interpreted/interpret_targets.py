@@ -19,9 +19,8 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton import boxes as box_kernels
 from gpuaug.fusion.backends.triton.box_windows import box_windows
-from gpuaug.fusion.forms.kinds import TARGET_DICT_FORMATS
 from gpuaug.fusion.ops import boxes
-from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, TARGET_DICT_FORMATS, BoxMapping
 
 POINTS = boxes.BoxFormat("points", edges=True)
 FRAMES = torch.tensor([[0, 20, 30], [7, 40, 25], [9, 33, 64]])

@@ -50,7 +50,7 @@ DISTRIBUTION_CASES = {
 }
 
 NOT_DRAWN = {
-    *(v2.CenterCrop, v2.Grayscale, v2.LinearTransformation, v2.Normalize, v2.Pad, v2.Resize, v2.RGB),
+    *(v2.CenterCrop, v2.FiveCrop, v2.Grayscale, v2.LinearTransformation, v2.Normalize, v2.Pad, v2.Resize, v2.RGB, v2.TenCrop),
     *(v2.RandomAdjustSharpness, v2.RandomGrayscale, v2.RandomHorizontalFlip, v2.RandomInvert, v2.RandomPosterize),
     *(v2.RandomAutocontrast, v2.RandomEqualize, v2.RandomSolarize, v2.RandomVerticalFlip, v2.UniformTemporalSubsample),
 }

@@ -327,10 +327,12 @@ def test_every_lowered_transform_is_compared():
     elsewhere = {
         gpuaug.FixedSizeCrop,
         gpuaug.PadIfSmaller,
+        v2.FiveCrop,
         v2.JPEG,
         v2.LinearTransformation,
         v2.RandomPosterize,
         v2.RandomIoUCrop,
+        v2.TenCrop,
         v2.UniformTemporalSubsample,
         *TorchvisionPolicy.lowers,
     }
