@@ -75,6 +75,8 @@ def test_run_that_reads_features_of_an_earlier_run_equals_it(name, data, tmp_pat
         assert_has_learnt(capsys.readouterr().out)
     run_example(name, *small, "--checkpoint", tmp_path / "plain.pt")
     states = [torch.load(tmp_path / name) for name in ("recorded.pt", "read.pt", "plain.pt")]
+    for state in states:
+        state["loader"].pop("replaced", None)  # how many samples were decoded, which samples with features are not
     assert differences(states[0], states[1]) == differences(states[0], states[2]) == []
 
 
