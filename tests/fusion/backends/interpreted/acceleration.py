@@ -201,7 +201,7 @@ def replayed(operation):
         key, arrays = [], []
         for arg in (*args, *kwargs, *kwargs.values()) if kwargs else args:
             if type(arg) is tl.tensor:
-                key.append(arg.type.name)
+                key.append((arg.type.name, arg.handle.data.dtype))
                 arrays.append(arg.handle.data)
             else:
                 key.append(repr(arg))
