@@ -49,20 +49,21 @@ MAX_THREADS = 4096
 """Maximum number of threads that decode on the CPU, far above any number of cores."""
 
 CORES_PER_SPARE_CORE = 8
-"""One in this number of cores is left to other threads and the workers. The other cores decode.
+"""Of each group of this many cores, one is left to other threads and the workers, and the others decode.
 
 With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: 12, 14 and 16
-threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s without engines and without Numba's loops (H200, 2026-11-26).
+threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s without engines, and without the loops that Numba compiles (H200,
+2026-11-26).
 """
 
 
 class DecodeStage(Stage):
-    """Decode the ``Encoded`` images of a batch into a ``Ragged``, or its clips into frames, on the device.
+    """Decode the ``Encoded`` images of a batch into a ``Ragged``, a buffer of images of different sizes, or clips into frames.
 
     The stage decodes ahead of all other stages, on background threads, regardless of its position in ``stages``. The JPEG
     engines of a data-centre card (A100, H100, H200, B200) decode baseline JPEGs. Host threads and the card together decode
-    progressive JPEGs, a share of the JPEGs with over 4 megapixels, and all baseline JPEGs on a card without engines. Host
-    threads decode all other files, and all files without a GPU. ``print(DecodeStage().decoders)`` lists the files per decoder.
+    progressive JPEGs and a share of the JPEGs with over 4 megapixels; on a card without engines, also all baseline JPEGs. Host
+    threads decode all other files, and all files without a GPU. ``print(DecodeStage().decoders)`` lists the types of files.
 
     Clips of ``read_clip`` become a tensor (B, T, 3, H, W) uint8, or a ``Ragged`` of B·T frames if clips differ in size. The
     video engines of a card (``nvdec``) decode H.264, HEVC, VP9 and, if the card has an engine for it, AV1, in 4:2:0 of 8 bits;
@@ -73,23 +74,25 @@ class DecodeStage(Stage):
         backend: ``"auto"``: all available decoders: engines, hybrid (host threads and the card together) and CPU.
             ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: the same for
             clips; images are decoded on the CPU. ``"cpu"``: host threads only. The decoder of an image or a clip depends only
-            on its header and its length; on a card with engines, for JPEGs of over 4 megapixels, also on ``threads``.
+            on its header and its number of bytes; on a card with engines, for JPEGs of over 4 megapixels, also on ``threads``.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey: of a JPEG the luma in the file, of other formats PIL's
             ``convert("L")``. ``None``: as stored, with 8 or 16 bits and any number of bands; pages of a TIFF that have the same
             size and type are bands, and overviews and masks are left out. ``"labels"``: one channel of the values in the file,
             for masks of class indices: grey values, the indices of a palette, 0 and 1 for one bit; files in colour, and of
-            several pages, cannot be decoded. For both, bits and bands must be the same for all images of a batch. With 3 or 1,
-            the first page of a TIFF is decoded.
+            several pages, cannot be decoded. With ``None`` and ``"labels"``, all images of a batch must have the same bits and
+            bands. With 3 or 1, the first page of a TIFF is decoded.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
             many pixels. Lossless JPEGs and other formats are decoded at full size.
-        scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
-            size that is not smaller than the size to which the stage resizes it. Applies to JPEGs that the CPU decodes, if the
-            fused stage transforms only images. Pixels then differ from the pixels at full resolution. Default: full resolution.
+        scale: ``"auto"``: if a pipeline of ``gpuaug.fuse`` follows and begins with a crop that is resized, decode the window of
+            the crop at the smallest of 1/1, 1/2, 1/4 and 1/8 at which it is not smaller than the size after the resize. Applies
+            to JPEGs that the CPU decodes, if the fused stage transforms only images. Pixels then differ from the pixels at full
+            resolution. Default: full resolution.
         exif: Whether images are rotated upright by the orientation in their EXIF, or in XMP if EXIF has none, as PIL's
             ``exif_transpose`` does, before all stages. ``False``: images of all formats are decoded as stored.
         on_error: If an image cannot be decoded: ``"raise"``: raise an error at its batch. ``"replace"``: replace its sample, in
-            every member of the batch, also of other ``DecodeStage``s, by the nearest good sample before it, cyclically.
-            ``stats()`` counts replaced samples and lists their files, and a log message names the first.
+            every member of the batch, also in members of other ``DecodeStage``s, by the nearest preceding sample that could be
+            decoded; before the first such sample, by the last one. ``StreamedLoader.stats()`` counts replaced samples and lists
+            their files, and a log message names the first.
         max_replaced: Largest share of the samples of a loader that ``on_error="replace"`` may replace, from 0 to 1.
             Checked from the thousandth decoded sample on. The counts are part of the loader's state.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
@@ -110,14 +113,14 @@ class DecodeStage(Stage):
 
     Cost:
         The training thread allocates the memory for the pixels of a batch. On an H200 the engines decode about 40 000 images of
-        500x420 pixels per second (``bench run files``). Device memory: the pixels of up to ``depth + 7`` batches, each rounded
-        up by at most an eighth.
+        500x420 pixels per second (``bench run files``). Device memory: the pixels of up to ``depth + 7`` batches, for the
+        ``depth`` of the loader, each rounded up by at most an eighth.
 
-        For clips, 12 threads feed the video engines. Each has up to 3 open sessions, one per codec and size, and closes the
-        least recently used. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), plus about 40 frames of 1.5
-        bytes per pixel. A batch takes another 1.5 bytes per pixel while it is decoded. Sessions belong to a device, and stay
-        open for later loaders. A loader on an H200 decodes 242 clips per second
-        (``bench run clips_files``): 16 frames of 340x256 per clip, every fourth frame.
+        For clips, 12 threads feed the video engines. Each thread has up to 3 open sessions, one per codec and size, and closes
+        the least recently used. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), plus about 40 frames of
+        1.5 bytes per pixel. A batch takes another 1.5 bytes per pixel while it is decoded. Sessions belong to a device, and
+        stay open for later loaders. A loader on an H200 decodes 242 clips per second (``bench run clips_files``): 16 frames of
+        340x256 per clip, every fourth frame.
 
     Examples:
         >>> import io, PIL.Image
@@ -155,7 +158,7 @@ class DecodeStage(Stage):
         channels = one_of("channels", channels, (1, 3, "labels", None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to rotate images upright.")
         if min_side is not None:
-            min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
+            min_side = whole_number("min_side", min_side, "Leave it out to decode at full size.", least=1)
         scale = one_of("scale", scale, ("auto", None), "Leave it out to decode at full resolution.")
         for argument, value in {"min_side": min_side, "scale": scale}.items():
             if channels == "labels" and value is not None:
