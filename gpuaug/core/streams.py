@@ -326,9 +326,9 @@ class Lanes:
 def spare_forked_children() -> None:
     """Keep forked processes from freeing objects of this process in a garbage collection.
 
-    The objects may contain events and graphs, or threads, as those of PyAV do. Destroying an event or a graph aborts a process
-    that cannot use the device, such as a worker. Destroying an object with threads waits forever, because a forked process does
-    not have these threads. The objects take no memory in a forked process, which shares the pages of its parent.
+    Such an object may hold CUDA events or graphs. A process that cannot use the device, such as a worker, is aborted when it
+    destroys an event or a graph. A decoder of PyAV has threads, which a forked process does not have: destroying the decoder
+    would wait for them forever. The objects take no memory in a forked process, which shares the pages of its parent.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)

@@ -26,7 +26,7 @@ class Placement(NamedTuple):
     """Places of the images of M groups on their canvases, on the host. The N images are in the order of the groups."""
 
     places: NDArray[np.int64]
-    """(N, 4) top, left, height and width of the resized image on its canvas, of which a part may be outside."""
+    """(N, 4) top, left, height and width of the resized image on its canvas. The image may exceed the canvas."""
     regions: NDArray[np.int64]
     """(N, 4) top, left, height and width of the part of the canvas that is the image's, with fill around the image."""
     used: NDArray[np.bool_]

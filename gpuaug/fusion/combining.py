@@ -74,11 +74,11 @@ class Mosaic(_Combine):
 
     Each image is resized to a longer side of ``size // 2``, with its aspect ratio, and touches the centre with a corner: the
     first image above and left of it, then right, below and left, below and right. The centre is uniform in the middle half of
-    each side. What is outside of the canvas is cut off. For a sample without mosaic, the first image with its targets is
-    resized to a longer side of ``size``, and centred.
+    each side. Parts of images outside of the canvas are cut off. Where the mosaic is not applied, the first image of the sample
+    is resized to a longer side of ``size`` and centred, with its targets.
 
     It stands first in a ``Compose`` for ``gpuaug.fuse``, and runs in a dataset too. A sample holds a list of four images, and a
-    list of four target dicts. Boxes of which less than a tenth is inside of the canvas are not ``valid`` in the target dict.
+    list of four target dicts. A box with less than a tenth of its area on the canvas is not ``valid`` in the target dict.
 
     Args:
         size: Height and width of the result in pixels.
@@ -119,8 +119,8 @@ class MixUpBoxes(_Combine):
 
     The second image is resized to the size of the first, with its aspect ratio, centred on ``fill``. The weight of the first
     image is drawn from Beta(alpha, alpha). The target dict gets a ``weight`` per box: of the first image's boxes this weight,
-    of the second's the rest; existing weights are multiplied. For a sample without MixUp, the first image with its targets
-    remains, with weights of 1.
+    of the second's boxes 1 minus this weight; existing weights are multiplied. Where MixUp is not applied, the result is the
+    first image with its targets, with weights of 1.
 
     It stands first in a ``Compose`` for ``gpuaug.fuse``, or after a ``Mosaic`` or ``CopyPaste``, and runs in a dataset too. The
     samples of a ``Mosaic`` before it have eight images.

@@ -109,7 +109,7 @@ class ReceivedBatches:
 
 
 class SecondLoader:
-    """Another loader without a fault, of which the training loop reads a batch at each step, until its end."""
+    """Another loader, without a fault. The training loop reads one batch of it at each step, until the loader ends."""
 
     def __init__(self, trial: Trial, stack: ExitStack) -> None:
         second = Trial(trial.seed + 1, trial.number, trial.device)

@@ -79,7 +79,7 @@ class Tiles:
     images: NDArray[np.int64]
     """(T,) index of each tile's image in ``Pixels``."""
     places: NDArray[np.int64]
-    """(T, 4) top, left, height and width of the resized image on its canvas, of which a part may be outside."""
+    """(T, 4) top, left, height and width of the resized image on its canvas. The image may exceed the canvas."""
     regions: NDArray[np.int64]
     """(T, 4) top, left, height and width of the region of the canvas."""
     offsets: NDArray[np.int64]

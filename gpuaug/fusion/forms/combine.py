@@ -37,7 +37,7 @@ from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import LARGEST
 
 LEAST_VISIBLE = 0.1
-"""Smallest share of the area of a valid box that is inside of the canvas."""
+"""Smallest share of the area of a box that must be on the canvas for the box to be valid."""
 
 
 class Combination:
@@ -359,7 +359,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
 
 
 class _ImagesCall(Call):
-    """Call for the targets of images of which only the sizes are known."""
+    """``Call`` with the sizes of the images, without the images."""
 
     def __init__(self, sizes: NDArray[np.int64], channels: int, device: torch.device, boxes: BoxFormatName) -> None:
         self.boxes = boxes
@@ -371,7 +371,7 @@ class _ImagesCall(Call):
 
 
 def _move_points(target: Points | Masks, matrix: Tensor, call: Call, *, clips: bool) -> None:
-    """Move boxes or keypoints to the canvases. Boxes of which less than ``LEAST_VISIBLE`` is inside are not valid."""
+    """Move boxes or keypoints to the canvases. Boxes with less than ``LEAST_VISIBLE`` of their area there are not valid."""
     assert isinstance(target, Points)
     assert call.image_layouts is not None
     visible: Tensor | None = None
