@@ -99,8 +99,10 @@ def test_boxes_and_keypoints_move_as_in_torchvision(name, boxes):
     targets = [{"boxes": box, "keypoints": start} for box, start in zip(given, starts, strict=True)]
     augment = gpuaug.fuse(PIPELINES[name], boxes=boxes)
     draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    alone = augment(images, draws=draws)  # in one plan, which is not that of images with boxes
     made, results = augment(images, targets, data_keys=["input", "targets"], draws=draws)
     assert_values(made, replayed(draws, images), atol=1, share=0.001)
+    assert_values(alone, made, atol=1, share=0.001)
     for target, result, calls in zip(targets, results, draws.as_torchvision(), strict=True):
         typed = tv_tensors.BoundingBoxes(target["boxes"], format=boxes.upper(), canvas_size=size)
         assert_values(result["boxes"], followed(typed, calls), atol=1e-3)
