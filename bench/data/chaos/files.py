@@ -15,16 +15,9 @@ FILE_PX = 40, 32
 """Height and width of the images in files, in pixels."""
 
 
-FOLDER_VARIABLE = "GPUAUG_CHAOS_FOLDER"
-"""Environment variable with the folder of the files, for workers that are spawned: their files must have the same paths."""
-
-
 @cache
 def _folder() -> Path:
-    if FOLDER_VARIABLE in os.environ:
-        return Path(os.environ[FOLDER_VARIABLE])
     folder = Path(tempfile.mkdtemp(prefix="gpuaug-chaos-"))
-    os.environ[FOLDER_VARIABLE] = str(folder)
     process = os.getpid()  # workers, which are forks, must not remove the folder
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
     return folder

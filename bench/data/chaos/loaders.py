@@ -214,7 +214,12 @@ def source(trial: Trial, samples: Any) -> Any:
     if trial.source == "stateful":
         from torchdata.stateful_dataloader import StatefulDataLoader as loader_type
     collate = gpuaug.collate_encoded if trial.encoded else None
-    return loader_type(samples, trial.batch_size, num_workers=trial.workers, collate_fn=collate)
+    # A spawned worker imports torch for seconds, and would write its files into a folder of its own. A process of the pool is
+    # itself spawned, and then Python spawns by default.
+    context = "fork" if trial.workers else None
+    return loader_type(
+        samples, trial.batch_size, num_workers=trial.workers, collate_fn=collate, multiprocessing_context=context
+    )
 
 
 def stages(

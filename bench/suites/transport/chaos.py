@@ -53,8 +53,8 @@ POLL_S = 0.1
 CHUNK_TRIALS = 5
 """Number of trials in a chunk, the unit of work of a process."""
 
-CHUNKS_PER_REPORT = 50
-"""Number of chunks between two progress messages."""
+REPORT_S = 30.0
+"""Seconds between two progress messages."""
 
 SUMS = {"counts": "trials", "seconds": "took_s"}
 """Sum of all calls → its name in a row of the result."""
@@ -245,16 +245,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     chunks = [numbers[start_trial : start_trial + CHUNK_TRIALS] for start_trial in range(0, len(numbers), CHUNK_TRIALS)]
     chunk_results: list[tuple[Counter[str], Counter[str], list[int]]] = []
     problem = ""
+    next_report = REPORT_S
     with ExitStack() as stack:
         finished_chunks = _finished_chunks(options, chunks, stack)
         try:
             for chunk_result in finished_chunks:
                 chunk_results.append(chunk_result)
-                if len(chunk_results) % CHUNKS_PER_REPORT == 0:
+                elapsed = perf_counter() - start
+                if elapsed > next_report:
+                    next_report = elapsed + REPORT_S
                     finished = sum(counts.total() for counts, _, _ in chunk_results)
                     failures = sum(len(failed) for _, _, failed in chunk_results)
-                    console.print(f"chaos: {finished} trials, {failures} failed, {perf_counter() - start:.0f} s", markup=False)
-                if 0 < options.seconds < perf_counter() - start:
+                    console.print(f"chaos: {finished} trials, {failures} failed, {elapsed:.0f} s", markup=False)
+                if 0 < options.seconds < elapsed:
                     break
         except KeyboardInterrupt:
             if not chunk_results:
