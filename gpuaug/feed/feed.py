@@ -335,13 +335,7 @@ def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tupl
 def _receive_staged(staging: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
     writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
-    if writer is None:
-        return batch, None
-    try:
-        description = describe_or_free_slot(batch, writer)
-    except BaseException:
-        writer.free()
-        raise
+    description = batch if writer is None else describe_or_free_slot(batch, writer)
     return _for_device(device, *ring.batch_and_slot(description)) if type(description) is BatchInSlot else (batch, None)
 
 
@@ -368,9 +362,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
     unsupported = unsupported_reason()
     if unsupported is not None:
         return unsupported
-    if device.type != "cuda" and not requires_ring:
-        return f"the device is {device.type}"
-    if device.type not in ("cuda", "cpu"):
+    if device.type != "cuda" and not (device.type == "cpu" and requires_ring):
         return f"the device is {device.type}"
     if type(loader) in {list, tuple}:
         return "the batches of a list are in memory already"

@@ -10,6 +10,7 @@ to send an error in place of a batch that cannot be pickled.
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import queues
 from typing import Any
 
@@ -70,15 +71,16 @@ class SlotCollate:
 def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:
     """Copy the tensors of a batch into the slot, and return a ``BatchInSlot``.
 
-    If no tensor can be copied, free the slot, and return ``batch`` unchanged.
+    If no tensor can be copied, free the slot, and return ``batch`` unchanged. An error frees the slot, too.
     """
+    description = batch
     try:
-        description = writer.describe(batch)
-    except ArgumentTypeError:  # a container cannot be rebuilt; the loader raises the error when it copies the batch
-        description = batch
-    if type(description) is not BatchInSlot:
-        writer.free()
-    return description
+        with suppress(ArgumentTypeError):  # a container cannot be rebuilt; the loader raises the error when it copies the batch
+            description = writer.describe(batch)
+        return description
+    finally:
+        if type(description) is not BatchInSlot:
+            writer.free()
 
 
 def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
