@@ -12,7 +12,6 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.draws_ahead import generator_variables, read_open_to_end
-from gpuaug.feed.feed import Feed
 from gpuaug.feed.wrapped_loader import has_persistent_workers, has_state_methods, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
@@ -32,17 +31,14 @@ class Inspection:
     def __init__(self, loader: StreamedLoader) -> None:
         self.loader = loader
         self._shared = loader._shared
+        self.feed = self._shared.feed
+        """Feed of the loader: transfer of batches from the wrapped loader to the copy lane."""
         self._epoch = self._shared.progress.next_epoch
 
     @property
     def lanes(self) -> Lanes:
         """Lanes (CUDA streams) of the loader."""
         return self._shared.lanes
-
-    @property
-    def feed(self) -> Feed:
-        """Feed of the loader: transfer of batches from the wrapped loader to the copy lane."""
-        return self._shared.feed
 
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
