@@ -188,7 +188,11 @@ class Feed:
             if is_written or (self._ring is not None and self._ring.slots_per_worker < slots_per_worker):
                 self._ring = None
         if self._ring is None:
-            self._ring = self._new_ring(slots_per_worker)
+            try:
+                self._ring = Ring(max(self.workers, 1), slots_per_worker, self._budget_bytes)
+                self._rings = [*map(weakref.ref, self._living_rings()), weakref.ref(self._ring)]
+            except OSError as error:  # its memory cannot be allocated
+                self._disable_ring(error)
         if self._ring is not None:
             self._ring.add_slots(slots_per_worker)
         return self._ring
@@ -262,16 +266,6 @@ class Feed:
         # Batches that wait for the training thread or are being copied, in addition to the batches that workers prefetch.
         num_received = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetch_factor + 1 + math.ceil(num_received / max(self.workers, 1)))
-
-    def _new_ring(self, slots_per_worker: int) -> Ring | None:
-        """Create a ring; ``None`` if its memory cannot be allocated."""
-        try:
-            ring = Ring(max(self.workers, 1), slots_per_worker, self._budget_bytes)
-        except OSError as error:
-            self._disable_ring(error)
-            return None
-        self._rings = [*map(weakref.ref, self._living_rings()), weakref.ref(ring)]
-        return ring
 
     def _disable_ring(self, error: OSError) -> None:
         """Let batches travel without slots from now on, and warn. ``error``: reason why the ring cannot be created.
@@ -359,9 +353,8 @@ def _overrides_iteration(loader: Any) -> bool:
 
 def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: bool) -> str:
     """Return the reason why batches do not travel in slots, or an empty string. ``requires_ring``: ``feed`` is ``"ring"``."""
-    unsupported = unsupported_reason()
-    if unsupported is not None:
-        return unsupported
+    if reason := unsupported_reason():
+        return reason
     if device.type != "cuda" and not (device.type == "cpu" and requires_ring):
         return f"the device is {device.type}"
     if type(loader) in {list, tuple}:

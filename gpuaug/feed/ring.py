@@ -354,6 +354,6 @@ def default_budget_bytes() -> int:
     return memory_share_bytes() // 8
 
 
-def unsupported_reason() -> str | None:
-    """Return the reason why this system does not support the ring, or ``None``."""
-    return None if sys.platform == "linux" and hasattr(os, "memfd_create") else "the ring needs Linux"
+def unsupported_reason() -> str:
+    """Return the reason why this system does not support the ring; an empty string if it does."""
+    return "" if sys.platform == "linux" and hasattr(os, "memfd_create") else "the ring needs Linux"
