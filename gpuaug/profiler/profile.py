@@ -120,14 +120,14 @@ class _Profile:
         """Time of beginning epochs in milliseconds per batch, for each streamed window."""
         self._waits_ms: list[float] = []
         """Wait of the training thread for the loader in milliseconds, for each batch of the streamed windows."""
-        self._batches: EndlessBatches
+        self._batches = EndlessBatches(self._inspection)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
         """Maximum number of batches that were loaded and not yet trained on."""
 
     def run(self) -> Report:
         _log.info("gpuaug.profile: warm-up")
-        with EndlessBatches(self._inspection) as self._batches:
+        with self._batches:
             self._warm_up(self._ahead, self._queued + 4)
             repeated = RepeatedBatch(self._batches.next(self._ahead))
             self._step(repeated())
