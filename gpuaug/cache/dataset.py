@@ -201,22 +201,20 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
     Attributes of iterable and indexable objects are searched, and items of lists, tuples and dicts that are such objects.
     """
     wrapped: list[_Samples] = []
-    seen: dict[int, Any] = {}
-    pending = [source]
-    while pending:
-        value = pending.pop()
-        if id(value) in seen or isinstance(value, str | bytes | torch.Tensor | type):
+    seen: set[int] = set()
+    found = [source]
+    for value in found:  # grows in the loop
+        if id(value) in seen:
             continue
-        seen[id(value)] = value
+        seen.add(id(value))
         if isinstance(value, _Samples):
             wrapped.append(value)
-            continue
-        if type(value) in _CONTAINERS:
+        elif type(value) in _CONTAINERS:
             # Samples are not searched: lists of data sets are short, and lists of samples are long.
             items = value.values() if isinstance(value, dict) else value
-            pending += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
+            found += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
         elif _has_items(value):
-            pending += list(getattr(value, "__dict__", {}).values())
+            found += getattr(value, "__dict__", {}).values()
     return wrapped
 
 

@@ -140,12 +140,10 @@ class Decoding:
 
     def with_placeholders(self, batch: Batch) -> Batch:
         """Return the batch with a placeholder for each ``Encoded``."""
-        numbers = {id(member): number for number, member in enumerate(self._encoded)}
-        return map_instances(
-            lambda member: DecodingPlaceholder(self, numbers[id(member)], len(member)) if id(member) in numbers else member,
-            Encoded,
-            batch,
-        )
+        placeholders = {
+            id(member): DecodingPlaceholder(self, number, len(member)) for number, member in enumerate(self._encoded)
+        }
+        return map_instances(lambda member: placeholders.get(id(member), member), Encoded, batch)
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
         """Block until the decoding threads have finished, and make the copy lane, which must be current, wait for their events.

@@ -122,20 +122,17 @@ class Hints:
                     _warn_of_turn(source, index, other.headers.member or "the other file")
                     return
         images = [member for member in turned if member not in masks]
-        if not self._checks_targets or not images:
+        if not self._checks_targets or not images or not batches.is_container(batch):
             return
         self._checks_targets = False
         image = images[0]
         sizes = np.stack([image.headers.table["height"], image.headers.table["width"]], 1)
         search = TargetSearch(len(sizes), {*map(tuple, sizes.tolist()), *map(tuple, sizes[:, ::-1].tolist())})
-        if not batches.is_container(batch):
-            return
-        names = batches.member_names(batch)
         # Where sides are swapped, masks and boxes with a canvas size have the size of the upright image, or are an error.
         keeps_size = (image.orientations != 1) & ((image.orientations <= 4) | image.is_square)
         labels = {
             target.label: None
-            for name in names
+            for name in batches.member_names(batch)
             for target in search.targets(batches.member(batch, name), name)
             if keeps_size.any() or not (type_name(target.value) or target.label.startswith("mask"))
         }

@@ -283,7 +283,7 @@ class Layout(BatchLayout):
             data[first : first + upright.numel()].view(upright.shape).copy_(upright)
 
 
-FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
+_FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
 """EXIF orientation → axes of an image (H, W, C) that are reversed. From 5 on, rows and columns are swapped after that."""
 
 
@@ -294,8 +294,8 @@ def rotated_upright(image: AnyImage, orientation: int) -> AnyImage:
         image: Image in the orientation of its file.
         orientation: EXIF orientation, 1 to 8.
     """
-    if orientation in FLIPS:
-        axes = FLIPS[orientation]
+    if orientation in _FLIPS:
+        axes = _FLIPS[orientation]
         image = image.flip(axes) if isinstance(image, torch.Tensor) else np.flip(image, axes)
     return image.swapaxes(0, 1) if orientation > 4 else image
 

@@ -8,6 +8,7 @@ of the ring. A *target* has the annotations of one image.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -53,6 +54,7 @@ def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
 
+@dataclass(frozen=True, eq=False)
 class MemberCollate:
     """Collate function that packs the image members of samples and collates the other members.
 
@@ -63,15 +65,9 @@ class MemberCollate:
         refuse: Function of (value, position of the value as text) that raises the error about a value that is not an image.
     """
 
-    def __init__(
-        self,
-        are_images: Callable[[Sequence[Any], str], bool],
-        pack: Callable[[Sequence[Any], str], Any],
-        refuse: Callable[[Any, str], NoReturn],
-    ) -> None:
-        self._are_images = are_images
-        self._pack = pack
-        self._refuse = refuse
+    are_images: Callable[[Sequence[Any], str], bool]
+    pack: Callable[[Sequence[Any], str], Any]
+    refuse: Callable[[Any, str], NoReturn]
 
     def __call__(self, samples: Sequence[Any], flatten: Any = None) -> Batch:
         """Collate samples that all have the structure of the first sample.
@@ -89,10 +85,10 @@ class MemberCollate:
             raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
             raise ArgumentError("A batch must have a sample, got none. Leave empty batches out of the batch sampler.")
-        if flatten is None and self._are_images(samples, ""):
-            return self._pack(samples, "")
+        if flatten is None and self.are_images(samples, ""):
+            return self.pack(samples, "")
         if not batches.is_container(samples[0]):
-            self._refuse(samples[0], position_text(0, ""))
+            self.refuse(samples[0], position_text(0, ""))
         return self._by_member(samples, "", flatten)
 
     def _by_member(self, samples: Sequence[Any], path: str, flatten: Any = None) -> Batch:
@@ -119,7 +115,7 @@ class MemberCollate:
                 key=lambda path_and_value: _image_likeness(path_and_value[1]),
                 default=(path, first),
             )
-            self._refuse(value, position_text(0, member_path))
+            self.refuse(value, position_text(0, member_path))
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
         if flatten is not None:
             counts = torch.tensor([len(images) for images in lists], device="cpu")
@@ -130,18 +126,18 @@ class MemberCollate:
 
     def _pack_lists(self, lists: Sequence[Sequence[Any]], path: str) -> Any:
         """Pack the images of all lists of a member, in the order of the samples."""
-        return self._pack([image for images in lists for image in images], path)
+        return self.pack([image for images in lists for image in images], path)
 
     def _packer(self, values: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
         """Return the function that packs the images, or lists of images, of a member; ``None`` for other members."""
-        if self._are_images(values, path):
-            return self._pack
+        if self.are_images(values, path):
+            return self.pack
         first = values[0]
         if not isinstance(first, tuple | list):
             return None
         for index in range(len(first)):
             elements = [value[index] for value in values if isinstance(value, tuple | list) and index < len(value)]
-            if self._are_images(elements, f"{path}[{index}]"):
+            if self.are_images(elements, f"{path}[{index}]"):
                 return self._by_member
         return None
 

@@ -188,7 +188,11 @@ class Feed:
             if is_written or (self._ring is not None and self._ring.slots_per_worker < slots_per_worker):
                 self._ring = None
         if self._ring is None:
-            self._ring = self._new_ring(slots_per_worker)
+            try:
+                self._ring = Ring(max(self.workers, 1), slots_per_worker, self._budget_bytes)
+                self._rings = [*map(weakref.ref, self._living_rings()), weakref.ref(self._ring)]
+            except OSError as error:  # its memory cannot be allocated
+                self._disable_ring(error)
         if self._ring is not None:
             self._ring.add_slots(slots_per_worker)
         return self._ring
@@ -263,16 +267,6 @@ class Feed:
         num_received = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetch_factor + 1 + math.ceil(num_received / max(self.workers, 1)))
 
-    def _new_ring(self, slots_per_worker: int) -> Ring | None:
-        """Create a ring; ``None`` if its memory cannot be allocated."""
-        try:
-            ring = Ring(max(self.workers, 1), slots_per_worker, self._budget_bytes)
-        except OSError as error:
-            self._disable_ring(error)
-            return None
-        self._rings = [*map(weakref.ref, self._living_rings()), weakref.ref(ring)]
-        return ring
-
     def _disable_ring(self, error: OSError) -> None:
         """Let batches travel without slots from now on, and warn. ``error``: reason why the ring cannot be created.
 
@@ -335,13 +329,7 @@ def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tupl
 def _receive_staged(staging: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
     writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
-    if writer is None:
-        return batch, None
-    try:
-        description = describe_or_free_slot(batch, writer)
-    except BaseException:
-        writer.free()
-        raise
+    description = batch if writer is None else describe_or_free_slot(batch, writer)
     return _for_device(device, *ring.batch_and_slot(description)) if type(description) is BatchInSlot else (batch, None)
 
 
@@ -365,12 +353,9 @@ def _overrides_iteration(loader: Any) -> bool:
 
 def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: bool) -> str:
     """Return the reason why batches do not travel in slots, or an empty string. ``requires_ring``: ``feed`` is ``"ring"``."""
-    unsupported = unsupported_reason()
-    if unsupported is not None:
-        return unsupported
-    if device.type != "cuda" and not requires_ring:
-        return f"the device is {device.type}"
-    if device.type not in ("cuda", "cpu"):
+    if reason := unsupported_reason():
+        return reason
+    if device.type != "cuda" and not (device.type == "cpu" and requires_ring):
         return f"the device is {device.type}"
     if type(loader) in {list, tuple}:
         return "the batches of a list are in memory already"

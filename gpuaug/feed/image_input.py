@@ -104,7 +104,7 @@ def as_stored(image: Any, like: NDArray[Any] | None, position: str) -> NDArray[A
     """
     if not is_image(image, allow_16_bits=True):
         refuse(image, position)
-    array = as_array(image) if is_pil_image(image) else _channels_last(image, position)
+    array = _channels_last(image, position)
     if str(array.dtype) not in _UNCONVERTED_DTYPES or (is_pil_image(image) and image.mode not in _STORED_MODES):
         raise ArgumentError(
             f"Images must be grey or RGB, of 8 or 16 bits, with channels=None, got {_image_text(image)} in {position}. Return "
@@ -165,7 +165,13 @@ def with_channels(image: Any, channels: Channels, *, convert: bool, position: st
         refuse(image, position)
     if is_pil_image(image):
         return _pil_with_channels(image, channels, convert=convert, position=position)
-    array = _pixels(image, position)
+    array = _channels_last(image, position)
+    if not 1 <= array.shape[2] <= 4:
+        raise ArgumentError(
+            "Images must have 1 to 4 channels, which come first in tensors and last in arrays, "
+            f"got {_image_text(image)} in {position}. Permute the axes: image.permute(2, 0, 1) of a tensor, "
+            "image.transpose(1, 2, 0) of an array. If the value is not an image, put it into a dict of targets."
+        )
     if not array.size:
         _refuse_empty(image, position)
     image_channels = array.shape[2]
@@ -230,25 +236,12 @@ def _pil_with_channels(image: Any, channels: Channels, *, convert: bool, positio
 
 
 def _channels_last(image: Any, position: str) -> NDArray[Any]:
-    """View an array or tensor as an array (H, W, C)."""
+    """View an image as an array (H, W, C)."""
     if not isinstance(image, Tensor):
-        array: NDArray[Any] = image if image.ndim == 3 else image[..., None]
-        return array
+        return as_array(image)
     if not image.is_cpu:
         raise ArgumentError(f"Images must be on the host, got one on {image.device} in {position}. Return image.cpu().")
     return image.numpy().transpose(1, 2, 0)
-
-
-def _pixels(image: Any, position: str) -> NDArray[np.uint8]:
-    """View an array or tensor of one to four channels as an array (H, W, C)."""
-    array = _channels_last(image, position)
-    if not 1 <= array.shape[2] <= 4:
-        raise ArgumentError(
-            "Images must have 1 to 4 channels, which come first in tensors and last in arrays, "
-            f"got {_image_text(image)} in {position}. Permute the axes: image.permute(2, 0, 1) of a tensor, "
-            "image.transpose(1, 2, 0) of an array. If the value is not an image, put it into a dict of targets."
-        )
-    return array
 
 
 def _grey(array: NDArray[np.uint8]) -> NDArray[np.uint8]:

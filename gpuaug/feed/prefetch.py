@@ -216,7 +216,8 @@ class _ThreadSettings:
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
-        self._inference = torch.is_inference_mode_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        """Whether the creating thread is in inference mode, which the thread must enter before ``apply``."""
         self._autocast = {
             device_type: (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             for device_type in ("cpu", "cuda")
@@ -234,10 +235,6 @@ class _ThreadSettings:
             torch.set_default_device(self._default_device)
         if self._cuda_device:
             torch.cuda.set_device(self._cuda_device)  # loaders that use CUDA expect the device of the training thread
-
-    def inference_mode(self) -> Any:
-        """Context manager with the inference mode of the creating thread."""
-        return torch.inference_mode(self._inference)
 
 
 def make_pull(
@@ -267,7 +264,7 @@ def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], b
 
     def run() -> None:
         is_feed_thread.set(True)
-        with settings.inference_mode():
+        with torch.inference_mode(settings.inference):
             settings.apply()  # after entering inference mode, which changes the grad mode
             ended = False
             pull_s = 0.0

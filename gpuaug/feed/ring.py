@@ -158,20 +158,19 @@ class Ring:
         needed_bytes = batch_bytes(batch)
         with self._generation_lock:
             newest_number, _, slot_bytes, _ = self.memory.newest_generation()
-            if needed_bytes <= slot_bytes or not needed_bytes:
-                return newest_number > 0
-            needed_bytes = math.ceil(needed_bytes * (GROWTH if newest_number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-            # Workers may be writing into older slots, whose memory is released only when the next epoch begins.
-            generations = map(self.memory.generation, range(1, newest_number + 1))
-            older_bytes = sum(count * size for _, size, count in generations) * self.workers
-            slots = self._slots_within_budget(needed_bytes, older_bytes)
-            if slots and newest_number < MAX_GENERATIONS:
-                self._add_generation(needed_bytes, slots)
-                return True
-            if self._slots_within_budget(needed_bytes):  # the budget suffices once older slots are released
-                self._next_slot_bytes = max(self._next_slot_bytes, needed_bytes)
-                return newest_number > 0
-            self._warn_of_size(needed_bytes)
+            if needed_bytes > slot_bytes:
+                needed_bytes = math.ceil(needed_bytes * (GROWTH if newest_number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
+                # Workers may be writing into older slots, whose memory is released only when the next epoch begins.
+                generations = map(self.memory.generation, range(1, newest_number + 1))
+                older_bytes = sum(count * size for _, size, count in generations) * self.workers
+                slots = self._slots_within_budget(needed_bytes, older_bytes)
+                if slots and newest_number < MAX_GENERATIONS:
+                    self._add_generation(needed_bytes, slots)
+                    return True
+                if self._slots_within_budget(needed_bytes):  # the budget suffices once older slots are released
+                    self._next_slot_bytes = max(self._next_slot_bytes, needed_bytes)
+                else:
+                    self._warn_of_size(needed_bytes)
             return newest_number > 0
 
     def _warn_of_size(self, slot_bytes: int) -> None:
@@ -355,6 +354,6 @@ def default_budget_bytes() -> int:
     return memory_share_bytes() // 8
 
 
-def unsupported_reason() -> str | None:
-    """Return the reason why this system does not support the ring, or ``None``."""
-    return None if sys.platform == "linux" and hasattr(os, "memfd_create") else "the ring needs Linux"
+def unsupported_reason() -> str:
+    """Return the reason why this system does not support the ring; an empty string if it does."""
+    return "" if sys.platform == "linux" and hasattr(os, "memfd_create") else "the ring needs Linux"

@@ -10,6 +10,8 @@ to send an error in place of a batch that cannot be pickled.
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import queues
 from typing import Any
 
@@ -70,15 +72,16 @@ class SlotCollate:
 def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:
     """Copy the tensors of a batch into the slot, and return a ``BatchInSlot``.
 
-    If no tensor can be copied, free the slot, and return ``batch`` unchanged.
+    If no tensor can be copied, free the slot, and return ``batch`` unchanged. An error frees the slot, too.
     """
+    description = batch
     try:
-        description = writer.describe(batch)
-    except ArgumentTypeError:  # a container cannot be rebuilt; the loader raises the error when it copies the batch
-        description = batch
-    if type(description) is not BatchInSlot:
-        writer.free()
-    return description
+        with suppress(ArgumentTypeError):  # a container cannot be rebuilt; the loader raises the error when it copies the batch
+            description = writer.describe(batch)
+        return description
+    finally:
+        if type(description) is not BatchInSlot:
+            writer.free()
 
 
 def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
@@ -157,6 +160,7 @@ def add_opened_file(error: BaseException, iterator: Any) -> None:
         add_note(error, f"gpuaug: worker {worker} of the DataLoader was reading {path}, the last file that it opened. {advice}")
 
 
+@dataclass(frozen=True, eq=False)
 class SendsErrors:
     """``worker_init_fn`` that makes a worker send an error in place of a batch that cannot be sent.
 
@@ -169,17 +173,10 @@ class SendsErrors:
         files: Memory for the file that each worker opened last; ``None`` without a ``timeout``.
     """
 
-    def __init__(
-        self,
-        init: Callable[[int], None] | None,
-        keeps_state: bool,
-        memory: Memory | None,
-        files: OpenedFiles | None,
-    ) -> None:
-        self._init = init
-        self._keeps_state = keeps_state
-        self._memory = memory
-        self._files = files
+    init: Callable[[int], None] | None
+    keeps_state: bool
+    memory: Memory | None
+    files: OpenedFiles | None
 
     def __call__(self, worker: int) -> None:
         """Prepare a worker process."""
@@ -190,19 +187,19 @@ class SendsErrors:
                 print_error(error, item)  # a queue of the user, not of the DataLoader
                 return
             number, content = item
-            batch = content[0] if self._keeps_state else content
+            batch = content[0] if self.keeps_state else content
             if isinstance(batch, ExceptionWrapper):
                 os._exit(1)  # the item is an error that cannot be sent. The DataLoader detects that the worker has ended
-            if type(batch) is BatchInSlot and self._memory is not None:
-                self._memory.map[self._memory.flag_at(*batch.number)] = 0  # frees the slot of the batch
+            if type(batch) is BatchInSlot and self.memory is not None:
+                self.memory.map[self.memory.flag_at(*batch.number)] = 0  # frees the slot of the batch
             wrapped = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker}")
             # Like put(), which this thread cannot call, but at the front: the end of the epoch may be in the queue already.
             queue._sem.acquire()
-            queue._buffer.appendleft((number, (wrapped, worker, None) if self._keeps_state else wrapped))
+            queue._buffer.appendleft((number, (wrapped, worker, None) if self.keeps_state else wrapped))
 
         queues.Queue._on_queue_feeder_error = send  # type: ignore[attr-defined]
         use_memfd()
-        if self._files is not None:
-            self._files.record(worker)
-        if self._init is not None:
-            self._init(worker)
+        if self.files is not None:
+            self.files.record(worker)
+        if self.init is not None:
+            self.init(worker)

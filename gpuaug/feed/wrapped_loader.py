@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
@@ -286,7 +286,7 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
     as LitData's does between the loading of a state and the first batch.
     """
     if not is_stateful(loader):
-        return _no_state
+        return lambda _ended: None
     # From the iterator if possible, because a loader returns the state of its newest iterator.
     source: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
 
@@ -374,31 +374,23 @@ def parts(loader: Any) -> dict[str, Any]:
     of samples, Accelerate's batch sampler of one rank wraps the batch sampler of all ranks.
     """
     result: dict[str, Any] = {"": loader}
-    paths = ["sampler", "batch_sampler"]
-    for path in paths:
-        if _add_part(result, loader, path) and path.count(".") < _MAX_DEPTH:
-            paths += [f"{path}.sampler", f"{path}.batch_sampler"]
-    _add_part(result, loader, "dataset")
+    for path in _PATHS:
+        part = None
+        with suppress(AttributeError):
+            part = operator.attrgetter(path)(loader)
+        if part is not None and not any(part is other for other in result.values()):
+            result[path] = part
     return result
 
 
-_MAX_DEPTH = 4
-"""Maximum number of samplers around a sampler: ``__getattr__`` of an object may return a new object for every name."""
+_MAX_DEPTH = 5
+"""Maximum number of names in a path of a sampler: ``__getattr__`` of an object may return a new object for every name."""
 
-
-def _add_part(parts_by_path: dict[str, Any], loader: Any, path: str) -> bool:
-    """Add the object at an attribute path of ``loader``. Return false if there is none, or if it was added before."""
-    part = None
-    with suppress(AttributeError):
-        part = operator.attrgetter(path)(loader)
-    if part is None or any(part is other for other in parts_by_path.values()):
-        return False
-    parts_by_path[path] = part
-    return True
-
-
-def _no_state(_ended: bool | None) -> None:
-    return None
+_PATHS = [
+    *(".".join(names) for depth in range(_MAX_DEPTH) for names in product(("sampler", "batch_sampler"), repeat=depth + 1)),
+    "dataset",
+]
+"""Attribute paths of ``parts``."""
 
 
 def attribute_of(name: str, objects: Iterable[Any]) -> int | None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
-from gpuaug.feed.draws_ahead import generator_variables, read_open_to_end
-from gpuaug.feed.feed import Feed
+from gpuaug.feed.draws_ahead import Variable, generator_variables, read_open_to_end
 from gpuaug.feed.wrapped_loader import has_persistent_workers, has_state_methods, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
@@ -32,17 +32,14 @@ class Inspection:
     def __init__(self, loader: StreamedLoader) -> None:
         self.loader = loader
         self._shared = loader._shared
+        self.feed = self._shared.feed
+        """Feed of the loader: transfer of batches from the wrapped loader to the copy lane."""
         self._epoch = self._shared.progress.next_epoch
 
     @property
     def lanes(self) -> Lanes:
         """Lanes (CUDA streams) of the loader."""
         return self._shared.lanes
-
-    @property
-    def feed(self) -> Feed:
-        """Feed of the loader: transfer of batches from the wrapped loader to the copy lane."""
-        return self._shared.feed
 
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
@@ -110,39 +107,36 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     stats = shared.stats
     variables = generator_variables(parts(loader.loader).values())
     read_open_to_end(variables)
-    generator_states = [(variable, variable.get()) for variable in variables]
+    with generator_lock:  # within a stage of another thread, the global generators have the states of the stage
+        generator_states = [(variable, variable.get()) for variable in [*variables, *_global_generators(loader.device)]]
     dataset: Any = getattr(loader.loader, "dataset", None)
     is_read_here = has_state_methods(dataset) and getattr(loader.loader, "num_workers", 0) == 0  # not in workers
     dataset_state = copy.deepcopy(dataset.state_dict()) if is_read_here else None
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
     try:
-        with shared.progress.restored_at_end(), _generators_restored_at_end(loader.device):
+        with shared.progress.restored_at_end():
             yield
     finally:
         shared.stats = stats
         if stop_workers:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
-        for variable, state in generator_states:
-            variable.set(state)
+        with generator_lock:
+            for variable, state in generator_states:
+                variable.set(state)
         if is_read_here:
             dataset.load_state_dict(dataset_state)
 
 
-@contextmanager
-def _generators_restored_at_end(device: torch.device) -> Iterator[None]:
-    """Context manager that restores torch's global generators, of the host and of ``device``, at its end."""
-    module = None if device.type == "cpu" else getattr(torch, device.type)
-    arguments = (device,) if device.type in ("cuda", "xpu") else ()
-    with generator_lock:
-        states = torch.get_rng_state(), None if module is None else module.get_rng_state(*arguments)
-    try:
-        yield
-    finally:
-        with generator_lock:
-            torch.set_rng_state(states[0])
-            if module is not None:
-                module.set_rng_state(states[1], *arguments)
+def _global_generators(device: torch.device) -> list[Variable]:
+    """Return torch's global generators of the host and of ``device``."""
+    variables = [Variable(torch.default_generator, torch.get_rng_state, torch.set_rng_state)]
+    if device.type != "cpu":
+        module = getattr(torch, device.type)
+        options = {"device": device} if device.type in ("cuda", "xpu") else {}
+        get_and_set = (partial(function, **options) for function in (module.get_rng_state, module.set_rng_state))
+        variables.append(Variable(device, *get_and_set))
+    return variables
 
 
 def single_pass_error(source: object) -> ArgumentError:

@@ -71,9 +71,11 @@ class PipelinedIterator:
         self._copier = shared.device_setup.copier
         self._bound_stages = bound_stages
         self.feed_iterator = feed_iterator
-        self._launch_position = first_position
+        self.position = first_position
+        """Random-number position (seed, epoch, rank, batch index) of the next batch to launch."""
         self._loop_position = start
-        self._ended = False
+        self.ended = False
+        """Whether no further batch will be pulled: the wrapped loader has ended, or an error was raised."""
         self._state_at_end: Any = None
         """State of the wrapped loader after the last pull, which is the state at its end if the loader has ended."""
         self._iterator_state: dict[str, Any] = {}
@@ -98,19 +100,9 @@ class PipelinedIterator:
             self, _end_threads, self._process, self._submitted, bound_stages, self._iterator_state
         )
 
-    @property
-    def position(self) -> Position:
-        """Random-number position (seed, epoch, rank, batch index) of the next batch to launch."""
-        return self._launch_position
-
     def without_rows(self, host_batch: Batch) -> Batch:
         """Return a batch with the encoded images in place of ``Rows``. The iterator must not use the feature cache."""
         return host_batch if self._cached is None else self._cached.take(host_batch)[0]
-
-    @property
-    def ended(self) -> bool:
-        """Whether no further batch will be pulled: the wrapped loader has ended, or an error was raised."""
-        return self._ended
 
     def check_process(self) -> None:
         """Raise in a forked process, which cannot use CUDA. Call before any CUDA call.
@@ -163,7 +155,7 @@ class PipelinedIterator:
         self.launched_batches.popleft()
         self.feed_iterator.draws_ahead.num_returned += 1
         if launched.error is not None:
-            self._ended = True
+            self.ended = True
             try:
                 raise launched.error
             finally:
@@ -277,7 +269,7 @@ class PipelinedIterator:
     def _add_note(self, error: BaseException, where: str, batch_index: int) -> None:
         """Add the position of the batch to an error, and advice to an error about memory."""
         prefix = f"gpuaug: raised {where}, at batch "
-        add_note(error, f"{prefix}{batch_index} of epoch {self._launch_position.epoch}.", replaces=prefix)
+        add_note(error, f"{prefix}{batch_index} of epoch {self.position.epoch}.", replaces=prefix)
         if isinstance(error, torch.OutOfMemoryError):
             depth = 0 if self._lanes.in_line else self.depth
             way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
@@ -296,7 +288,7 @@ class PipelinedIterator:
         submitted = self._submitted
         if submitted and len(self.launched_batches) < max_launched and submitted[0].done():
             return self._launch_next
-        if not self._ended and len(self.launched_batches) + len(submitted) < max_launched + max_submitted:
+        if not self.ended and len(self.launched_batches) + len(submitted) < max_launched + max_submitted:
             pulled = self._pull()
             if pulled is not None and not (pulled.ended and pulled.error is None):
                 return partial(self._submit, pulled)
@@ -312,19 +304,19 @@ class PipelinedIterator:
             if self.launched_batches or self._submitted:
                 return None
             start = time.perf_counter()
-            with hooks.span("gpuaug/wait for loader", self._launch_position.batch, waits=True):
+            with hooks.span("gpuaug/wait for loader", self.position.batch, waits=True):
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
             stats.starved_ms += waited_s * 1e3  # no call in this line: during a call another thread could change the counter
             assert pulled is not None
-        self._ended = pulled.ended
+        self.ended = pulled.ended
         self._state_at_end = pulled.state
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
         """Add a pulled batch to ``_submitted``, and begin the stages' work on other threads. Without such work, launch it."""
-        batch_index = self._launch_position.batch + len(self._submitted)
+        batch_index = self.position.batch + len(self._submitted)
         self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
             add_collate_advice(pulled.error)
@@ -340,7 +332,7 @@ class PipelinedIterator:
         """Begin the stages' work on other threads, such as decoding. Return the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
-        position = self._launch_position._replace(batch=batch_index)
+        position = self.position._replace(batch=batch_index)
         where = "by the feature cache"
         try:
             if self._cached is not None:
@@ -365,7 +357,7 @@ class PipelinedIterator:
         submitted = self._submitted.popleft()
         if submitted.error is None:
             self._launch(submitted)
-            self._launch_position = self._launch_position.after()
+            self.position = self.position.after()
         else:  # raised by next() in place of this batch, after earlier batches have been handed over
             submitted.abandon()
             self._fail(submitted.error)
@@ -373,7 +365,7 @@ class PipelinedIterator:
     def _fail(self, error: BaseException) -> None:
         """Store ``error``, to be raised by ``pop`` in place of the next batch. Launch no batch after it."""
         self.launched_batches.append(Launched(error=error))
-        self._ended = True
+        self.ended = True
         _abandon(self._submitted)
 
     @contextmanager
@@ -395,7 +387,7 @@ class PipelinedIterator:
         stats = self._shared.stats
         feed = self._shared.feed
         hooks = self._shared.hooks
-        batch_index = self._launch_position.batch
+        batch_index = self.position.batch
         read_by_stages: list[Any] = []
         lane = self._lanes.copy
         current_work = "its copy"  # for the note on an error
@@ -445,7 +437,7 @@ class PipelinedIterator:
                 with hooks.span(stage.range_name, batch_index, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
-                    result = stage.run(values, ready, self._launch_position, self._iterator_state)
+                    result = stage.run(values, ready, self.position, self._iterator_state)
                     batch = stage.write(batch, result)
                     if recorded is not None:
                         batch = recorded.finish(batch, read_by_stages, lane)

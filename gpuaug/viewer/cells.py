@@ -4,7 +4,7 @@ There is one line per batch of images, before and after the stages, and per view
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,9 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
         views = [(images, view) for images in row.images for view in range(_count_views(images, batch_size))]
         name = _row_name(row)
         name = "after" if len(names) == 1 else name if names.count(name) == 1 else f"{row.path[-1]}, {name}"
+        view_name = "view" if name == "after" else f"{name}, view"
         for number, (images, view) in enumerate(views, 1):
-            lines.append(line_maker.line(row, images, view, name if len(views) == 1 else _view_name(name, number)))
+            lines.append(line_maker.line(row, images, view, name if len(views) == 1 else f"{view_name} {number}"))
     return lines
 
 
@@ -169,7 +170,7 @@ class _LineMaker:
             value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
-        mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in _keys(stage)]
+        mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in (stage.selection.normalized_keys or ())]
         has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3
         name_of = captions.class_namer(self._classes, "class {}")
@@ -191,14 +192,6 @@ def _row_name(row: Row) -> str:
     """Return the name of a row's line if stages have written images to several members."""
     last = row.path[-1] if row.path else 0
     return last if isinstance(last, str) else f"after {row.stage_inputs[-1][0].name}"
-
-
-def _view_name(row_name: str, number: int) -> str:
-    return f"view {number}" if row_name == "after" else f"{row_name}, view {number}"
-
-
-def _keys(stage: StageTrace) -> Sequence[str]:
-    return stage.selection.normalized_keys or ()
 
 
 def _path_of_labels(before: Row, size: int) -> MemberPath | None:

@@ -19,19 +19,22 @@ from gpuaug.decode.clips import video_file
 from gpuaug.feed.worker import OpenedFiles
 from gpuaug.feed.wrapped_loader import awaited_worker
 
-STALLED = 5
-"""Sample whose file cannot be read: the last one of the third batch, the last of the first worker."""
+LAST_OF_WORKER = (5, 7)
+"""Sample that each worker reads last: the last one of the third and of the fourth batch."""
 
+STALLED = "stalled"
+"""Beginning of the name of the file that cannot be read."""
 
 GO_ON = "go on"
 """File that ends the wait of a worker: otherwise torch waits for seconds before it kills the worker."""
 
 
 class Files(Dataset):
-    def __init__(self, folder, kind):
+    def __init__(self, folder, kind, stalled=LAST_OF_WORKER[0]):
         self.kind = kind
         data = Path(video()).read_bytes() if kind == "clip" else encoded(8, 6, "BMP")
-        self.paths = [folder / f"{index} ä" for index in range(8)]
+        self.paths = [folder / f"{STALLED if index == stalled else index} ä" for index in range(8)]
+        self.stalled = self.paths[stalled]
         for path in self.paths:
             path.write_bytes(data)
 
@@ -51,7 +54,7 @@ class Files(Dataset):
 
 def stall(path):
     path = Path(os.fsdecode(path))
-    while path.name.startswith(f"{STALLED} ") and not path.with_name(GO_ON).exists():
+    while path.name.startswith(STALLED) and not path.with_name(GO_ON).exists():
         time.sleep(0.01)
 
 
@@ -98,7 +101,7 @@ def times_out(monkeypatch):
         def receive_or_time_out(self, timeout=5.0):
             while not (result := receive(self, 0.05))[0]:
                 path = Path(opened_last(self))
-                if path.name.startswith(f"{STALLED} "):
+                if path.name.startswith(STALLED):
                     path.with_name(GO_ON).touch()
                     return result
             return result
@@ -128,15 +131,16 @@ STALLS = {
 }
 
 
+@pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("stalls", STALLS)
-def test_the_error_names_the_file(stalls, times_out, tmp_path, monkeypatch):
+def test_the_error_names_the_worker_and_the_file(stalls, worker, times_out, tmp_path, monkeypatch):
     if STALLS[stalls] is not None:
         monkeypatch.setattr(*STALLS[stalls])
-    dataset = Files(tmp_path, stalls.partition(",")[0])
+    dataset = Files(tmp_path, stalls.partition(",")[0], LAST_OF_WORKER[worker])
     error = timed_out(dataset)
     assert "DataLoader timed out after 1000 seconds" in str(error)
     (note, _) = error.__notes__
-    assert note.startswith(f"gpuaug: worker 0 of the DataLoader was reading {dataset.paths[STALLED]}, ")
+    assert note.startswith(f"gpuaug: worker {worker} of the DataLoader was reading {dataset.stalled}, ")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,7 @@ def test_the_error_names_the_file(stalls, times_out, tmp_path, monkeypatch):
 )
 def test_it_does_so_in_every_kind_of_loader(cls, options, times_out, tmp_path):
     dataset = Files(tmp_path, "opened by the dataset")
-    assert f"was reading {dataset.paths[STALLED]}, " in timed_out(dataset, cls, **options).__notes__[0]
+    assert f"was reading {dataset.stalled}, " in timed_out(dataset, cls, **options).__notes__[0]
 
 
 class Generated(DataLoader):

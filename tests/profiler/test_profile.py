@@ -136,7 +136,7 @@ def test_bytes_of_batches_that_move_themselves_are_counted():
     assert report.batch_bytes == 8 * 512 * 8
 
 
-@pytest.mark.skipif(unsupported_reason() is not None, reason="the ring needs Linux")
+@pytest.mark.skipif(unsupported_reason() != "", reason="the ring needs Linux")
 def test_feed_setting_is_the_feed_that_was_measured():
     loader = StreamedLoader(DataLoader(Numbers(), 2, num_workers=1), device="cpu", feed="ring")
     with loader:

@@ -63,17 +63,17 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 754,
-    "cache": 1_046,
+    "cache": 1_044,
     "cli": 297,
     "core": 1_641,
-    "decode": 4_553,
-    "feed": 2_479,
+    "decode": 4_495,
+    "feed": 2_447,
     "fusion": 14_409,
     "integrations": 49,
-    "loader": 1_320,
-    "profiler": 1_199,
+    "loader": 1_309,
+    "profiler": 1_194,
     "stages": 1_925,
-    "viewer": 854,
+    "viewer": 851,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
 

@@ -59,9 +59,11 @@ class Videos:
             source: Path of the video, or its bytes.
 
         Raises:
-            VideoError: If the video cannot be read, when it is opened or within the ``with`` statement.
+            VideoError: If the video cannot be read, when it is opened or within the ``with`` statement. The message does not
+                name the file.
         """
-        with _errors_as_video_errors():
+        av = libav.required_module()
+        try:
             key: tuple[Any, ...] = ()
             if isinstance(source, str):
                 sys.audit(READ_EVENT, source)  # the video may be open already
@@ -78,6 +80,10 @@ class Videos:
                 self._keep(key, video)
             else:
                 video.close()
+        except av.error.FFmpegError as error:
+            raise VideoError(f"FFmpeg says: {error.strerror or error}") from None
+        except (OSError, ValueError, LimitError, OverflowError, MemoryError) as error:
+            raise VideoError(file_problem(error)) from None
 
     def _keep(self, key: tuple[Any, ...], video: "Video") -> None:
         """Add a video and its index to the caches, and remove the least recently used ones if there are too many."""
@@ -90,18 +96,6 @@ class Videos:
                 self._indices.popitem(last=False)
             if len(self.idle_videos) > MAX_OPEN:
                 self.idle_videos.popitem(last=False)[1].close()
-
-
-@contextmanager
-def _errors_as_video_errors() -> Iterator[None]:
-    """Raise errors of FFmpeg and of the file as ``VideoError``, without the name of the file."""
-    av = libav.required_module()
-    try:
-        yield
-    except av.error.FFmpegError as error:
-        raise VideoError(f"FFmpeg says: {error.strerror or error}") from None
-    except (OSError, ValueError, LimitError, OverflowError, MemoryError) as error:
-        raise VideoError(file_problem(error)) from None
 
 
 class Video:

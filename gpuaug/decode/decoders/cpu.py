@@ -19,13 +19,13 @@ from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
 from gpuaug.decode.decoders import turbojpeg
 from gpuaug.decode.decoders.base import HostDecoder, Resources
-from gpuaug.decode.decoders.loops import WINDOW_FORMATS, Loops, decode_window
+from gpuaug.decode.decoders.loops import WINDOW_FORMATS, Loops
 from gpuaug.decode.formats import pil
 from gpuaug.decode.formats.header import ImageFormat
 from gpuaug.decode.formats.imagecodecs import imagecodecs
 from gpuaug.decode.formats.jpeg import simplejpeg
 from gpuaug.decode.headers import format_of
-from gpuaug.decode.layout import FLIPS, ImageInfo, Layout, rotated_upright
+from gpuaug.decode.layout import ImageInfo, Layout, rotated_upright
 from gpuaug.decode.work import Work
 from gpuaug.feed.image_input import as_array, copy_pixels, stored_values, with_channels
 
@@ -70,9 +70,7 @@ class Cpu(HostDecoder):
         """
         selected = np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3)) & (table["sampling"] > 0)
         if turbojpeg.library() is not None:
-            jpegs = table[selected]
-            mcu_widths = turbojpeg.mcu_widths(jpegs["channels"], jpegs["sampling"])
-            windows[selected] = turbojpeg.regions(windows[selected], mcu_widths, jpegs["width"], scales[selected])
+            windows[selected] = turbojpeg.regions(windows[selected], table[selected], scales[selected])
         return windows
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
@@ -109,11 +107,6 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     height, width = -(-info.height // scale), -(-info.width // scale)
     shape = (height, width, layout.channels)
     try:
-        if orientation != 1 and not info.whole and info.format in WINDOW_FORMATS:
-            window = decode_window(file, info, layout.channels, _stored_window(info))
-            if window is not None:
-                copy_pixels(rotated_upright(window, orientation), out)
-                return ""
         buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
         pixels = format_.decode(file, layout, info, buffer)
         if isinstance(pixels, str):
@@ -128,19 +121,6 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
         window = rotated_upright(pixels, orientation)[info.top :, info.left :][: info.window_height, : info.window_width]
         copy_pixels(window, out)
     return ""
-
-
-def _stored_window(info: ImageInfo) -> tuple[int, int, int, int]:
-    """Return (top, left, height, width) of the window in the downsampled image before its rotation upright."""
-    top, left, height, width = info.top, info.left, info.window_height, info.window_width
-    if info.orientation > 4:
-        top, left, height, width = left, top, width, height
-    axes = FLIPS.get(info.orientation, ())
-    if 0 in axes:
-        top = -(-info.height // info.scale) - top - height
-    if 1 in axes:
-        left = -(-info.width // info.scale) - left - width
-    return top, left, height, width
 
 
 def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: Any, info: ImageInfo) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from gpuaug.decode.decoders.turbojpeg import (
     SUBSAMPLING,
     WIDTH,
 )
-from gpuaug.decode.layout import IMAGE, ImageInfo, Layout
+from gpuaug.decode.layout import IMAGE, Layout
 from gpuaug.decode.work import Work
 
 Array = NDArray[Any]
@@ -90,30 +90,6 @@ class Loops:
                 decode_jobs(self._files, self._out, self._jobs[selected], self._starts[selected], self._channels, mask)
                 decoded |= mask
         return decoded
-
-
-def decode_window(
-    file: NDArray[np.uint8], info: ImageInfo, channels: int, window: tuple[int, int, int, int]
-) -> NDArray[np.uint8] | None:
-    """Decode a window (h, w, C) of one JPEG. Return ``None`` if libturbojpeg rejects the file, or warns of it.
-
-    Args:
-        file: (bytes,) encoded image.
-        info: Header fields of the image.
-        channels: Number of channels of the result.
-        window: Top, left, height and width in the downsampled image, in the orientation of the file.
-    """
-    decode_jobs = jpeg_loop()
-    if decode_jobs is None or not info.sampling or info.channels not in (1, 3) or channels not in PIXEL_FORMATS:
-        return None
-    mcu_widths = turbojpeg.mcu_widths(np.array([info.channels]), np.array([info.sampling]))
-    columns = mcu_widths, np.array([info.width]), np.array([info.scale])
-    top, left, height, width = turbojpeg.regions(np.array([window]), *columns)[0].tolist()
-    pixels = np.empty((height, width, channels), np.uint8)
-    job = info._replace(start=0, length=len(file), top=top, left=left, window_height=height, window_width=width)
-    decoded = np.ones(1, np.bool_)
-    decode_jobs(file, pixels.reshape(-1), np.array([job], IMAGE), np.zeros(1, np.int64), channels, decoded)
-    return pixels[:, window[1] - left :][:, : window[3]] if decoded[0] else None
 
 
 def _compiled(decode_jobs: Any) -> DecodeJobs:

@@ -101,30 +101,19 @@ def version() -> str:
     return path.name
 
 
-def mcu_widths(channels: NDArray[Any], sampling: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the (n,) width of a block (MCU) of each JPEG in pixels; less than 8 for a ``sampling`` of 0.
-
-    Args:
-        channels: (n,) field of ``HEADER``.
-        sampling: (n,) field of ``HEADER``, 4·h + v. A block is 8·h pixels wide.
-    """
-    return np.where(channels == 1, 8, (sampling.astype(np.int64) - 1) // 4 * 8)
-
-
-def regions(
-    windows: NDArray[np.int64], mcu_widths: NDArray[np.int64], widths: NDArray[Any], scales: NDArray[Any]
-) -> NDArray[np.int64]:
+def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[Any]) -> NDArray[np.int64]:
     """Return (n, 4) regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
 
     Args:
         windows: (n, 4) top, left, height and width, in pixels of the downsampled images.
-        mcu_widths: (n,) widths of a block in pixels.
-        widths: (n,) widths of the images in the files.
+        table: (n,) records of ``HEADER``. ``sampling`` must not be 0.
         scales: (n,) downsampling factors.
     """
     top, left, height, width = windows.T
+    # A block (MCU) is 8·h pixels wide. ``sampling`` is 4·h + v.
+    mcu_widths = np.where(table["channels"] == 1, 8, (table["sampling"].astype(np.int64) - 1) // 4 * 8)
     margins = np.where(mcu_widths > 8, MARGIN, 0)
     multiples = np.maximum(mcu_widths // scales, 1)
     starts = np.maximum(left - margins, 0) // multiples * multiples
-    ends = np.minimum(left + width + margins, -(-widths.astype(np.int64) // scales))
+    ends = np.minimum(left + width + margins, -(-table["width"].astype(np.int64) // scales))
     return np.column_stack([top, starts, height, ends - starts])

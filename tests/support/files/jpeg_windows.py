@@ -9,7 +9,7 @@ from ctypes import byref, c_int, c_size_t, c_void_p
 import numpy as np
 from PIL import Image
 
-from gpuaug.core.encoded import Format
+from gpuaug.core.encoded import HEADER, Format
 from gpuaug.decode.decoders import cpu, loops, turbojpeg
 from gpuaug.decode.formats import jpeg as jpeg_format
 from gpuaug.decode.headers import parse
@@ -79,9 +79,8 @@ def decoded(file, window, channels=3, scale=1, full=None, decode_jobs=None):
     """
     header = parse(file)
     height, width = full or size(file)
-    mcu_widths = turbojpeg.mcu_widths(np.array([header.channels]), np.array([header.sampling]))
-    columns = mcu_widths, np.array([width]), np.array([scale])
-    region = turbojpeg.regions(np.array([window]), *columns)[0].tolist() if header.sampling else window
+    table = np.array([(0, len(file), *header._replace(height=height, width=width)[:-1])], HEADER)
+    region = turbojpeg.regions(np.array([window]), table, np.array([scale]))[0].tolist() if header.sampling else window
     job = image_info(file, (height, width), scale, region, header.channels, header.sampling)
     memory = np.full(2 * GUARD + region[2] * region[3] * channels, FILLED, np.uint8)
     mask = np.ones(1, np.bool_)
