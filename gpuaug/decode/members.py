@@ -13,7 +13,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import ClipHeaders, Encoded
 from gpuaug.core.errors import DecodeError
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.targets import PackedTargets
 
 T = TypeVar("T")
@@ -39,9 +39,10 @@ def instances(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[T]:
 def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: type, *, are_fields: bool) -> Batch:
     """Return a host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
 
-    A *column* holds one entry per sample. Tensors, arrays and ``Encoded`` with B entries are columns, and so are lists of B
-    strings. A list or tuple of B values inside the batch holds B samples, unless each of its values is a column: then it may
-    also hold B fields of a sample, as ``default_collate`` returns for tuples. Members without B entries are not changed.
+    A *column* holds one entry per sample. Tensors, arrays, ``Ragged`` and ``Encoded`` with B entries are columns, and so are
+    lists of B strings. A list or tuple of B values inside the batch holds B samples, unless each of its values is a column:
+    then it may also hold B fields of a sample, as ``default_collate`` returns for tuples. Members without B entries are not
+    changed.
 
     Args:
         sources: (B,) index in ``batch`` from which each sample is taken.
@@ -73,9 +74,9 @@ class _Replacement:
             return value
         if isinstance(value, Tensor) and value.is_nested:
             self._refuse("a nested tensor")
-        if isinstance(value, Tensor | np.ndarray | Encoded):
+        if isinstance(value, Tensor | np.ndarray | Ragged | Encoded):
             return self._with_samples(value) if self._is_column(value) else value
-        if isinstance(value, Ragged) or (batches.moves_itself(value) and not isinstance(value, Mapping)):
+        if batches.moves_itself(value) and not isinstance(value, Mapping):
             self._refuse(f"a {type(value).__name__}")
         if not batches.is_container(value):
             if isinstance(value, Sized) and not isinstance(value, str | bytes | Set) and len(value) == self._count:
@@ -87,9 +88,11 @@ class _Replacement:
         return batches.replace(value, members) if members else value
 
     def _with_samples(self, column: Any) -> Any:
-        """Return a tensor, array or ``Encoded`` of B entries with its samples replaced."""
+        """Return a tensor, array, ``Ragged`` or ``Encoded`` of B entries with its samples replaced."""
         if isinstance(column, Encoded):
             return _encoded_with_samples(self._sources, column)
+        if isinstance(column, Ragged):
+            return _ragged_with_samples(self._sources, column)
         if isinstance(column, np.ndarray):
             return column[self._sources]
         return column.index_select(0, torch.from_numpy(self._sources))
@@ -116,6 +119,8 @@ class _Replacement:
         """Return whether ``value`` is a column, or a list of columns."""
         if isinstance(value, Tensor | np.ndarray):
             return not getattr(value, "is_nested", False) and value.ndim > 0 and len(value) == self._count
+        if isinstance(value, Ragged):
+            return value.shapes.samples == self._count
         if isinstance(value, Encoded):
             return len(value) == self._count
         if not isinstance(value, tuple | list) or not value:
@@ -140,7 +145,7 @@ def _signature(column: Any) -> Any:
     """Return an object that is equal for columns of one type, dtype and shape. ``column``: see ``with_samples_from``."""
     if isinstance(column, Tensor | np.ndarray):
         return type(column), column.dtype, tuple(column.shape)
-    return type(column), isinstance(column[0], str)
+    return type(column), isinstance(column, Ragged) or isinstance(column[0], str)
 
 
 def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encoded:
@@ -153,3 +158,17 @@ def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encod
     if isinstance(headers, ClipHeaders):
         headers.pts = headers.pts[sources]
     return type(encoded)(encoded.data, headers)
+
+
+def _ragged_with_samples(sources: NDArray[np.int64], images: Ragged) -> Ragged:
+    """Return a ``Ragged`` of whole images with its samples (images or clips) replaced."""
+    shapes = images.shapes
+    frames = shapes.frames or 1
+    index = (sources[:, None] * frames + np.arange(frames)).ravel()
+    ends = shapes.sizes.prod(1).cumsum() * shapes.channels
+    lengths = np.diff(ends, prepend=0)
+    data = torch.cat([images.data[ends[image] - lengths[image] : ends[image]] for image in index])
+    sizes = shapes.sizes[index]
+    starts = lengths[index].cumsum() - lengths[index]
+    places = torch.from_numpy(np.column_stack([starts, sizes]))
+    return Ragged(data, places, Shapes(sizes, shapes.channels, shapes.layout, frames=shapes.frames))

@@ -114,8 +114,7 @@ def test_an_error_is_raised_where_samples_and_fields_cannot_be_distinguished():
     two = torch.tensor([5, 6])
     packed = torch.nn.utils.rnn.pack_sequence([two, two])
     nested = torch.nested.nested_tensor([two, two], layout=torch.jagged)
-    decoded = collate_ragged([torch.zeros((3, 4, 5), dtype=torch.uint8)] * 2)
-    for member in ([two, two], [["a", "b"], ["c", "d"]], [[two, two], [two, two]], packed, nested, range(2), decoded):
+    for member in ([two, two], [["a", "b"], ["c", "d"]], [[two, two], [two, two]], packed, nested, range(2)):
         with pytest.raises(DecodeError, match="Sample 0 cannot be replaced, because the entry for the sample in a"):
             replaced({"images": DECODED, "member": member}, (1, 1), are_fields=False)
     # Lists of dicts, dicts of fields and tensors, which the message proposes; fields of several types are no samples.
@@ -124,6 +123,23 @@ def test_an_error_is_raised_where_samples_and_fields_cannot_be_distinguished():
     assert [target["labels"].tolist() for target in got["targets"]] == [[7, 8], [7, 8]]
     assert got["fields"]["a"].tolist() == [6, 6]
     assert (got["several"][0].tolist(), got["several"][1]) == ([6, 6], ("b", "b"))
+
+
+@pytest.mark.parametrize("frames", [0, 3])
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+def test_images_that_are_not_encoded_are_replaced(frames, layout):
+    shapes = [(count + 1, count + 4) for count in range(3)]
+    size = (frames, 3) if frames else (3,)
+    images = [torch.randint(0, 256, (*size, *shape), dtype=torch.uint8) for shape in shapes]
+    if layout == "hwc":
+        images = [np.ascontiguousarray(image.movedim(-3, -1).numpy()) for image in images]
+    sources = (1, 1, 0)
+    got = replaced([DECODED, collate_ragged(images)], sources)[1]
+    expected = collate_ragged([images[source] for source in sources])
+    assert repr(got) == repr(expected)
+    assert got.data.equal(expected.data)
+    assert got.places.equal(expected.places)
+    assert (got.shapes.sizes == expected.shapes.sizes).all()
 
 
 def test_views_of_as_many_as_there_are_samples_stay_in_place():
