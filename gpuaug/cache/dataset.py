@@ -152,9 +152,20 @@ class _Samples:
             names.append(file_name)
             size += file_size
             time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF
-        name = "\n".join(names) if self._key is None else str(batches.member(sample, self._key))
+        name = "\n".join(names) if self._key is None else self._value_of_key(sample)
         digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
         return name, (*_HALVES.unpack(digest), size, time)
+
+
+    def _value_of_key(self, sample: Any) -> str:
+        """Return the value that identifies a sample, as text."""
+        try:
+            return str(batches.member(sample, self._key))
+        except (AttributeError, LookupError, TypeError):
+            raise ArgumentError(
+                f"key must name a member of each sample, got {self._key!r} for {shown(sample)}. "
+                "Leave it out, and samples are identified by their images."
+            ) from None
 
 
 def _is_image(value: Any, member: str) -> bool:

@@ -96,7 +96,9 @@ class FeatureCache:
             raise ArgumentTypeError(
                 f"key must be a member's name or index, a str or an int, got {shown(key)}. Leave it out to find rows by images."
             )
-        if isinstance(dataset, IterableDataset) or (not hasattr(dataset, "__getitem__") and hasattr(dataset, "__iter__")):
+        is_loader = hasattr(dataset, "batch_sampler")
+        is_iterable = not hasattr(dataset, "__getitem__") and hasattr(dataset, "__iter__") and not is_loader
+        if isinstance(dataset, IterableDataset) or is_iterable:
             return CachedIterable(dataset, self.folder, key)
         if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | bytes | type | Tensor | np.generic | np.ndarray):
             raise ArgumentTypeError(

@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
 
 import gpuaug
-from gpuaug import ArgumentError, FeatureCache, GpuAugWarning, cli
+from gpuaug import ArgumentError, ArgumentTypeError, FeatureCache, GpuAugWarning, cli
 from gpuaug.core.errors import IteratorEndedError
 
 
@@ -282,6 +282,21 @@ def test_named_samples(paths, tmp_path):
     names = [text[begin:end].decode() for begin, end in zip([0, *ends], ends, strict=False)]
     labels = [int(name.removeprefix("sample ")) for name in names]
     assert_equal(dict(zip(labels, tensors["latents"], strict=True)), first)
+
+
+@pytest.mark.parametrize("key", ["id", 2])
+@pytest.mark.parametrize("as_sample", [dict, lambda members: tuple(members.values())])
+def test_a_key_that_samples_lack_is_refused(paths, tmp_path, key, as_sample):
+    dataset = Files(paths, lambda path, index: as_sample({"image": gpuaug.read_encoded(path), "label": index}))
+    wrapped = FeatureCache(tmp_path / "cache").wrap(dataset, key=key)
+    with pytest.raises(ArgumentError, match=f"key must name a member of each sample, got {key!r}"):
+        wrapped[0]
+
+
+def test_a_loader_is_not_wrapped(paths, tmp_path):
+    files = DataLoader(Files(paths, as_dict), collate_fn=gpuaug.collate_encoded)
+    with pytest.raises(ArgumentTypeError, match="Pass the data set, not its loader"):
+        FeatureCache(tmp_path / "cache").wrap(files)
 
 
 def test_ranks_write_their_rows_and_read_all(paths, tmp_path):

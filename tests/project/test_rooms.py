@@ -63,10 +63,10 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 754,
-    "cache": 1_044,
+    "cache": 1_054,
     "cli": 297,
     "core": 1_641,
-    "decode": 4_495,
+    "decode": 4_510,
     "feed": 2_447,
     "fusion": 14_409,
     "integrations": 49,

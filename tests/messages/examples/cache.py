@@ -58,6 +58,15 @@ def sample_without_an_image(told):
     assert first(cache, cache.wrap([{"image": gpuaug.read_encoded(path)} for path in paths]))["features"].shape == (2, 48)
 
 
+@example("Leave it out, and samples are identified by their images")
+def key_that_samples_lack(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    dataset = [{"image": gpuaug.read_encoded(path)} for path in photographs()]
+    with told:
+        first(cache, cache.wrap(dataset, key="id"))
+    assert first(cache, cache.wrap(dataset))["features"].shape == (2, 48)
+
+
 @example("put the other encoder before it, without cache=")
 def two_caches(told):
     cache = gpuaug.FeatureCache(tempfile.mkdtemp())
