@@ -156,7 +156,6 @@ class _Samples:
         digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
         return name, (*_HALVES.unpack(digest), size, time)
 
-
     def _value_of_key(self, sample: Any) -> str:
         """Return the value that identifies a sample, as text."""
         try:
