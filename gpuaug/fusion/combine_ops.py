@@ -25,10 +25,8 @@ Sides = NDArray[np.int64]
 class Placement(NamedTuple):
     """Places of the images of M groups on their canvases, on the host. The N images are in the order of the groups."""
 
-    places: NDArray[np.int64]
-    """(N, 4) top, left, height and width of the resized image on its canvas. The image may exceed the canvas."""
-    regions: NDArray[np.int64]
-    """(N, 4) top, left, height and width of the part of the canvas that is the image's, with fill around the image."""
+    tiles: NDArray[np.int64]
+    """(N, 12) tile of each image, as ``backends/tiles.py`` describes it."""
     used: NDArray[np.bool_]
     """(N,) mask of the images that the canvas shows."""
     canvases: Sides
@@ -37,18 +35,11 @@ class Placement(NamedTuple):
 
 def fitted(sizes: Sides, canvases: Sides) -> NDArray[np.int64]:
     """Places of images that are resized to the largest size on their canvas, with their aspect ratio, and centred, (…, 4)."""
-    (height, width), (canvas_height, canvas_width) = np.moveaxis(sizes, -1, 0), np.moveaxis(canvases, -1, 0)
-    by_height = canvas_height * width <= canvas_width * height
-    new_height = np.where(by_height, canvas_height, _rounded_ratio(height * canvas_width, width))
-    new_width = np.where(by_height, _rounded_ratio(width * canvas_height, height), canvas_width)
-    return np.stack(
-        np.broadcast_arrays((canvas_height - new_height) // 2, (canvas_width - new_width) // 2, new_height, new_width), -1
-    )
-
-
-def _rounded_ratio(numerator: Any, denominator: Any) -> Any:
-    """Ratio of integers, rounded to the nearest integer, of at least 1."""
-    return np.maximum((2 * numerator + denominator) // (2 * denominator), 1)
+    # Side per axis if the other side of the image has the length of the canvas, rounded to the nearest integer.
+    other_sides = 2 * sizes[..., ::-1]
+    by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + sizes[..., ::-1]) // other_sides, 1)
+    resized = np.minimum(canvases, by_other_side)
+    return np.concatenate(((canvases - resized) // 2, resized), -1)
 
 
 class CombineOp(IdentityOp):
@@ -58,8 +49,8 @@ class CombineOp(IdentityOp):
 
     count: ClassVar[int]
     """Number of images of a group."""
-    launches_of_images: ClassVar[int] = 1
-    """Number of launches that write the canvases of a batch."""
+    overlays: ClassVar[bool] = False
+    """Whether the second of two images is written over the first, in a second launch, and not beside it."""
     groups = 1
     """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
     clips_boxes: ClassVar[bool] = False
@@ -121,14 +112,34 @@ class CombineOp(IdentityOp):
         return None
 
     def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
-        """Places of all images. By default, the first image of a group is the canvas, and the others are fitted to it.
+        """Places of all images. ``sizes``: (N, 2) heights and widths of the images."""
+        sizes = sizes.reshape(-1, self.count, 2)
+        canvases = self.canvases(sizes)
+        areas = canvases[:, 0] * canvases[:, 1]
+        tiles = np.zeros((len(sizes), self.count, 12), np.int64)
+        tiles[..., 6:8] = tiles[..., 8:10] = canvases[:, None]
+        tiles[..., 10] = (areas.cumsum() - areas)[:, None]
+        self.place(draws, sizes, tiles)
+        tiles[..., 11] = np.arange(sizes.shape[0] * self.count).reshape(-1, self.count)
+        return Placement(tiles.reshape(-1, 12), self.used(draws), canvases)
 
-        ``sizes``: (N, 2) heights and widths of the images.
+    def canvases(self, sizes: Sides) -> Sides:
+        """Sizes of the canvases, (M, 2); by default of the first images. ``sizes``: (M, count, 2) sizes of the images."""
+        return sizes[:, 0]
+
+    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
+        """Write the places and the regions of the images; by default, images are fitted to the canvas.
+
+        Args:
+            draws: Draws of the op.
+            sizes: (M, count, 2) heights and widths of the images.
+            tiles: (M, count, 12) tiles, whose regions are the canvases.
         """
-        canvases = sizes[:: self.count]
-        of_images = np.repeat(canvases, self.count, 0)
-        regions = np.concatenate((np.zeros_like(of_images), of_images), 1)
-        return Placement(fitted(sizes, of_images), regions, self.used(draws), canvases)
+        tiles[..., :4] = fitted(sizes, tiles[..., 8:10])
+
+
+_IS_AFTER = np.array([(False, False), (False, True), (True, False), (True, True)])
+"""Whether the tiles of a mosaic, top left, top right, bottom left, bottom right, are below and right of the centre."""
 
 
 class MosaicOp(CombineOp):
@@ -150,23 +161,24 @@ class MosaicOp(CombineOp):
         y, x = np.floor(self.size / 4 + sampler.uniform(2 * self.groups) * (self.size / 2)).reshape(2, self.groups, -1)
         return {"y": y.T, "x": x.T}
 
-    def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
-        """Places of the images with a corner at the centre; of the first image, fitted to the canvas, if not applied."""
-        side = self.size
+    def canvases(self, sizes: Sides) -> Sides:
+        """Squares."""
+        return np.full((len(sizes), 2), self.size)
+
+    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
+        """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
         applies = draws["applies"].reshape(-1, 1)
         y, x = draws.get("y", applies), draws.get("x", applies)  # in a replay of one sample to which the op is not applied
         centre = np.stack((y.ravel(), x.ravel()), -1).astype(np.int64)[:, None]
-        sizes = sizes.reshape(-1, 4, 2)
-        # Order of the tiles: top left, top right, bottom left, bottom right.
-        is_after = np.array([(False, False), (False, True), (True, False), (True, True)])
-        resized = fitted(sizes, np.array([side // 2, side // 2]))[..., 2:]
-        places = np.concatenate((np.where(is_after, centre, centre - resized), resized), -1)
-        regions = np.concatenate((np.where(is_after, centre, 0), np.where(is_after, side - centre, centre)), -1)
-        canvases = np.full((len(sizes), 2), side)
-        whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
-        places[:, 0] = np.where(applies, places[:, 0], fitted(sizes[:, 0], canvases))
-        regions[:, 0] = np.where(applies, regions[:, 0], whole)
-        return Placement(places.reshape(-1, 4), regions.reshape(-1, 4), self.used(draws), canvases)
+        resized = fitted(sizes, np.array([self.size // 2] * 2))[..., 2:]
+        tiles[..., :2] = np.where(_IS_AFTER, centre, centre - resized)
+        tiles[..., 2:4] = resized
+        tiles[..., 4:6] = np.where(_IS_AFTER, centre, 0)
+        tiles[..., 6:8] = np.where(_IS_AFTER, self.size - centre, centre)
+        if not applies.all():
+            alone = ~applies[:, 0]
+            tiles[alone, 0, :4] = fitted(sizes[alone, 0], tiles[alone, 0, 8:10])
+            tiles[alone, 0, 4:8] = 0, 0, self.size, self.size
 
     def summary(self) -> str:
         """Number of images and size of the canvas."""
@@ -177,7 +189,7 @@ class MixUpOp(CombineOp):
     """``gpuaug.MixUpBoxes``: a weighted sum of two images."""
 
     count = 2
-    launches_of_images = 2
+    overlays = True
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -201,7 +213,7 @@ class CopyPasteOp(CombineOp):
     """``gpuaug.CopyPaste``: some objects of the second image, by their masks, on the first."""
 
     count = 2
-    launches_of_images = 2
+    overlays = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed in [0, 2²⁴), from which the choice of each object follows."""
@@ -265,8 +277,8 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     ends = sizes
     if isinstance(ops[0], MosaicOp):
         placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
-        places = placement.places[image::count]
-        first, resized = places[:, :2], places[:, 2:]
+        places = placement.tiles[image::count]
+        first, resized = places[:, :2], places[:, 2:4]
         visible = np.maximum(-first, 0), np.minimum(ops[0].size - first, resized) - 1
         # Two lines are interpolated. One more on each side, because kernels round otherwise.
         lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]
