@@ -51,6 +51,10 @@ class CombineOp(IdentityOp):
     """Number of images of a group."""
     overlays: ClassVar[bool] = False
     """Whether the second of two images is written over the first, in a second launch, and not beside it."""
+    parameters: ClassVar[tuple[str, ...]]
+    """Names of the draws besides ``"applies"``."""
+    size: int | None = None
+    """Side of the canvas; ``None`` if it has the size of the first image."""
     groups = 1
     """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
     clips_boxes: ClassVar[bool] = False
@@ -77,26 +81,26 @@ class CombineOp(IdentityOp):
     def summary(self) -> str:
         """Short description for ``explain()``."""
 
+    def _name(self, name: str, group: int) -> str:
+        """Name of a parameter in the result of ``numbers``. With several groups, the index of the group is a suffix."""
+        return f"{name}_{group}" if self.groups > 1 else name
+
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample. With several groups, names have the index of the group as a suffix."""
-        values = {name: array[sample] for name, array in draws.items() if name != "apply_mask"}
+        """Drawn numbers of one sample."""
         return {
-            f"{name}_{group}" if self.groups > 1 else name: float(numbers[group])
-            for name, numbers in values.items()
+            self._name(name, group): float(draws[name][sample, group])
+            for name in ("applies", *self.parameters)
             for group in range(self.groups)
         }
 
     def draws_of_numbers(self, numbers: dict[str, float]) -> OpDraws:
         """Draws of one sample, from the result of ``numbers``; from an empty dict for a sample that no group is applied to."""
-        names = {name.rpartition("_")[0] if self.groups > 1 else name for name in numbers}
         draws: OpDraws = {
-            name: np.array(
-                [[numbers[f"{name}_{group}" if self.groups > 1 else name] for group in range(self.groups)]], np.float32
-            )
-            for name in names
+            name: np.array([[numbers.get(self._name(name, group), 0) for group in range(self.groups)]])
+            for name in ("applies", *self.parameters)
         }
-        applies = draws.get("applies", np.zeros((1, self.groups)))
-        return {**draws, "applies": applies > 0.5, "apply_mask": applies.any(1)}
+        applies = draws["applies"] > 0.5
+        return {**draws, "applies": applies, "apply_mask": applies.any(1)}
 
     calls: Any = None
     """No method, because torchvision has no function that combines images."""
@@ -114,7 +118,7 @@ class CombineOp(IdentityOp):
     def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
         """Places of all images. ``sizes``: (N, 2) heights and widths of the images."""
         sizes = sizes.reshape(-1, self.count, 2)
-        canvases = self.canvases(sizes)
+        canvases = sizes[:, 0] if self.size is None else np.full((len(sizes), 2), self.size)
         areas = canvases[:, 0] * canvases[:, 1]
         tiles = np.zeros((len(sizes), self.count, 12), np.int64)
         tiles[..., 6:8] = tiles[..., 8:10] = canvases[:, None]
@@ -122,10 +126,6 @@ class CombineOp(IdentityOp):
         self.place(draws, sizes, tiles)
         tiles[..., 11] = np.arange(sizes.shape[0] * self.count).reshape(-1, self.count)
         return Placement(tiles.reshape(-1, 12), self.used(draws), canvases)
-
-    def canvases(self, sizes: Sides) -> Sides:
-        """Sizes of the canvases, (M, 2); by default of the first images. ``sizes``: (M, count, 2) sizes of the images."""
-        return sizes[:, 0]
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Write the places and the regions of the images; by default, images are fitted to the canvas.
@@ -146,6 +146,8 @@ class MosaicOp(CombineOp):
     """``gpuaug.Mosaic``: four images around a random centre."""
 
     count = 4
+    parameters = ("y", "x")
+    size: int
     clips_boxes = True
 
     def _read(self, transform: Any) -> None:
@@ -161,22 +163,16 @@ class MosaicOp(CombineOp):
         y, x = np.floor(self.size / 4 + sampler.uniform(2 * self.groups) * (self.size / 2)).reshape(2, self.groups, -1)
         return {"y": y.T, "x": x.T}
 
-    def canvases(self, sizes: Sides) -> Sides:
-        """Squares."""
-        return np.full((len(sizes), 2), self.size)
-
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
-        applies = draws["applies"].reshape(-1, 1)
-        y, x = draws.get("y", applies), draws.get("x", applies)  # in a replay of one sample to which the op is not applied
-        centre = np.stack((y.ravel(), x.ravel()), -1).astype(np.int64)[:, None]
+        centre = np.stack((draws["y"].ravel(), draws["x"].ravel()), -1).astype(np.int64)[:, None]
         resized = fitted(sizes, np.array([self.size // 2] * 2))[..., 2:]
         tiles[..., :2] = np.where(_IS_AFTER, centre, centre - resized)
         tiles[..., 2:4] = resized
         tiles[..., 4:6] = np.where(_IS_AFTER, centre, 0)
         tiles[..., 6:8] = np.where(_IS_AFTER, self.size - centre, centre)
-        if not applies.all():
-            alone = ~applies[:, 0]
+        alone = ~draws["applies"].ravel()
+        if alone.any():
             tiles[alone, 0, :4] = fitted(sizes[alone, 0], tiles[alone, 0, 8:10])
             tiles[alone, 0, 4:8] = 0, 0, self.size, self.size
 
@@ -189,6 +185,7 @@ class MixUpOp(CombineOp):
     """``gpuaug.MixUpBoxes``: a weighted sum of two images."""
 
     count = 2
+    parameters = ("weight",)
     overlays = True
 
     def _read(self, transform: Any) -> None:
@@ -201,7 +198,7 @@ class MixUpOp(CombineOp):
 
     def weights(self, draws: OpDraws) -> NDArray[np.float32]:
         """Weight of the first image of each group, (M,): 1 where the op is not applied."""
-        weights: NDArray[np.float32] = np.where(draws["applies"], draws.get("weight", 1), 1).astype(np.float32).ravel()
+        weights: NDArray[np.float32] = np.where(draws["applies"], draws["weight"], 1).astype(np.float32).ravel()
         return weights
 
     def summary(self) -> str:
@@ -213,6 +210,7 @@ class CopyPasteOp(CombineOp):
     """``gpuaug.CopyPaste``: some objects of the second image, by their masks, on the first."""
 
     count = 2
+    parameters = ("seed",)
     overlays = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -227,7 +225,7 @@ class CopyPasteOp(CombineOp):
             groups: Index of the group of each object.
             objects: Index of each object in its image.
         """
-        seeds = np.asarray(draws.get("seed", draws["applies"])).ravel().astype(np.int64)[groups]
+        seeds = draws["seed"].ravel().astype(np.int64)[groups]
         words = splitmix64_mix(seeds + (objects + 1) * as_int64(SPLITMIX_INCREMENT))
         chosen: NDArray[np.bool_] = draws["applies"].ravel()[groups] & (words >= 0)
         return chosen
@@ -256,7 +254,7 @@ def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
 
 def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
     """Size of the combined images: of the last mosaic's canvas, or ``size``, of the first image of each sample."""
-    return next((op.out(size) for op in reversed(ops) if isinstance(op, MosaicOp)), size)
+    return next((op.out(size) for op in reversed(ops) if op.size is not None), size)
 
 
 def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: Sides, image: int) -> NDArray[np.int64]:

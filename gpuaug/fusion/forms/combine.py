@@ -277,25 +277,20 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
         )
     if len(images) != count:
         raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
-    for member in images:
+    forms = []
+    for index, member in enumerate(images):
         check_input("input", member)
-        if isinstance(member, Ragged) and not member.shapes.frames:
-            size_of(member)
-        elif isinstance(member, Ragged) or member.ndim != 4:
+        size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
+        if size is None or size.frames:
             raise ArgumentError(
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-    forms = [(size.batch, size.channels, dtype_of(member), member.device) for member in images for size in [size_of(member)]]
-    for index, form in enumerate(forms):
-        if form != forms[0]:
-            expected, got = (
-                f"{batch} images of {channels} channels, {dtype} on {device}"
-                for batch, channels, dtype, device in (forms[0], form)
-            )
+        forms.append(f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}")
+        if forms[index] != forms[0]:
             raise ArgumentError(
-                f"images of a sample must have one type, got {expected}, and {got} at index {index}. Convert them in the data "
-                "set."
+                f"images of a sample must have one type, got {forms[0]}, and {forms[index]} at index {index}. Convert them in "
+                "the data set."
             )
     return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
 

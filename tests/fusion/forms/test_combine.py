@@ -1,13 +1,19 @@
-"""Validity of the objects of combined images, at the limit of one tenth."""
+"""Combined images: validity of objects at the limit of one tenth, draws ahead, and host time."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import CopyPaste, Mosaic
+from gpuaug.core.packed_targets import pack_targets
+from gpuaug.core.rng import next_seed
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.combine_ops import MosaicOp
 
 KEYS = ["input", "targets"]
 
@@ -54,3 +60,60 @@ def test_objects_under_pasted_ones_are_valid_from_one_tenth_of_their_pixels_on(r
         assert record["valid"].tolist() == [valid, True]
         assert record["boxes"].tolist() == [[0, 0, seen * valid, valid], [seen, 0, 1000, 1]]
     assert all(record["valid"].tolist() == [True, False] for record in records if not record["masks"][1].any())
+
+
+def prepared(batch, *transforms):
+    """A fused pipeline, and packed inputs of four images of 8x8 pixels per sample."""
+    images = [torch.zeros(batch, 3, 8, 8, dtype=torch.uint8) for _ in range(4)]
+    targets = [[{"boxes": torch.tensor([[1.0, 1, 7, 7]]), "labels": torch.ones(1)} for _ in range(4)] for _ in range(batch)]
+    packed = pack_targets({"target": targets}, lambda shape, dtype: None)["target"]
+    return gpuaug.fuse(list(transforms)), images, packed
+
+
+@pytest.mark.parametrize("p", [1, 0.6])
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_draws_ahead_are_the_draws_of_the_seeds(has_targets, p, monkeypatch):
+    augment, images, packed = prepared(3, Mosaic(16, p=p), v2.RandomHorizontalFlip())
+    images = [torch.randint_like(image, 256) for image in images]
+    inputs = [images, packed] if has_targets else [images]
+    keys = KEYS[: len(inputs)]
+    torch.manual_seed(3)
+    seeds = [next_seed() for _ in range(12)]
+    counts = []
+    draw = MosaicOp.draw_parameters
+    monkeypatch.setattr(MosaicOp, "draw_parameters", lambda *arguments: counts.append(arguments[1].samples) or draw(*arguments))
+    torch.manual_seed(3)
+    results = [augment(*inputs, data_keys=keys) for _ in range(12)]
+    # The first call finds the plan; then the draws of 1, 2, 4 and 8 calls are made at once.
+    assert [count for count in counts if count >= 3] == [3, 3, 6, 12, 24]
+    for seed, result in zip(seeds, results, strict=True):
+        expected = augment(*inputs, data_keys=keys, draws=augment.draw((3, 3, 8, 8), seed))
+        if has_targets:
+            (result, targets), (expected, expected_targets) = result, expected
+            for target, other in zip(targets.unpacked(), expected_targets.unpacked(), strict=True):
+                assert torch.equal(target["valid"], other["valid"])
+                assert torch.allclose(target["boxes"], other["boxes"], atol=1e-3)
+        assert torch.equal(result, expected)
+
+
+def test_python_calls_of_a_batch_do_not_grow_with_the_batch(monkeypatch):
+    monkeypatch.setattr(dispatch, "write_tiles", lambda *arguments, **options: None)
+
+    def calls(batch):
+        augment, images, packed = prepared(batch, Mosaic(16))
+        for _ in range(3):
+            augment(images, packed, data_keys=KEYS)
+        count = 0
+
+        def called(frame, event, argument):
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(called)
+        try:
+            augment(images, packed, data_keys=KEYS)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(40) == calls(4) < 600
