@@ -334,6 +334,11 @@ class FlatColumn(TensorColumn):
         return self.packed.shapes or [torch.Size((length, *row_shape)) for length in self.packed.lengths]
 
     @cached_property
+    def row_shape(self) -> torch.Size | None:
+        """Shape of one row; ``None`` if it differs between the tensors."""
+        return self.joined.shape[1:] if self.packed.shapes is None else None
+
+    @cached_property
     def tensors(self) -> Sequence[Tensor]:  # type: ignore[override]
         """The tensors, which share the memory of ``joined``."""
         return self.packed.tensors(self.joined)

@@ -366,7 +366,11 @@ class Slot:
     def _points(self) -> Points:
         """Check boxes or keypoints, and return them in one form."""
         box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
-        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self.column.shapes]
+        packed = self.column.packed
+        if packed is not None and self.column.row_shape == (4,):
+            self._counts = packed.lengths
+        else:
+            self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self.column.shapes]
         return Points(self.column.rows(), box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
 
     def _checked_format(self) -> BoxFormat:
