@@ -318,15 +318,15 @@ class Fused(nn.Module):
         else:
             draws = program.drawn_or_checked(size, seed, draws)
             op_draws = draws._drawn
-        results = combination.run(op_draws)
-        return combination.restored(self._augmented(results, combination.result_keys, draws, seed))
+        return combination.restored(self._augmented(combination.run(op_draws), combination.result_keys, draws, seed))
 
     def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, seed: int | None = None) -> Any:
         """Return the outputs of ``forward``, which has the same arguments.
 
         ``seed``: seed of the call, if it is known already. Not read if there are ``draws``.
         """
-        inputs = first_images(inputs, data_keys)
+        if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
+            inputs = first_images(inputs, data_keys)
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
