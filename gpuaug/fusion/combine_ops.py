@@ -25,6 +25,9 @@ Sides = NDArray[np.int64]
 class Placement(NamedTuple):
     """Places of the images of M groups on their canvases, on the host. The N images are in the order of the groups."""
 
+    op: "CombineOp"
+    draws: OpDraws
+    """Draws of ``op``."""
     tiles: NDArray[np.int64]
     """(N, 12) tile of each image, as ``backends/tiles.py`` describes it."""
     used: NDArray[np.bool_]
@@ -54,11 +57,9 @@ class CombineOp(IdentityOp):
     parameters: ClassVar[tuple[str, ...]]
     """Names of the draws besides ``"applies"``."""
     size: int | None = None
-    """Side of the canvas; ``None`` if it has the size of the first image."""
+    """Side of the canvas, which may cut images; ``None`` if it has the size of the first image."""
     groups = 1
     """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
-    clips_boxes: ClassVar[bool] = False
-    """Whether a part of an image may be outside of its canvas."""
 
     def _read_common(self, module: Any) -> None:
         """Do nothing: with the module's ``p``, a plan would expect an op that skips samples."""
@@ -125,7 +126,7 @@ class CombineOp(IdentityOp):
         tiles[..., 10] = (areas.cumsum() - areas)[:, None]
         self.place(draws, sizes, tiles)
         tiles[..., 11] = np.arange(sizes.shape[0] * self.count).reshape(-1, self.count)
-        return Placement(tiles.reshape(-1, 12), self.used(draws), canvases)
+        return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Write the places and the regions of the images; by default, images are fitted to the canvas.
@@ -148,7 +149,6 @@ class MosaicOp(CombineOp):
     count = 4
     parameters = ("y", "x")
     size: int
-    clips_boxes = True
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)

@@ -115,14 +115,15 @@ class Combination:
                 )
             placement = op.placement(op_draws, self._pixels.sizes)
             if self._targets is not None and len(placement.used):
-                self._targets = self._combined_targets(self._targets, op, op_draws, placement)
-            self._pixels = self._combined_pixels(self._pixels, op, op_draws, placement)
+                self._targets = self._combined_targets(self._targets, placement)
+            self._pixels = self._combined_pixels(placement)
         results = {"input": self._images(), "targets": self._targets}
         return [results[key] for key in self.keys]
 
-    def _combined_pixels(self, pixels: Pixels, op: CombineOp, draws: OpDraws, placement: Placement) -> Pixels:
+    def _combined_pixels(self, placement: Placement) -> Pixels:
         """Return the canvases of an op."""
-        tiles, used, canvases = placement
+        op, draws, tiles, used, canvases = placement
+        pixels = self._pixels
         shapes = Shapes(canvases, pixels.channels, "chw")
         out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
         fill = op.fill / 255 * LARGEST.get(self.dtype, 1)
@@ -137,9 +138,10 @@ class Combination:
             dispatch.write_tiles(out, pixels, tiles[1::2][applies], fill, **options)
         return Pixels([out], layouts_of(shapes), pixels.channels)
 
-    def _combined_targets(self, targets: PackedTargets, op: CombineOp, draws: OpDraws, placement: Placement) -> PackedTargets:
+    def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
         """Return target dicts of the canvases of an op."""
-        sizes, places, canvases = self._pixels.sizes, placement.tiles[:, :4], placement.canvases
+        op, canvases = placement.op, placement.canvases
+        sizes, places = self._pixels.sizes, placement.tiles[:, :4]
         have_one_size = bool((canvases == canvases[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
@@ -169,39 +171,35 @@ class Combination:
                         f"{slot.key} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
                         "segmentation maps out, or combine them in the data set."
                     )
-                masks[slot.path[-1]] = self._placed_masks(target, op, placement)
+                masks[slot.path[-1]] = self._placed_masks(target, placement)
                 target.values = target.values.new_empty((len(target.host_arrays[0]), 1, 0, 0))
             elif target.clip:
                 boxes.append(target)
             else:
                 target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
         if isinstance(op, CopyPasteOp):
-            self._paste(masks, boxes, op, draws, placement, matrix, layouts)
+            self._paste(masks, boxes, placement, matrix, layouts)
             matrix = torch.eye(3, device=self.device).expand_as(matrix)
         for target in boxes:
-            corners, _ = target.corners(matrix, layouts) if op.clips_boxes else (None, None)
+            corners, _ = target.corners(matrix, layouts) if op.size is not None else (None, None)
             target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
-            if corners is not None and target.valid is not None:
-                target.valid = target.valid & _are_visible(corners, call.out)
+            if op.size is not None and corners is not None and target.valid is not None:
+                visible = _areas(corners.clamp(0, op.size)) >= LEAST_VISIBLE * _areas(corners)
+                target.valid = target.valid & visible
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
-        return Merge(packed, op.count, placement).result(masks, op.weights(draws))
+        return Merge(packed, placement).result(masks)
 
     def _paste(
-        self,
-        masks: Mapping[Any, PlacedMasks],
-        boxes: Sequence[Points],
-        op: CopyPasteOp,
-        draws: OpDraws,
-        placement: Placement,
-        matrix: Tensor,
-        layouts: Tensor,
+        self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor
     ) -> None:
         """Cut pasted objects out of the masks below them, and set boxes to the rectangles around masks.
 
         Raises:
             ArgumentError: If there is not one column of masks, or boxes differ in number from masks.
         """
+        op, draws = placement.op, placement.draws
+        assert isinstance(op, CopyPasteOp)
         if len(masks) != 1:
             raise ArgumentError(
                 f"targets must have masks, (n, H, W), for {op.name}, got {len(masks)} columns of masks. Return masks of all "
@@ -233,7 +231,7 @@ class Combination:
             (rows,) = send([np.flatnonzero(applies[box_owners // op.count])], self.device)
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
-    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> PlacedMasks:
+    def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
         owners, places = masks.host_arrays
         places = places.reshape(-1, 3)[placement.used[owners]]
@@ -371,8 +369,6 @@ class _ImagesCall(Call):
         self.device = device
 
 
-def _are_visible(corners: Tensor, out: tuple[int, int]) -> Tensor:
-    """Mask of the boxes, (n, 4) XYXY, of which ``LEAST_VISIBLE`` of the area is on a canvas of size ``out``."""
-    inside = torch.stack((corners[:, ::2].clamp(0, out[1]), corners[:, 1::2].clamp(0, out[0])), 2)
-    visible, whole = ((ends - starts).prod(1) for starts, ends in (inside.unbind(1), corners.view(-1, 2, 2).unbind(1)))
-    return visible >= LEAST_VISIBLE * whole
+def _areas(corners: Tensor) -> Tensor:
+    """Areas of boxes, (n, 4) XYXY."""
+    return (corners[:, 2:] - corners[:, :2]).prod(1)

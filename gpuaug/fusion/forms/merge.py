@@ -41,28 +41,21 @@ class Merge:
 
     Args:
         packed: Target dicts of N images.
-        count: Number of images of a group.
         placement: Images that are used, and sizes of the canvases.
     """
 
-    def __init__(self, packed: PackedTargets, count: int, placement: Placement) -> None:
-        self._packed, self._count, self._placement = packed, count, placement
-        self._is_first = np.arange(len(placement.used)) % count == 0
+    def __init__(self, packed: PackedTargets, placement: Placement) -> None:
+        self._count, self._placement = placement.op.count, placement
+        self._is_first = np.arange(len(placement.used)) % self._count == 0
+        weights = placement.op.weights(placement.draws)
+        self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
 
-    def result(self, masks: Mapping[Any, PlacedMasks], weights: NDArray[np.float32] | None) -> PackedTargets:
-        """Return one dict per canvas.
-
-        Args:
-            masks: Name → masks on the canvases, which replace the masks of the dicts.
-            weights: (M,) weight of the boxes of the first image of each canvas; the second has the rest to 1. The column
-                ``weight`` is multiplied by it. ``None`` for none.
-        """
+    def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
+        """Return one dict per canvas. ``masks``: name → masks on the canvases, which replace the masks of the dicts."""
         new = {
             name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
-        if weights is not None:
-            self._weigh(new, np.stack((weights, 1 - weights), 1).ravel())
         layout = self._packed.layout
         others: dict[tuple[int, Any], list[Any]] = {}
         for (image, name), value in zip(layout.others, self._packed.others, strict=True):
@@ -119,20 +112,19 @@ class Merge:
         shapes = [torch.Size((count, *size)) for count, size in zip(counts, sizes, strict=True)]
         return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
 
-    def _weigh(self, new: dict[Any, tuple[PackedColumn, Tensor]], weights: NDArray[np.float32]) -> None:
-        """Multiply the column of weights of the boxes, or add it. ``weights``: (N,) weight of each image."""
-        name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in new), None)
-        if name is None:
-            return
-        source, merged = self._packed.columns()[name].packed, new[name][0]
-        images = np.asarray(source.samples, np.int64)
-        rows = np.repeat(weights[images], np.where(self._placement.used[images], source.lengths, 0))
-        (flat,) = send([rows.astype(np.float32)], new[name][1].device)
-        column = PackedColumn("weight", merged.samples, merged.lengths, None, Tensor, [{}])
-        if "weight" in new:
-            column, earlier = new["weight"]
-            flat = earlier * flat
-        new["weight"] = column, flat
+
+def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
+    """Multiply the column of weights of the boxes, or add it. ``weights``: (N,) weight of each image."""
+    columns = packed.columns()
+    name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in columns), None)
+    if name is None:
+        return packed
+    samples, lengths = columns[name].packed.samples, columns[name].packed.lengths
+    (flat,) = send([np.repeat(weights[np.asarray(samples, np.int64)], lengths)], columns[name].joined.device)
+    column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
+    if "weight" in columns:
+        column, flat = columns["weight"].packed, columns["weight"].joined * flat
+    return packed.with_columns({"weight": (column, flat)})
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
