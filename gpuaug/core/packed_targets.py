@@ -163,7 +163,8 @@ def are_packable(values: Sequence[Any], *, any_size: bool, device: torch.device 
         device: Device of tensors of which only the values are read: they may have any strides and size. Default: the host, and
             tensors must be as before, once they are split.
     """
-    column, exact = TensorColumn(range(len(values)), values), device is None
+    column = TensorColumn(range(len(values)), values)
+    exact = device is None
     if len(column.types) > 1 or not column.are_on(device or _HOST):
         return False
     (cls,) = column.types

@@ -276,7 +276,8 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     if isinstance(ops[0], MosaicOp):
         placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
         places = placement.tiles[image::count]
-        first, resized = places[:, :2], places[:, 2:4]
+        first = places[:, :2]
+        resized = places[:, 2:4]
         visible = np.maximum(-first, 0), np.minimum(ops[0].size - first, resized) - 1
         # Two lines are interpolated. One more on each side, because kernels round otherwise.
         lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]

@@ -310,21 +310,19 @@ class Fused(nn.Module):
     def _combined(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None) -> Any:
         """Combine the images of each sample, and return the outputs of ``forward``, which has the same arguments."""
         combination = Combination(self._program().combining, inputs, data_keys, self.options.boxes)
-        program, size, key = self._program(combination.dtype), combination.size, combination.plan_key
+        program = self._program(combination.dtype)
+        size, key = combination.size, combination.plan_key
         seed = next_seed() if draws is None else 0
         if draws is None and key is not None and key in program.cached:
-            plan, ops, has_points = program.cached[key].plan, program.lowered_ops, key[3]
-            op_draws = self._prefetch.draws(program.combining, plan, ops, size, combination.device, seed, has_points)
+            plan, ops = program.cached[key].plan, program.lowered_ops
+            op_draws = self._prefetch.draws(program.combining, plan, ops, size, combination.device, seed, key[3])
         else:
             draws = program.drawn_or_checked(size, seed, draws)
             op_draws = draws._drawn
         return combination.restored(self._augmented(combination.run(op_draws), combination.result_keys, draws, seed))
 
     def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, seed: int | None = None) -> Any:
-        """Return the outputs of ``forward``, which has the same arguments.
-
-        ``seed``: seed of the call, if it is known already. Not read if there are ``draws``.
-        """
+        """Return the outputs of ``forward``, which has the same arguments. ``seed``: seed of the call, if it is known."""
         if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
             inputs = first_images(inputs, data_keys)
         images_only = data_keys is None and len(inputs) == 1

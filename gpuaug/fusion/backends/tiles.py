@@ -102,7 +102,8 @@ def write_tiles(
     """
     for index, tile in enumerate(tiles):
         *_, top, left, height, width, canvas_height, canvas_width, start, image = tile.tolist()
-        area, channels = canvas_height * canvas_width, pixels.channels
+        area = canvas_height * canvas_width
+        channels = pixels.channels
         canvas = out[start * channels : (start + area) * channels].view(channels, canvas_height, canvas_width)
         region = canvas[:, top : top + height, left : left + width]
         layout = pixels.layouts[image]

@@ -141,7 +141,8 @@ class Combination:
     def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
         """Return target dicts of the canvases of an op."""
         op, canvases = placement.op, placement.canvases
-        sizes, places = self._pixels.sizes, placement.tiles[:, :4]
+        sizes = self._pixels.sizes
+        places = placement.tiles[:, :4]
         have_one_size = bool((canvases == canvases[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
