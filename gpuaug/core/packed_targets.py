@@ -42,10 +42,10 @@ class _PackPlan:
     Args:
         targets: List or tuple of dicts, or of lists of dicts.
         any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
-        device: Device of the tensors that are packed.
+        device: See ``are_packable``.
     """
 
-    def __init__(self, targets: Sequence[Any], *, any_mask_size: bool, device: torch.device = _HOST) -> None:
+    def __init__(self, targets: Sequence[Any], *, any_mask_size: bool = True, device: torch.device | None = None) -> None:
         self._container_type = type(targets)
         self._groups = None if type(targets[0]) is dict else [len(dicts) for dicts in targets]
         dicts = targets if self._groups is None else [record for dicts in targets for record in dicts]
@@ -154,16 +154,18 @@ def is_packed(value: Any) -> bool:
     return type(value) is PackedTargets
 
 
-def are_packable(values: Sequence[Any], *, any_size: bool, device: torch.device = _HOST) -> bool:
+def are_packable(values: Sequence[Any], *, any_size: bool, device: torch.device | None = None) -> bool:
     """Return whether the values of a column can be concatenated: contiguous tensors of one class, dtype and device.
 
     Args:
         values: Values of a column.
         any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
-        device: Device of the tensors.
+        device: Device of tensors of which only the values are read: they may have any strides and size. Default: the host, and
+            tensors must be as before, once they are split.
     """
     column = TensorColumn(range(len(values)), values)
-    if len(column.types) > 1 or not column.are_on(device):
+    exact = device is None
+    if len(column.types) > 1 or not column.are_on(device or _HOST):
         return False
     (cls,) = column.types
     if cls is not Tensor and cls.__module__ not in _PACKABLE_MODULES:
@@ -172,9 +174,9 @@ def are_packable(values: Sequence[Any], *, any_size: bool, device: torch.device 
         return (
             len(column.dtypes) == 1
             and set(map(_layout, values)) == {torch.strided}
-            and not any(any(map(loses_information, values)) for loses_information in _LOSSY_COPY_PREDICATES)
-            and all(map(Tensor.is_contiguous, values))
-            and (any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
+            and not (exact and any(any(map(is_lossy, values)) for is_lossy in _LOSSY_COPY_PREDICATES))
+            and (not exact or all(map(Tensor.is_contiguous, values)))
+            and (not exact or any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
         )
 
 
@@ -211,7 +213,7 @@ def _are_nested_dicts(value: Any) -> bool:
 
 def packed_targets(targets: Sequence[Any], device: torch.device) -> PackedTargets:
     """Return a list of dicts as a ``PackedTargets``. Tensors that are not on ``device`` are not packed."""
-    return _PackPlan(targets, any_mask_size=True, device=device).packed(lambda *_: None)
+    return _PackPlan(targets, device=device).packed(lambda *_: None)
 
 
 # Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.

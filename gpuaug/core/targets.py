@@ -330,8 +330,12 @@ class FlatColumn(TensorColumn):
     @cached_property
     def shapes(self) -> list[torch.Size]:
         """Shape of each tensor."""
-        row_shape = self.joined.shape[1:]
-        return self.packed.shapes or [torch.Size((length, *row_shape)) for length in self.packed.lengths]
+        return self.packed.shapes or [torch.Size((length, *self.joined.shape[1:])) for length in self.packed.lengths]
+
+    @cached_property
+    def row_shape(self) -> torch.Size | None:
+        """Shape of one row; ``None`` if it differs between the tensors."""
+        return self.joined.shape[1:] if self.packed.shapes is None else None
 
     @cached_property
     def tensors(self) -> Sequence[Tensor]:  # type: ignore[override]

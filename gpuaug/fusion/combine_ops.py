@@ -25,10 +25,11 @@ Sides = NDArray[np.int64]
 class Placement(NamedTuple):
     """Places of the images of M groups on their canvases, on the host. The N images are in the order of the groups."""
 
-    places: NDArray[np.int64]
-    """(N, 4) top, left, height and width of the resized image on its canvas. The image may exceed the canvas."""
-    regions: NDArray[np.int64]
-    """(N, 4) top, left, height and width of the part of the canvas that is the image's, with fill around the image."""
+    op: "CombineOp"
+    draws: OpDraws
+    """Draws of ``op``."""
+    tiles: NDArray[np.int64]
+    """(N, 12) tile of each image, as ``backends/tiles.py`` describes it."""
     used: NDArray[np.bool_]
     """(N,) mask of the images that the canvas shows."""
     canvases: Sides
@@ -37,18 +38,11 @@ class Placement(NamedTuple):
 
 def fitted(sizes: Sides, canvases: Sides) -> NDArray[np.int64]:
     """Places of images that are resized to the largest size on their canvas, with their aspect ratio, and centred, (…, 4)."""
-    (height, width), (canvas_height, canvas_width) = np.moveaxis(sizes, -1, 0), np.moveaxis(canvases, -1, 0)
-    by_height = canvas_height * width <= canvas_width * height
-    new_height = np.where(by_height, canvas_height, _rounded_ratio(height * canvas_width, width))
-    new_width = np.where(by_height, _rounded_ratio(width * canvas_height, height), canvas_width)
-    return np.stack(
-        np.broadcast_arrays((canvas_height - new_height) // 2, (canvas_width - new_width) // 2, new_height, new_width), -1
-    )
-
-
-def _rounded_ratio(numerator: Any, denominator: Any) -> Any:
-    """Ratio of integers, rounded to the nearest integer, of at least 1."""
-    return np.maximum((2 * numerator + denominator) // (2 * denominator), 1)
+    # Side per axis if the other side of the image has the length of the canvas, rounded to the nearest integer.
+    other_sides = 2 * sizes[..., ::-1]
+    by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + sizes[..., ::-1]) // other_sides, 1)
+    resized = np.minimum(canvases, by_other_side)
+    return np.concatenate(((canvases - resized) // 2, resized), -1)
 
 
 class CombineOp(IdentityOp):
@@ -58,12 +52,14 @@ class CombineOp(IdentityOp):
 
     count: ClassVar[int]
     """Number of images of a group."""
-    launches_of_images: ClassVar[int] = 1
-    """Number of launches that write the canvases of a batch."""
+    overlays: ClassVar[bool] = False
+    """Whether the second of two images is written over the first, in a second launch, and not beside it."""
+    parameters: ClassVar[tuple[str, ...]]
+    """Names of the draws besides ``"applies"``."""
+    size: int | None = None
+    """Side of the canvas, which may cut images; ``None`` if it has the size of the first image."""
     groups = 1
     """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
-    clips_boxes: ClassVar[bool] = False
-    """Whether a part of an image may be outside of its canvas."""
 
     def _read_common(self, module: Any) -> None:
         """Do nothing: with the module's ``p``, a plan would expect an op that skips samples."""
@@ -86,26 +82,26 @@ class CombineOp(IdentityOp):
     def summary(self) -> str:
         """Short description for ``explain()``."""
 
+    def _name(self, name: str, group: int) -> str:
+        """Name of a parameter in the result of ``numbers``. With several groups, the index of the group is a suffix."""
+        return f"{name}_{group}" if self.groups > 1 else name
+
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample. With several groups, names have the index of the group as a suffix."""
-        values = {name: array[sample] for name, array in draws.items() if name != "apply_mask"}
+        """Drawn numbers of one sample."""
         return {
-            f"{name}_{group}" if self.groups > 1 else name: float(numbers[group])
-            for name, numbers in values.items()
+            self._name(name, group): float(draws[name][sample, group])
+            for name in ("applies", *self.parameters)
             for group in range(self.groups)
         }
 
     def draws_of_numbers(self, numbers: dict[str, float]) -> OpDraws:
         """Draws of one sample, from the result of ``numbers``; from an empty dict for a sample that no group is applied to."""
-        names = {name.rpartition("_")[0] if self.groups > 1 else name for name in numbers}
         draws: OpDraws = {
-            name: np.array(
-                [[numbers[f"{name}_{group}" if self.groups > 1 else name] for group in range(self.groups)]], np.float32
-            )
-            for name in names
+            name: np.array([[numbers.get(self._name(name, group), 0) for group in range(self.groups)]])
+            for name in ("applies", *self.parameters)
         }
-        applies = draws.get("applies", np.zeros((1, self.groups)))
-        return {**draws, "applies": applies > 0.5, "apply_mask": applies.any(1)}
+        applies = draws["applies"] > 0.5
+        return {**draws, "applies": applies, "apply_mask": applies.any(1)}
 
     calls: Any = None
     """No method, because torchvision has no function that combines images."""
@@ -121,21 +117,38 @@ class CombineOp(IdentityOp):
         return None
 
     def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
-        """Places of all images. By default, the first image of a group is the canvas, and the others are fitted to it.
+        """Places of all images. ``sizes``: (N, 2) heights and widths of the images."""
+        sizes = sizes.reshape(-1, self.count, 2)
+        canvases = sizes[:, 0] if self.size is None else np.full((len(sizes), 2), self.size)
+        areas = canvases[:, 0] * canvases[:, 1]
+        tiles = np.zeros((len(sizes), self.count, 12), np.int64)
+        tiles[..., 6:8] = tiles[..., 8:10] = canvases[:, None]
+        tiles[..., 10] = (areas.cumsum() - areas)[:, None]
+        self.place(draws, sizes, tiles)
+        tiles[..., 11] = np.arange(sizes.shape[0] * self.count).reshape(-1, self.count)
+        return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
 
-        ``sizes``: (N, 2) heights and widths of the images.
+    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
+        """Write the places and the regions of the images; by default, images are fitted to the canvas.
+
+        Args:
+            draws: Draws of the op.
+            sizes: (M, count, 2) heights and widths of the images.
+            tiles: (M, count, 12) tiles, whose regions are the canvases.
         """
-        canvases = sizes[:: self.count]
-        of_images = np.repeat(canvases, self.count, 0)
-        regions = np.concatenate((np.zeros_like(of_images), of_images), 1)
-        return Placement(fitted(sizes, of_images), regions, self.used(draws), canvases)
+        tiles[..., :4] = fitted(sizes, tiles[..., 8:10])
+
+
+_IS_AFTER = np.array([(False, False), (False, True), (True, False), (True, True)])
+"""Whether the tiles of a mosaic, top left, top right, bottom left, bottom right, are below and right of the centre."""
 
 
 class MosaicOp(CombineOp):
     """``gpuaug.Mosaic``: four images around a random centre."""
 
     count = 4
-    clips_boxes = True
+    parameters = ("y", "x")
+    size: int
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -150,23 +163,18 @@ class MosaicOp(CombineOp):
         y, x = np.floor(self.size / 4 + sampler.uniform(2 * self.groups) * (self.size / 2)).reshape(2, self.groups, -1)
         return {"y": y.T, "x": x.T}
 
-    def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
-        """Places of the images with a corner at the centre; of the first image, fitted to the canvas, if not applied."""
-        side = self.size
-        applies = draws["applies"].reshape(-1, 1)
-        y, x = draws.get("y", applies), draws.get("x", applies)  # in a replay of one sample to which the op is not applied
-        centre = np.stack((y.ravel(), x.ravel()), -1).astype(np.int64)[:, None]
-        sizes = sizes.reshape(-1, 4, 2)
-        # Order of the tiles: top left, top right, bottom left, bottom right.
-        is_after = np.array([(False, False), (False, True), (True, False), (True, True)])
-        resized = fitted(sizes, np.array([side // 2, side // 2]))[..., 2:]
-        places = np.concatenate((np.where(is_after, centre, centre - resized), resized), -1)
-        regions = np.concatenate((np.where(is_after, centre, 0), np.where(is_after, side - centre, centre)), -1)
-        canvases = np.full((len(sizes), 2), side)
-        whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
-        places[:, 0] = np.where(applies, places[:, 0], fitted(sizes[:, 0], canvases))
-        regions[:, 0] = np.where(applies, regions[:, 0], whole)
-        return Placement(places.reshape(-1, 4), regions.reshape(-1, 4), self.used(draws), canvases)
+    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
+        """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
+        centre = np.stack((draws["y"].ravel(), draws["x"].ravel()), -1).astype(np.int64)[:, None]
+        resized = fitted(sizes, np.array([self.size // 2] * 2))[..., 2:]
+        tiles[..., :2] = np.where(_IS_AFTER, centre, centre - resized)
+        tiles[..., 2:4] = resized
+        tiles[..., 4:6] = np.where(_IS_AFTER, centre, 0)
+        tiles[..., 6:8] = np.where(_IS_AFTER, self.size - centre, centre)
+        alone = ~draws["applies"].ravel()
+        if alone.any():
+            tiles[alone, 0, :4] = fitted(sizes[alone, 0], tiles[alone, 0, 8:10])
+            tiles[alone, 0, 4:8] = 0, 0, self.size, self.size
 
     def summary(self) -> str:
         """Number of images and size of the canvas."""
@@ -177,7 +185,8 @@ class MixUpOp(CombineOp):
     """``gpuaug.MixUpBoxes``: a weighted sum of two images."""
 
     count = 2
-    launches_of_images = 2
+    parameters = ("weight",)
+    overlays = True
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -189,7 +198,7 @@ class MixUpOp(CombineOp):
 
     def weights(self, draws: OpDraws) -> NDArray[np.float32]:
         """Weight of the first image of each group, (M,): 1 where the op is not applied."""
-        weights: NDArray[np.float32] = np.where(draws["applies"], draws.get("weight", 1), 1).astype(np.float32).ravel()
+        weights: NDArray[np.float32] = np.where(draws["applies"], draws["weight"], 1).astype(np.float32).ravel()
         return weights
 
     def summary(self) -> str:
@@ -201,7 +210,8 @@ class CopyPasteOp(CombineOp):
     """``gpuaug.CopyPaste``: some objects of the second image, by their masks, on the first."""
 
     count = 2
-    launches_of_images = 2
+    parameters = ("seed",)
+    overlays = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed in [0, 2²⁴), from which the choice of each object follows."""
@@ -215,7 +225,7 @@ class CopyPasteOp(CombineOp):
             groups: Index of the group of each object.
             objects: Index of each object in its image.
         """
-        seeds = np.asarray(draws.get("seed", draws["applies"])).ravel().astype(np.int64)[groups]
+        seeds = draws["seed"].ravel().astype(np.int64)[groups]
         words = splitmix64_mix(seeds + (objects + 1) * as_int64(SPLITMIX_INCREMENT))
         chosen: NDArray[np.bool_] = draws["applies"].ravel()[groups] & (words >= 0)
         return chosen
@@ -244,7 +254,7 @@ def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
 
 def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
     """Size of the combined images: of the last mosaic's canvas, or ``size``, of the first image of each sample."""
-    return next((op.out(size) for op in reversed(ops) if isinstance(op, MosaicOp)), size)
+    return next((op.out(size) for op in reversed(ops) if op.size is not None), size)
 
 
 def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: Sides, image: int) -> NDArray[np.int64]:
@@ -265,8 +275,9 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     ends = sizes
     if isinstance(ops[0], MosaicOp):
         placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
-        places = placement.places[image::count]
-        first, resized = places[:, :2], places[:, 2:]
+        places = placement.tiles[image::count]
+        first = places[:, :2]
+        resized = places[:, 2:4]
         visible = np.maximum(-first, 0), np.minimum(ops[0].size - first, resized) - 1
         # Two lines are interpolated. One more on each side, because kernels round otherwise.
         lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]

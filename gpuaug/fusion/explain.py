@@ -158,7 +158,7 @@ def explanation(
         Line(
             (op.name,),
             op.summary(),
-            op.launches_of_images,
+            1 + op.overlays,
             None,
             None if written is None else op.groups * written * source_dtype.itemsize,
         )

@@ -33,7 +33,7 @@ from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
@@ -300,19 +300,29 @@ class Fused(nn.Module):
             The launches that ``explain`` lists, and one asynchronous copy of the parameter table from pinned memory. For 1024
             samples or more, also one launch that transposes the table. No synchronization.
         """
+        run = self._combined if self._program().combining else self._augmented
         if autocasts():
             # Under autocast, matrices are multiplied in 16 bits, and torch.cat rejects tensors of another 16-bit type.
             with without_autocast():
-                return self._augmented(inputs, data_keys, draws)
-        return self._augmented(inputs, data_keys, draws)
+                return run(inputs, data_keys, draws)
+        return run(inputs, data_keys, draws)
 
-    def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, *, is_combined: bool = False) -> Any:
-        """Return the outputs of ``forward``, which has the same arguments. ``is_combined``: samples have one image each."""
-        if (ops := self._program().combining) and not is_combined:
-            combination = Combination(ops, inputs, data_keys, self.options.boxes)
-            draws = self._program(combination.dtype).drawn_or_checked(combination.size, draws)
-            inputs = combination.run(draws._drawn)
-            return combination.restored(self._augmented(inputs, combination.keys, draws, is_combined=True))
+    def _combined(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None) -> Any:
+        """Combine the images of each sample, and return the outputs of ``forward``, which has the same arguments."""
+        combination = Combination(self._program().combining, inputs, data_keys, self.options.boxes)
+        program = self._program(combination.dtype)
+        size, key = combination.size, combination.plan_key
+        seed = next_seed() if draws is None else 0
+        if draws is None and key is not None and key in program.cached:
+            plan, ops = program.cached[key].plan, program.lowered_ops
+            op_draws = self._prefetch.draws(program.combining, plan, ops, size, combination.device, seed, key[3])
+        else:
+            draws = program.drawn_or_checked(size, seed, draws)
+            op_draws = draws._drawn
+        return combination.restored(self._augmented(combination.run(op_draws), combination.result_keys, draws, seed))
+
+    def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, seed: int | None = None) -> Any:
+        """Return the outputs of ``forward``, which has the same arguments. ``seed``: seed of the call, if it is known."""
         if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
             inputs = first_images(inputs, data_keys)
         images_only = data_keys is None and len(inputs) == 1
@@ -320,7 +330,7 @@ class Fused(nn.Module):
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
             cached_plan = cached_program.cached.get(key)
             if cached_plan is not None:
-                return self._run_cached(cached_program, cached_plan, inputs[0])
+                return self._run_cached(cached_program, cached_plan, inputs[0], seed)
         inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
         keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else data_keys
         record = self._record_of(inputs, keys)
@@ -343,16 +353,17 @@ class Fused(nn.Module):
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
         # Whether ``TablePrefetch`` can draw for this call and later ones. It is not used if ``draws`` are passed.
         draws_ahead = views_together and plan is not None and not plan.draws_one_batch_at_a_time
-        seed = next_seed() if draws is None and not draws_ahead else None
+        if draws is None and not draws_ahead and seed is None:
+            seed = next_seed()
         # At each attempt one module may return another dtype than the pipeline was lowered for. The pipeline is then lowered
         # again, for the returned dtype.
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
-            all_draws = program.draw(size, seed) if seed is not None else draws
+            all_draws = draws if draws is not None or draws_ahead or seed is None else program.draw(size, seed)
             try:
                 if views_together:
-                    result = self._run(program, record, plan, all_draws)
+                    result = self._run(program, record, plan, all_draws, seed)
                 else:
                     assert all_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
@@ -376,12 +387,12 @@ class Fused(nn.Module):
             "call to call. Convert the images in the function: image.float()."
         )
 
-    def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor) -> Tensor:
-        """Run a call with only images, of a shape that an earlier call has had."""
+    def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor, seed: int | None) -> Tensor:
+        """Run a call with only images, of a shape that an earlier call has had. ``seed``: see ``_augmented``."""
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, program.lowered_ops, size, images.device, has_points=False, views=views)
+        table = self._prefetch.table(plan, program.lowered_ops, size, images.device, has_points=False, views=views, seed=seed)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
@@ -436,38 +447,31 @@ class Fused(nn.Module):
         """Name of the backend of the last call; empty before the first call."""
         return dispatch.backend_name(self._last_call[0][1]) if self._last_call else ""
 
-    def _run(self, program: Program, record: Record, plan: Plan | None, draws: Draws | None) -> Any:
+    def _run(self, program: Program, record: Record, plan: Plan | None, draws: Draws | None, seed: int | None = None) -> Any:
         """Run the pipeline on the inputs of a call, for all views at once or for one view.
 
-        ``plan``: plan that runs the whole pipeline; ``None`` to run it segment by segment.
+        ``plan``: plan that runs the whole pipeline; ``None`` to run it segment by segment. ``seed``: see ``_augmented``.
         """
+        views = self.options.views
         with torch.no_grad():
             if self._soft_labels is not None:
                 record.convert_labels(self._soft_labels, program.mixes)
-            if plan is not None:
-                view_draws = (
-                    None if draws is None else [draws_of_plan_ops(program.lowered_ops, view._drawn) for view in draws.views]
+            call, ops, has_points = record.call, program.lowered_ops, record.has_points
+            output_type = program.dtype, self.memory_format
+            if plan is not None and draws is None:
+                table = self._prefetch.table(
+                    plan, ops, call.size, call.device, call.image_layouts, has_points=has_points, views=views, seed=seed
                 )
-                table = self._table(program, plan, record, view_draws)
+                record.run_plan(plan, table, (), *output_type)
+            elif plan is not None and draws is not None:
+                view_draws = [draws_of_plan_ops(ops, view._drawn) for view in draws.views]
+                tables = [make_table(plan, call.size, own, call.device, has_points=has_points) for own in view_draws]
                 # Sizes of the buffers between passes, which depend on the draws if images differ in size.
-                canvases = () if view_draws is None else plan.canvases(record.call.size, view_draws)
-                record.run_plan(plan, table, canvases, program.dtype, self.memory_format)
+                canvases = plan.canvases(call.size, view_draws)
+                record.run_plan(plan, torch.cat(tables) if len(tables) > 1 else tables[0], canvases, *output_type)
             elif draws is not None:
                 self._run_segments(program, record, draws)
-            return record.results(keepdim=self._keepdim, views=self.options.views)
-
-    def _table(self, program: Program, plan: Plan, record: Record, view_draws: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
-        """Return the parameter table of a plan that runs the whole pipeline, (V · B, K) float32 for K columns.
-
-        ``view_draws``: draws by op, for each view; ``None``: new draws.
-        """
-        ops, size, device, has_points = program.lowered_ops, record.call.size, record.call.device, record.has_points
-        if view_draws is None:
-            return self._prefetch.table(
-                plan, ops, size, device, record.call.image_layouts, has_points=has_points, views=self.options.views
-            )
-        tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
-        return torch.cat(tables) if len(tables) > 1 else tables[0]
+            return record.results(keepdim=self._keepdim, views=views)
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
         """Run, segment by segment, a pipeline whose ops do not all share one plan."""

@@ -9,7 +9,9 @@ import textwrap
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.devices import TRITON_FAILURES
@@ -19,7 +21,7 @@ from gpuaug.fusion.backends import patches, torch_backend
 from gpuaug.fusion.backends import tiles as torch_tiles
 from gpuaug.fusion.backends.patches import Arrangement, Resampling
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.tiles import Objects, Pixels, Tiles
+from gpuaug.fusion.backends.tiles import Pixels
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
@@ -132,17 +134,16 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     return patches.write_patches(images, arrangement, resampling, dtype)
 
 
-def write_tiles(out: Tensor, pixels: Pixels, tiles: Tiles, fill: float, **options: Any) -> None:
+def write_tiles(out: Tensor, pixels: Pixels, tiles: NDArray[np.int64], fill: float, **options: Any) -> None:
     """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
-    if len(tiles.images) and out.numel():
+    if len(tiles) and out.numel():
         _tiles_backend(out.device).write_tiles(out, pixels, tiles, fill, **options)
 
 
-def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
+def paste_objects(masks: Tensor, *arrays: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Cut pasted objects out of the masks below them. See ``gpuaug.fusion.backends.tiles.paste_objects``."""
-    has_objects = bool(len(objects.roles))
-    backend = _tiles_backend(objects.masks.device) if has_objects else torch_tiles
-    return backend.paste_objects(objects)  # type: ignore[no-any-return]
+    backend = _tiles_backend(masks.device) if masks.numel() else torch_tiles
+    return backend.paste_objects(masks, *arrays)  # type: ignore[no-any-return]
 
 
 def _tiles_backend(device: torch.device) -> Any:

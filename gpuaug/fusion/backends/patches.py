@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,17 +128,14 @@ class Resampling:
 
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     """Return copies of arrays on a device. The arrays of a call are one asynchronous copy from pinned memory."""
-    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
-    lengths = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # aligned for every dtype
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    lengths = [-(-array.nbytes // 8) * 8 for array in arrays]  # aligned for every dtype
     host = torch.empty(sum(lengths), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
-
-    def views(buffer: Tensor) -> list[Tensor]:
-        parts = zip(tensors, buffer.split(lengths), strict=True)
-        return [part.view(tensor.dtype)[: tensor.numel()].view(tensor.shape) for tensor, part in parts]
-
-    for view, tensor in zip(views(host), tensors, strict=True):
-        view.copy_(tensor)
-    return views(host.to(device, non_blocking=True))
+    buffer = host.numpy()
+    for array, end, length in zip(arrays, accumulate(lengths), lengths, strict=True):
+        buffer[end - length : end - length + array.nbytes] = array.reshape(-1).view(np.uint8)
+    parts = zip(arrays, host.to(device, non_blocking=True).split_with_sizes(lengths), strict=True)
+    return [part.view(torch.from_numpy(array).dtype)[: array.size].view(array.shape) for array, part in parts]
 
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,9 @@
-"""Tiles: images that are resized and written to a region of a canvas each, in torch. The reference for the kernel."""
+"""Tiles: images that are resized and written to a region of a canvas each, in torch. The reference for the kernel.
+
+Tiles are an array (T, 12) on the host, with one row per tile: top, left, height and width of the resized image on its canvas,
+which the image may exceed; top, left, height and width of the region of the canvas; height and width of the canvas; offset of
+the canvas in the output, in pixels; index of the image.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.ragged import Ragged
-
-LAYOUT_WIDTH = 11
-"""Number of columns of ``Pixels.layouts``."""
+from gpuaug.core.ragged import Ragged, Shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,58 +42,42 @@ class Pixels:
 
 def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
     """Return the images of k members of B images each: image ``n`` is image ``n // k`` of member ``n % k``."""
-    layouts = [_layouts(member) for member in members]
-    for tensor, layout in enumerate(layouts):
-        layout[:, -1] = tensor
     first = members[0]
+    layouts = np.empty((len(first), len(members), 11), np.int64)
+    for index, member in enumerate(members):
+        if isinstance(member, Ragged):
+            layouts[:, index] = layouts_of(member.shapes)
+        else:
+            batch, channel, row, pixel = member.stride()
+            height, width = member.shape[2:]
+            layouts[:, index] = 0, height, width, row, pixel, channel, 0, 0, height, width, 0
+            layouts[:, index, 0] = np.arange(len(member)) * batch
+        layouts[:, index, -1] = index
     channels = first.shapes.channels if isinstance(first, Ragged) else first.shape[1]
     tensors = [member.data if isinstance(member, Ragged) else member for member in members]
-    return Pixels(tensors, np.stack(layouts, 1).reshape(-1, LAYOUT_WIDTH), channels)
+    return Pixels(tensors, layouts.reshape(-1, 11), channels)
 
 
-def _layouts(images: Tensor | Ragged) -> NDArray[np.int64]:
-    """Return ``Pixels.layouts`` of one member, with 0 as the index of the tensor."""
-    layouts = np.zeros((len(images), LAYOUT_WIDTH), np.int64)
-    if isinstance(images, Tensor):
-        _, _, height, width = images.shape
-        batch, channel, row, pixel = images.stride()
-        layouts[:, 0] = np.arange(len(images)) * batch
-        layouts[:, 1:10] = height, width, row, pixel, channel, 0, 0, height, width
-        return layouts
-    shapes = images.shapes
+def layouts_of(shapes: Shapes) -> NDArray[np.int64]:
+    """Return ``Pixels.layouts`` of a ragged batch, with 0 as the index of the tensor."""
+    layouts = np.zeros((len(shapes.sizes), 11), np.int64)
     layouts[:, 1:3] = layouts[:, 8:10] = shapes.sizes
     if shapes.windows is not None:
         layouts[:, 6:10] = shapes.windows
-    heights, widths = layouts[:, 8], layouts[:, 9]
+    areas = layouts[:, 8] * layouts[:, 9]
     planar = shapes.layout == "chw"
     layouts[:, 4] = 1 if planar else shapes.channels
-    layouts[:, 3] = widths * layouts[:, 4]
-    layouts[:, 5] = heights * widths if planar else 1
-    lengths = heights * widths * shapes.channels
-    layouts[:, 0] = lengths.cumsum() - lengths - (layouts[:, 6:8] * layouts[:, 3:5]).sum(1)
+    layouts[:, 3] = layouts[:, 9] * layouts[:, 4]
+    layouts[:, 5] = areas if planar else 1
+    first = (areas.cumsum() - areas) * shapes.channels
+    layouts[:, 0] = first - layouts[:, 6] * layouts[:, 3] - layouts[:, 7] * layouts[:, 4]
     return layouts
-
-
-@dataclass(frozen=True, eq=False)
-class Tiles:
-    """T tiles, on the host."""
-
-    images: NDArray[np.int64]
-    """(T,) index of each tile's image in ``Pixels``."""
-    places: NDArray[np.int64]
-    """(T, 4) top, left, height and width of the resized image on its canvas. The image may exceed the canvas."""
-    regions: NDArray[np.int64]
-    """(T, 4) top, left, height and width of the region of the canvas."""
-    offsets: NDArray[np.int64]
-    """(T,) offset of the canvas in the output, in elements."""
-    canvases: NDArray[np.int64]
-    """(T, 2) height and width of the canvas."""
 
 
 def write_tiles(
     out: Tensor,
     pixels: Pixels,
-    tiles: Tiles,
+    tiles: NDArray[np.int64],
     fill: float,
     *,
     nearest: bool = False,
@@ -105,125 +91,111 @@ def write_tiles(
     Args:
         out: Canvases, of the dtype of ``pixels``.
         pixels: The images.
-        tiles: The tiles.
+        tiles: The tiles, (T, 12).
         fill: Value of the pixels of a region outside of the resized image.
         nearest: Whether to take the nearest pixel in place of an interpolation.
         weights: (T,) weights of the canvas, with which it is blended with the tile. Default: tiles replace the canvas.
         cover: Mask of the pixels that tiles replace, with one plane per canvas, flat uint8. Default: all pixels.
+
+    Cost:
+        With Triton, one launch on the current stream, and one asynchronous copy from pinned memory.
     """
-    for index, image in enumerate(tiles.images.tolist()):
-        top, left, height, width = tiles.regions[index].tolist()
-        canvas_height, canvas_width = tiles.canvases[index].tolist()
-        start = int(tiles.offsets[index])
-        canvas = out[start : start + pixels.channels * canvas_height * canvas_width].view(-1, canvas_height, canvas_width)
+    for index, tile in enumerate(tiles):
+        *_, top, left, height, width, canvas_height, canvas_width, start, image = tile.tolist()
+        area = canvas_height * canvas_width
+        channels = pixels.channels
+        canvas = out[start * channels : (start + area) * channels].view(channels, canvas_height, canvas_width)
         region = canvas[:, top : top + height, left : left + width]
-        if not region.numel():
-            continue
-        lines = []
-        for axis in (0, 1):
-            source = pixels.layouts[image, [1 + axis, 6 + axis, 8 + axis]]
-            lines.append(_source_lines(tiles.regions[index, axis::2], tiles.places[index, axis::2], source, out.device))
-        value = _sampled(pixels.image(image), lines, nearest=nearest)
-        inside = lines[0].inside[:, None] & lines[1].inside
-        value = torch.where(inside, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+        layout = pixels.layouts[image]
+        (inside_y, *rows), (inside_x, *columns) = (
+            _source_lines(tile[4 + axis : 8 : 2], tile[axis:4:2], layout[[1 + axis, 6 + axis, 8 + axis]], out.device, nearest)
+            for axis in (0, 1)
+        )
+        value = _sampled(pixels.image(image), rows, columns, nearest=nearest)
+        value = torch.where(inside_y[:, None] & inside_x, value, torch.full((), fill, dtype=value.dtype, device=out.device))
         if weights is not None:
             weight = float(weights[index])
             value = weight * region.float() + (1 - weight) * value
         if cover is not None:
-            first = start // pixels.channels
-            plane = cover[first : first + canvas_height * canvas_width].view(canvas_height, canvas_width)
+            plane = cover[start : start + area].view(canvas_height, canvas_width)
             value = torch.where(plane[top : top + height, left : left + width] != 0, value, region.float())
         region.copy_(value.round() if not (nearest or out.dtype.is_floating_point) else value)
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Source lines along one axis of a region, one entry per pixel."""
-
-    inside: Tensor
-    """Mask of the pixels that are inside of the resized image."""
-    nearest: Tensor
-    first: Tensor
-    second: Tensor
-    """Indices of the nearest line, and of the two lines that are interpolated, in the window."""
-    fraction: Tensor
-    """Weight of the second line."""
-
-
 def _source_lines(
-    region: NDArray[np.int64], place: NDArray[np.int64], source: NDArray[np.int64], device: torch.device
-) -> _Lines:
-    """Return the source lines. ``region``, ``place``: (start, length); ``source``: (length, start and length of the window)."""
+    region: NDArray[np.int64], place: NDArray[np.int64], source: NDArray[np.int64], device: torch.device, nearest: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return, for each pixel along one axis of a region, the lines of the window that it is interpolated from.
+
+    Args:
+        region: Start and length of the region.
+        place: Start and length of the resized image.
+        source: Length of the image, and start and length of its window.
+        device: Device of the results.
+        nearest: Whether the first line is the nearest one, and has the whole weight.
+
+    Returns:
+        (mask of the pixels inside of the resized image, first line, second line, weight of the second line).
+    """
     (start, count), (first, resized), (length, window, window_length) = region.tolist(), place.tolist(), source.tolist()
     position = torch.arange(start - first, start - first + count, device=device)
     inside = (position >= 0) & (position < resized)
     position = position.clamp(0, resized - 1)
-    nearest = (2 * position + 1) * length // (2 * resized)
     centre = ((position + 0.5) * (length / resized) - 0.5).clamp(0, length - 1)
-    floor = centre.long()
-    nearest, first, second = (
-        line.sub(window).clamp(0, window_length - 1) for line in (nearest, floor, (floor + 1).clamp(max=length - 1))
-    )
-    return _Lines(inside, nearest, first, second, centre - floor)
+    floor = (2 * position + 1) * length // (2 * resized) if nearest else centre.long()
+    lines = [line.sub(window).clamp(0, window_length - 1) for line in (floor, (floor + 1).clamp(max=length - 1))]
+    return inside, lines[0], lines[1], centre - floor
 
 
-def _sampled(image: Tensor, lines: Sequence[_Lines], *, nearest: bool) -> Tensor:
+def _sampled(image: Tensor, rows: Sequence[Tensor], columns: Sequence[Tensor], *, nearest: bool) -> Tensor:
     """Return the pixels of a region: of the dtype of ``image`` if ``nearest``, else float32."""
-    y, x = lines
+    (top, bottom, weight_y), (left, right, weight_x) = rows, columns
     if nearest:
-        return image[:, y.nearest[:, None], x.nearest]
+        return image[:, top[:, None], left]
     first, second = (
-        torch.lerp(image[:, line[:, None], x.first].float(), image[:, line[:, None], x.second].float(), x.fraction)
-        for line in (y.first, y.second)
+        torch.lerp(image[:, line[:, None], left].float(), image[:, line[:, None], right].float(), weight_x)
+        for line in (top, bottom)
     )
-    return torch.lerp(first, second, y.fraction[:, None])
-
-
-@dataclass(frozen=True, eq=False)
-class Objects:
-    """Masks of n objects on their canvases, (H, W) each, in one flat tensor, in the order of the canvases."""
-
-    masks: Tensor
-    offsets: NDArray[np.int64]
-    """(n,) offset of the first pixel of each mask."""
-    canvases: NDArray[np.int64]
-    """(n,) index of the canvas."""
-    sizes: NDArray[np.int64]
-    """(M, 2) height and width of each canvas."""
-    roles: NDArray[np.int64]
-    """(n,) ``BELOW``, ``ABOVE`` or ``ABSENT``."""
+    return torch.lerp(first, second, weight_y[:, None])
 
 
 BELOW, ABOVE, ABSENT = range(3)
 """Roles of objects: under the objects that are pasted; pasted; left out."""
 
 
-def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
+def paste_objects(
+    masks: Tensor, canvases: NDArray[np.int64], roles: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[Tensor, Tensor]:
     """Cut the pasted objects out of the masks below them, and clear the masks of absent objects.
+
+    Args:
+        masks: Masks of n objects, (H, W) each on their canvas, in one flat tensor, in the order of the canvases.
+        canvases: (n,) index of the canvas of each object.
+        roles: (n,) ``BELOW``, ``ABOVE`` or ``ABSENT``.
+        sizes: (M, 2) height and width of each canvas.
 
     Returns:
         (cover of all canvases, flat uint8: 1 where an object is pasted; per mask, (n, 6) int32: pixels before, pixels after,
         smallest row and column, largest row and column of the pixels after). The last four are undefined without pixels.
+
+    Cost:
+        With Triton, two launches, three small ones, and one asynchronous copy from pinned memory.
     """
-    masks = objects.masks
-    areas = objects.sizes.prod(1)
-    starts = areas.cumsum() - areas
+    areas = sizes.prod(1)
     cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)
-    statistics = torch.zeros(len(objects.roles), 6, dtype=torch.int32, device=masks.device)
-    planes = []
-    for offset, canvas, role in zip(*map(list, (objects.offsets, objects.canvases, objects.roles)), strict=True):
-        height, width = objects.sizes[canvas].tolist()
-        mask = masks[offset : offset + height * width].view(height, width)
-        plane = cover[starts[canvas] : starts[canvas] + height * width].view(height, width)
-        planes.append((mask, plane))
+    statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
+    of_canvases = [plane.view(*size) for plane, size in zip(cover.split(areas.tolist()), sizes.tolist(), strict=True)]
+    planes = [of_canvases[canvas] for canvas in canvases.tolist()]
+    own = [mask.view_as(plane) for mask, plane in zip(masks.split(areas[canvases].tolist()), planes, strict=True)]
+    for mask, plane, role in zip(own, planes, roles.tolist(), strict=True):
         if role == ABOVE:
             plane |= mask != 0
-    for (mask, plane), role, row in zip(planes, objects.roles.tolist(), statistics, strict=True):
+    for mask, plane, role, row in zip(own, planes, roles.tolist(), statistics, strict=True):
         row[0] = torch.count_nonzero(mask)
         if role != ABOVE:
             mask *= (plane == 0) if role == BELOW else 0
-        rows, columns = torch.nonzero(mask, as_tuple=True)
-        row[1] = len(rows)
-        if len(rows):
-            row[2:] = torch.stack((rows.min(), columns.min(), rows.max(), columns.max()))
+        pixels = torch.nonzero(mask)
+        row[1] = len(pixels)
+        if len(pixels):
+            row[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
     return cover, statistics

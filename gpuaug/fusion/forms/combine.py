@@ -16,14 +16,11 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.core.targets import (
-    PackedTargets,
-    TargetsLayout,
-)
+from gpuaug.core.targets import BOXES, KEYPOINTS, MASKS, TARGET_KEYS, TARGET_TYPES, PackedTargets, TargetsLayout, type_name_of
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
-from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, LAYOUT_WIDTH, Objects, Pixels, Tiles, pixels_of
+from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, Pixels, layouts_of, pixels_of
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size
 from gpuaug.fusion.forms.call import Call
@@ -35,6 +32,7 @@ from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import LARGEST
+from gpuaug.fusion.program.program import ImageKey
 
 LEAST_VISIBLE = 0.1
 """Smallest share of the area of a box that must be on the canvas for the box to be valid."""
@@ -60,6 +58,8 @@ class Combination:
         self._ops, self._boxes = ops, boxes
         self.keys = names_of(("input", "targets")[: len(inputs)] if data_keys is None else data_keys)
         """Data keys of the inputs."""
+        self.result_keys = None if self.keys == ["input"] else self.keys
+        """Data keys of the results; ``None`` for images alone, which is the default."""
         names = ", ".join(op.name for op in ops)
         if sorted(self.keys) not in (["input"], ["input", "targets"]) or len(inputs) != len(self.keys):
             raise ArgumentError(
@@ -72,8 +72,8 @@ class Combination:
         self.size = combined_size(ops, size_of(members[0]))
         """Size of the combined images."""
         self._pixels = pixels_of(members)
-        self._is_ragged = isinstance(self.size.height, np.ndarray)
-        self._device = members[0].device
+        self.device = members[0].device
+        """Device of the images."""
         self.dtype = dtype_of(members[0])
         """dtype of the images."""
         self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)
@@ -81,7 +81,20 @@ class Combination:
         self._cover: Tensor | None = None
         """Mask of the pixels of the canvases on which objects are pasted."""
         if "targets" in values:
-            self._targets = _packed(values["targets"], self.size.batch, count, self._device)
+            self._targets = _packed(values["targets"], self.size.batch, count, self.device)
+
+    @property
+    def plan_key(self) -> ImageKey | None:
+        """Key of ``Program.cached`` for the combined images and targets; ``None`` if the images differ in size."""
+        height, width = self.size.shape[2:]
+        if height is None or width is None:
+            return None
+        kinds = {
+            TARGET_KEYS.get(column.name, TARGET_TYPES.get(type_name_of(column.tensor_type)))
+            for column in (self._targets.layout.packed if self._targets is not None else ())
+        }
+        shape = torch.Size((self.size.batch, self.size.channels, height, width))
+        return shape, self.device, MASKS in kinds, bool(kinds & {BOXES, KEYPOINTS})
 
     def restored(self, results: Any) -> Any:
         """Return the results of the passes, with target dicts in the form of the inputs."""
@@ -102,119 +115,113 @@ class Combination:
                 )
             placement = op.placement(op_draws, self._pixels.sizes)
             if self._targets is not None and len(placement.used):
-                self._targets = self._combined_targets(self._targets, op, op_draws, placement)
-            self._pixels = self._combined_pixels(self._pixels, op, op_draws, placement)
+                self._targets = self._combined_targets(self._targets, placement)
+            self._pixels = self._combined_pixels(placement)
         results = {"input": self._images(), "targets": self._targets}
         return [results[key] for key in self.keys]
 
-    def _combined_pixels(self, pixels: Pixels, op: CombineOp, draws: OpDraws, placement: Placement) -> Pixels:
+    def _combined_pixels(self, placement: Placement) -> Pixels:
         """Return the canvases of an op."""
-        areas = placement.canvases.prod(1)
-        offsets = (areas.cumsum() - areas) * pixels.channels
-        out = torch.empty(int(areas.sum()) * pixels.channels, dtype=self.dtype, device=self._device)
-        largest = LARGEST.get(self.dtype, 1)
-        fill = op.fill / 255 * largest
+        op, draws, tiles, used, canvases = placement
+        pixels = self._pixels
+        shapes = Shapes(canvases, pixels.channels, "chw")
+        out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
+        fill = op.fill / 255 * LARGEST.get(self.dtype, 1)
         fill = float(round(fill)) if self.dtype in LARGEST else fill
-        weights = op.weights(draws)
-        is_first = np.arange(len(placement.used)) % op.count == 0
-        overlays = weights is not None or isinstance(op, CopyPasteOp)
-        selections = [placement.used & is_first, placement.used & ~is_first] if overlays else [placement.used]
-        for index, selected in enumerate(selections):
-            images = np.flatnonzero(selected)
-            canvas = images // op.count
-            tiles = Tiles(
-                images, placement.places[images], placement.regions[images], offsets[canvas], placement.canvases[canvas]
-            )
-            options: dict[str, Any] = {}
-            if index:
-                options = {"cover": self._cover} if weights is None else {"weights": weights[canvas]}
-            dispatch.write_tiles(out, pixels, tiles, fill, **options)
-        return _planar(out, placement.canvases, pixels.channels)
+        if not op.overlays:
+            dispatch.write_tiles(out, pixels, tiles[used], fill)
+        else:
+            weights = op.weights(draws)
+            applies = used[1::2]
+            dispatch.write_tiles(out, pixels, tiles[::2], fill)
+            options: dict[str, Any] = {"cover": self._cover} if weights is None else {"weights": weights[applies]}
+            dispatch.write_tiles(out, pixels, tiles[1::2][applies], fill, **options)
+        return Pixels([out], layouts_of(shapes), pixels.channels)
 
-    def _combined_targets(self, targets: PackedTargets, op: CombineOp, draws: OpDraws, placement: Placement) -> PackedTargets:
+    def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
         """Return target dicts of the canvases of an op."""
+        op, canvases = placement.op, placement.canvases
         sizes = self._pixels.sizes
-        scale = placement.places[:, 2:] / sizes
-        shift = placement.places[:, :2] + scale / 2 - 0.5
-        matrices = np.zeros((len(sizes), 3, 3), np.float32)
-        # In the order (x, y). Coordinates refer to pixel centres.
-        matrices[:, [0, 1], [0, 1]] = scale[:, ::-1]
-        matrices[:, :2, 2] = shift[:, ::-1]
-        matrices[:, 2, 2] = 1
-        call = _ImagesCall(sizes, self._pixels.channels, self._device, self._boxes)
-        container = Container("targets", targets, call)
-        hosts = [array for target in container.targets for array in target.host_arrays]
-        places = np.column_stack((np.zeros(len(sizes), np.int64), sizes))
-        matrix, call.image_layouts, *arrays = send([matrices, places, *hosts], self._device)
-        have_one_size = bool((placement.canvases == placement.canvases[:1]).all())
+        places = placement.tiles[:, :4]
+        have_one_size = bool((canvases == canvases[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
                 f"boxes must be in pixels for {op.name} where images differ in size, got boxes='cxcywh_share'. Put a "
                 "gpuaug.Mosaic before it, or convert boxes in the data set."
             )
-        call.out = tuple(placement.canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
+        call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
+        call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
+        container = Container("targets", targets, call)
+        # Matrices map (x, y, 1), in coordinates of pixel centres.
+        scale = places[:, 2:] / sizes
+        matrices = np.zeros((len(sizes), 9), np.float32)
+        matrices[:, (4, 0)] = scale
+        matrices[:, (5, 2)] = places[:, :2] + scale / 2 - 0.5
+        matrices[:, 8] = 1
+        hosts = [array for target in container.targets for array in target.host_arrays]
+        matrix, layouts, *arrays = send([matrices.reshape(-1, 3, 3), self._pixels.layouts[:, :3], *hosts], self.device)
         rest = iter(arrays)
         masks: dict[Any, PlacedMasks] = {}
+        boxes: list[Points] = []
         for slot in container.slots:
-            slot.target.device_arrays = [next(rest) for _ in slot.target.host_arrays]
-            if isinstance(slot.target, Masks):
+            target = slot.target
+            target.device_arrays = [next(rest) for _ in target.host_arrays]
+            if isinstance(target, Masks):
                 if 2 in map(len, slot.column.shapes):
                     raise ArgumentError(
                         f"{slot.key} must be (n, H, W), one mask per object, for {op.name}, got a mask (H, W). Leave "
                         "segmentation maps out, or combine them in the data set."
                     )
-                masks[slot.path[-1]] = self._placed_masks(slot.target, op, placement)
-                slot.target.values = slot.target.values.new_empty((len(slot.target.host_arrays[0]), 1, 0, 0))
-        points = [slot.target for slot in container.slots if isinstance(slot.target, Points)]
+                masks[slot.path[-1]] = self._placed_masks(target, placement)
+                target.values = target.values.new_empty((len(target.host_arrays[0]), 1, 0, 0))
+            elif target.clip:
+                boxes.append(target)
+            else:
+                target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
         if isinstance(op, CopyPasteOp):
-            self._paste(masks, points, op, draws, placement, matrix, call.image_layouts)
-        for target in points:
-            is_moved = isinstance(op, CopyPasteOp) and target.clip
-            identity = torch.eye(3, device=self._device).expand_as(matrix)
-            _move_points(target, identity if is_moved else matrix, call, clips=op.clips_boxes)
+            self._paste(masks, boxes, placement, matrix, layouts)
+            matrix = torch.eye(3, device=self.device).expand_as(matrix)
+        for target in boxes:
+            corners, _ = target.corners(matrix, layouts) if op.size is not None else (None, None)
+            target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
+            if op.size is not None and corners is not None and target.valid is not None:
+                visible = _areas(corners.clamp(0, op.size)) >= LEAST_VISIBLE * _areas(corners)
+                target.valid = target.valid & visible
         result = container.output()
-        packed = result if isinstance(result, PackedTargets) else packed_targets(result, self._device)
-        return Merge(packed, op.count, placement).result(masks, op.weights(draws))
+        packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
+        return Merge(packed, placement).result(masks)
 
     def _paste(
-        self,
-        masks: Mapping[Any, PlacedMasks],
-        points: Sequence[Points],
-        op: CopyPasteOp,
-        draws: OpDraws,
-        placement: Placement,
-        matrix: Tensor,
-        layouts: Tensor,
+        self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor
     ) -> None:
         """Cut pasted objects out of the masks below them, and set boxes to the rectangles around masks.
 
         Raises:
             ArgumentError: If there is not one column of masks, or boxes differ in number from masks.
         """
+        op, draws = placement.op, placement.draws
+        assert isinstance(op, CopyPasteOp)
         if len(masks) != 1:
             raise ArgumentError(
                 f"targets must have masks, (n, H, W), for {op.name}, got {len(masks)} columns of masks. Return masks of all "
                 "objects from the data set: {'boxes': …, 'labels': …, 'masks': …}."
             )
-        ((_, placed),) = masks.items()
+        ((owners, flat),) = masks.values()
         # Index of each object in its image.
-        numbers = np.arange(len(placed.owners)) - np.searchsorted(placed.owners, placed.owners)
-        groups = placed.owners // op.count
-        roles = np.where(placed.owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
-        areas = placement.canvases.prod(1)[groups]
-        objects = Objects(as_bits(placed.flat), areas.cumsum() - areas, groups, placement.canvases, roles)
-        self._cover, statistics = dispatch.paste_objects(objects)
+        numbers = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        groups = owners // op.count
+        roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
+        self._cover, statistics = dispatch.paste_objects(as_bits(flat), groups, roles, placement.canvases)
         applies = draws["applies"].ravel()
-        (index,) = send([np.flatnonzero(applies[groups])], self._device)
+        (index,) = send([np.flatnonzero(applies[groups])], self.device)
         before, after, *edges = statistics[index].float().unbind(1)
-        corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
+        corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
-        for target in (target for target in points if target.clip):
-            owners = target.host_arrays[0]
-            counts, mask_counts = (
-                np.bincount(own, minlength=len(placement.used)) * placement.used for own in (owners, placed.owners)
-            )
+        mask_counts = np.bincount(owners, minlength=len(placement.used))
+        for target in boxes:
+            box_owners = target.host_arrays[0]
+            counts = np.bincount(box_owners, minlength=len(placement.used)) * placement.used
             if not np.array_equal(counts, mask_counts):
                 image = int(np.flatnonzero(counts != mask_counts)[0])
                 sample, position = divmod(image, op.count * op.groups)
@@ -222,35 +229,33 @@ class Combination:
                     f"targets must have one mask per box for {op.name}, got {counts[image]} boxes and {mask_counts[image]} "
                     f"masks in image {position} of sample {sample}. Return as many masks as boxes from the data set."
                 )
-            (rows,) = send([np.flatnonzero(applies[owners // op.count])], self._device)
+            (rows,) = send([np.flatnonzero(applies[box_owners // op.count])], self.device)
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
-    def _placed_masks(self, masks: Masks, op: CombineOp, placement: Placement) -> PlacedMasks:
+    def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
         owners, places = masks.host_arrays
-        places = places.reshape(-1, 3)
-        chosen = placement.used[owners]
-        owners, places = owners[chosen], places[chosen]
-        layouts = np.zeros((len(owners), LAYOUT_WIDTH), np.int64)
-        layouts[:, :3] = places
-        layouts[:, 3] = places[:, 2]
-        layouts[:, 4] = 1
-        layouts[:, 8:10] = places[:, 1:]
-        canvases = placement.canvases[owners // op.count]
-        areas = canvases.prod(1)
-        out = torch.empty(int(areas.sum()), dtype=masks.values.dtype, device=self._device)
-        whole = np.concatenate((np.zeros_like(canvases), canvases), 1)
-        tiles = Tiles(np.arange(len(owners)), placement.places[owners], whole, areas.cumsum() - areas, canvases)
+        places = places.reshape(-1, 3)[placement.used[owners]]
+        owners = owners[placement.used[owners]]
+        layouts = layouts_of(Shapes(places[:, 1:], 1, "chw"))
+        layouts[:, 0] = places[:, 0]
+        tiles = placement.tiles[owners]
+        tiles[:, 4:6] = 0
+        tiles[:, 6:8] = tiles[:, 8:10]
+        areas = tiles[:, 8:10].prod(1)
+        tiles[:, 10] = areas.cumsum() - areas
+        tiles[:, 11] = np.arange(len(owners))
+        out = torch.empty(int(areas.sum()), dtype=masks.values.dtype, device=self.device)
         dispatch.write_tiles(as_bits(out), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
         return PlacedMasks(owners, out)
 
     def _images(self) -> Tensor | Ragged:
-        (data,) = self._pixels.tensors
-        sizes, channels = self._pixels.sizes, self._pixels.channels
-        if not self._is_ragged and (sizes == sizes[:1]).all():
-            return data.view(-1, channels, *(sizes[0].tolist() if len(sizes) else (self.size.height, self.size.width)))
-        (places,) = send([np.column_stack((self._pixels.layouts[:, 0], sizes))], self._device)
-        return Ragged(data, places, Shapes(sizes.copy(), channels, "chw"))
+        """Return the canvases as a batch."""
+        (data,), sizes = self._pixels.tensors, self._pixels.sizes
+        if not self.size.ragged and (sizes == sizes[:1]).all():
+            return data.view(len(sizes), self._pixels.channels, *(sizes[0].tolist() if len(sizes) else self.size.shape[2:]))
+        (places,) = send([self._pixels.layouts[:, :3]], self.device)
+        return Ragged(data, places, Shapes(sizes.copy(), self._pixels.channels, "chw"))
 
 
 _UNBOUNDED = 2**24
@@ -271,25 +276,20 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
         )
     if len(images) != count:
         raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
-    for member in images:
+    forms = []
+    for index, member in enumerate(images):
         check_input("input", member)
-        if isinstance(member, Ragged) and not member.shapes.frames:
-            size_of(member)
-        elif isinstance(member, Ragged) or member.ndim != 4:
+        size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
+        if size is None or size.frames:
             raise ArgumentError(
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-    forms = [(size.batch, size.channels, dtype_of(member), member.device) for member in images for size in [size_of(member)]]
-    for index, form in enumerate(forms):
-        if form != forms[0]:
-            expected, got = (
-                f"{batch} images of {channels} channels, {dtype} on {device}"
-                for batch, channels, dtype, device in (forms[0], form)
-            )
+        forms.append(f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}")
+        if forms[index] != forms[0]:
             raise ArgumentError(
-                f"images of a sample must have one type, got {expected}, and {got} at index {index}. Convert them in the data "
-                "set."
+                f"images of a sample must have one type, got {forms[0]}, and {forms[index]} at index {index}. Convert them in "
+                "the data set."
             )
     return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
 
@@ -332,19 +332,19 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
         ArgumentTypeError: If ``targets`` is not a list.
         ArgumentError: If it does not have one list of ``count`` dicts per sample.
     """
-    groups = targets.layout.groups if isinstance(targets, PackedTargets) else None
-    if groups is not None and groups == [count] * batch:
+    if isinstance(targets, PackedTargets):
         layout = targets.layout
-        layout = TargetsLayout(list, layout.records, layout.packed, layout.others)
-        return PackedTargets(targets.flat, targets.others, layout)
-    targets = targets.unpacked() if isinstance(targets, PackedTargets) else targets
+        if layout.groups == [count] * batch:
+            layout = TargetsLayout(list, layout.records, layout.packed, layout.others)
+            return PackedTargets(targets.flat, targets.others, layout)
+        targets = targets.unpacked()
     if not isinstance(targets, list | tuple) or len(targets) != batch:
         raise ArgumentError(
             f"targets must be one list of {count} dicts for each of the {batch} samples, got {shown(targets)}. Return "
             "{'target': [t0, …], …} from the data set, with one dict per image."
         )
     for sample, dicts in enumerate(targets):
-        if not isinstance(dicts, list | tuple) or not all(isinstance(record, Mapping) for record in dicts):
+        if not isinstance(dicts, list | tuple) or not all(issubclass(cls, Mapping) for cls in set(map(type, dicts))):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a list of {count} dicts, one per image, got {shown(dicts)}. Return "
                 "one list of dicts per sample from the data set."
@@ -354,7 +354,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
                 f"targets of sample {sample} must be {count} dicts, one per image, got {len(dicts)}. Return as many dicts as "
                 "images from the data set."
             )
-    records = [dict(record) for dicts in targets for record in dicts]
+    records = [record if type(record) is dict else dict(record) for dicts in targets for record in dicts]
     return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
 
 
@@ -370,32 +370,6 @@ class _ImagesCall(Call):
         self.device = device
 
 
-def _move_points(target: Points | Masks, matrix: Tensor, call: Call, *, clips: bool) -> None:
-    """Move boxes or keypoints to the canvases. Boxes with less than ``LEAST_VISIBLE`` of their area there are not valid."""
-    assert isinstance(target, Points)
-    assert call.image_layouts is not None
-    visible: Tensor | None = None
-    if clips and target.clip:
-        corners, _ = target.corners(matrix, call.image_layouts)
-        height, width = call.out
-        inside = torch.stack((corners[:, ::2].clamp(0, width), corners[:, 1::2].clamp(0, height)), 2)
-        visible = _areas(inside.flatten(1)) >= LEAST_VISIBLE * _areas(corners)
-    target.transform(matrix, call.image_layouts, call.out, NO_CONVERSIONS)
-    if visible is not None:
-        assert target.valid is not None
-        target.valid = target.valid & visible
-
-
 def _areas(corners: Tensor) -> Tensor:
     """Areas of boxes, (n, 4) XYXY."""
     return (corners[:, 2:] - corners[:, :2]).prod(1)
-
-
-def _planar(data: Tensor, sizes: NDArray[np.int64], channels: int) -> Pixels:
-    """Return images (C, H, W) that follow each other in a flat tensor."""
-    height, width = sizes[:, 0], sizes[:, 1]
-    areas = height * width
-    zeros = np.zeros_like(areas)
-    offsets = (areas.cumsum() - areas) * channels
-    columns = (offsets, height, width, width, zeros + 1, areas, zeros, zeros, height, width, zeros)
-    return Pixels([data], np.stack(columns, 1), channels)

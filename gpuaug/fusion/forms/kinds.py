@@ -219,8 +219,7 @@ def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor]
         tensors = [tensor.contiguous() for tensor in column.tensors]
         base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
         start = base.data_ptr()
-        itemsize = base.itemsize
-        return tensors, base, [(tensor.data_ptr() - start) // itemsize for tensor in tensors]
+        return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
 
 
 def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
@@ -366,7 +365,8 @@ class Slot:
     def _points(self) -> Points:
         """Check boxes or keypoints, and return them in one form."""
         box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
-        self._counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self.column.shapes]
+        packed = self.column.packed if self.kind is BOXES else None
+        self._counts = packed.lengths if packed else [s[0] if len(s) == 2 else s[:-1].numel() for s in self.column.shapes]
         return Points(self.column.rows(), box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
 
     def _checked_format(self) -> BoxFormat:

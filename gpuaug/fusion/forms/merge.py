@@ -41,37 +41,34 @@ class Merge:
 
     Args:
         packed: Target dicts of N images.
-        count: Number of images of a group.
         placement: Images that are used, and sizes of the canvases.
     """
 
-    def __init__(self, packed: PackedTargets, count: int, placement: Placement) -> None:
-        self._packed, self._count, self._placement = packed, count, placement
-        self._canvases = len(placement.used) // count
-        self._is_first = np.arange(len(placement.used)) % count == 0
+    def __init__(self, packed: PackedTargets, placement: Placement) -> None:
+        self._count, self._placement = placement.op.count, placement
+        self._is_first = np.arange(len(placement.used)) % self._count == 0
+        weights = placement.op.weights(placement.draws)
+        self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
 
-    def result(self, masks: Mapping[Any, PlacedMasks], weights: NDArray[np.float32] | None) -> PackedTargets:
-        """Return one dict per canvas.
-
-        Args:
-            masks: Name → masks on the canvases, which replace the masks of the dicts.
-            weights: (N,) weight of the boxes of each image, by which the column ``weight`` is multiplied; ``None`` for none.
-        """
+    def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
+        """Return one dict per canvas. ``masks``: name → masks on the canvases, which replace the masks of the dicts."""
         new = {
             name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
-        if weights is not None:
-            new |= self._weights(new, np.stack((weights, 1 - weights), 1).ravel())
         layout = self._packed.layout
         others: dict[tuple[int, Any], list[Any]] = {}
         for (image, name), value in zip(layout.others, self._packed.others, strict=True):
-            if (self._placement.used if name in PER_BOX else self._is_first)[image]:
+            if self._kept(name in PER_BOX)[image]:
                 others.setdefault((image // self._count, name), []).append(value)
         values = [_concatenated(parts) for parts in others.values()]
         columns = [column for column, _ in new.values()]
         new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
         return PackedTargets(tuple(flat for _, flat in new.values()), tuple(values), new_layout)
+
+    def _kept(self, is_per_box: bool) -> NDArray[np.bool_]:
+        """Mask of the images whose values are kept."""
+        return self._placement.used if is_per_box else self._is_first
 
     def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
         """Return a column with one value per canvas."""
@@ -83,21 +80,23 @@ class Merge:
                 "data set, also for an image without boxes."
             )
         images, lengths = np.asarray(column.samples, np.int64), np.asarray(column.lengths, np.int64)
-        kept = (self._placement.used if is_per_box else self._is_first)[images]
-        if lengths[~kept].any():
+        kept = self._kept(is_per_box)[images]
+        if not kept.all():
             (rows,) = send([np.flatnonzero(np.repeat(kept, lengths))], flat.device)
             flat = flat.index_select(0, rows)
-        canvases, first = np.unique(images[kept] // self._count, return_index=True)
-        kept_images = np.flatnonzero(kept)[first].tolist()
-        new_lengths = np.add.reduceat(lengths[kept], first).tolist() if len(first) else []
+        positions = np.flatnonzero(kept)
+        owners = images[positions] // self._count
+        canvases = np.flatnonzero(np.bincount(owners))
+        new_lengths = np.bincount(owners, lengths[positions])[canvases].astype(np.int64).tolist()
+        first_positions = positions[np.searchsorted(owners, canvases)].tolist()
         attributes = column.attributes
         if len(attributes) > 1:
-            attributes = [attributes[index] for index in kept_images]
+            attributes = [attributes[position] for position in first_positions]
         if any("canvas_size" in own for own in attributes):
             sizes = map(tuple, self._placement.canvases[canvases].tolist())
             attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
             attributes = [{**own, "canvas_size": size} for own, size in zip(attributes, sizes, strict=True)]
-        shapes = None if column.shapes is None else [column.shapes[index] for index in kept_images]
+        shapes = None if column.shapes is None else [column.shapes[position] for position in first_positions]
         return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
 
     def _mask_column(self, column: PackedColumn, placed: PlacedMasks) -> tuple[PackedColumn, Tensor]:
@@ -105,7 +104,7 @@ class Merge:
         owners, flat = placed
         images = np.asarray(column.samples, np.int64)
         canvases = np.unique(images[self._placement.used[images]] // self._count)
-        counts = np.bincount(owners // self._count, minlength=self._canvases)[canvases].tolist()
+        counts = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
         sizes = self._placement.canvases[canvases].tolist()
         column = column._replace(samples=canvases.tolist(), lengths=counts, shapes=None)
         if all(size == sizes[0] for size in sizes):
@@ -113,21 +112,19 @@ class Merge:
         shapes = [torch.Size((count, *size)) for count, size in zip(counts, sizes, strict=True)]
         return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
 
-    def _weights(
-        self, new: Mapping[Any, tuple[PackedColumn, Tensor]], weights: NDArray[np.float32]
-    ) -> dict[Any, tuple[PackedColumn, Tensor]]:
-        """Return the column of weights of the boxes. ``weights``: (N,) weight of each image."""
-        name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in new), None)
-        if name is None:
-            return {}
-        source = self._packed.columns()[name].packed
-        images = np.asarray(source.samples, np.int64)
-        rows = np.repeat(weights[images], np.where(self._placement.used[images], source.lengths, 0))
-        (flat,) = send([rows.astype(np.float32)], new[name][1].device)
-        if "weight" in new:
-            column, earlier = new["weight"]
-            return {"weight": (column, earlier * flat)}
-        return {"weight": (PackedColumn("weight", new[name][0].samples, new[name][0].lengths, None, Tensor, [{}]), flat)}
+
+def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
+    """Multiply the column of weights of the boxes, or add it. ``weights``: (N,) weight of each image."""
+    columns = packed.columns()
+    name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in columns), None)
+    if name is None:
+        return packed
+    samples, lengths = columns[name].packed.samples, columns[name].packed.lengths
+    (flat,) = send([np.repeat(weights[np.asarray(samples, np.int64)], lengths)], columns[name].joined.device)
+    column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
+    if "weight" in columns:
+        column, flat = columns["weight"].packed, columns["weight"].joined * flat
+    return packed.with_columns({"weight": (column, flat)})
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:

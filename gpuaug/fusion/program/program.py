@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.ragged import Windows
-from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.pipeline import lower
@@ -185,14 +185,14 @@ class Program:
         first_draws, *other_draws = (self._draw_view(size, view_seed, view) for view, view_seed in enumerate(seeds))
         return replace(first_draws, _more=tuple(other_draws))
 
-    def drawn_or_checked(self, size: Size, draws: Draws | None) -> Draws:
-        """Return new draws of one call, or ``draws`` if they can be replayed.
+    def drawn_or_checked(self, size: Size, seed: int, draws: Draws | None) -> Draws:
+        """Return the draws of a call with ``seed``, or ``draws`` if they can be replayed.
 
         Raises:
             ArgumentTypeError, ArgumentError: If ``draws`` are no draws, or for other images or another pipeline.
         """
         if draws is None:
-            return self.draw(size, next_seed())
+            return self.draw(size, seed)
         check_draws(draws, size, self.ops, 1)
         return draws
 

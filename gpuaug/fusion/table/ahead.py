@@ -19,7 +19,7 @@ from torch import Tensor
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
 from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
@@ -65,6 +65,7 @@ class TablePrefetch:
         *,
         has_points: bool,
         views: int = 1,
+        seed: int | None = None,
     ) -> Tensor:
         """Return the parameter table of the current call, as ``gpuaug.fusion.table.rows.make_table`` computes it.
 
@@ -78,23 +79,54 @@ class TablePrefetch:
             image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image.
             has_points: Whether there are boxes or keypoints.
             views: Number of views per image.
+            seed: Seed of the call. Default: the next one.
 
         Cost:
             One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
             completes its table with their sizes, in one launch or on the host; if neither is possible, every call draws for
             itself only. No synchronization.
         """
-        seed = next_seed()
-        # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
-        stream = current_stream(device.index if device.type == "cuda" else -1)
+        seed = next_seed() if seed is None else seed
         # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
+        tables, index = self._tables(plan, ops, size, device, seed, has_points, has_windows, views)
+        return tables.table(index, size, image_layouts)
+
+    def draws(
+        self,
+        first_ops: Sequence[Op],
+        plan: Plan,
+        ops: Sequence[Op],
+        size: Size,
+        device: torch.device,
+        seed: int,
+        has_points: bool,
+    ) -> tuple[OpDraws, ...]:
+        """Return the draws of the first of ``ops``, for a call on images of one size. ``table`` has the other arguments."""
+        tables, index = self._tables(plan, ops, size, device, seed, has_points)
+        assert isinstance(tables, HostTables)
+        return tables.draws(index, first_ops)
+
+    def _tables(
+        self,
+        plan: Plan,
+        ops: Sequence[Op],
+        size: Size,
+        device: torch.device,
+        seed: int,
+        has_points: bool,
+        has_windows: bool = False,
+        views: int = 1,
+    ) -> tuple[HostTables | DeviceCropTables, int]:
+        """Return tables of several batches, and the index of the batch of the call with ``seed``."""
+        # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
+        stream = current_stream(device.index if device.type == "cuda" else -1)
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
         used_block = None  # block whose batches precede this call, and that has predicted the seed of this call
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
-                    return block.tables.table(block.index_by_seed[seed], size, image_layouts)
+                    return block.tables, block.index_by_seed[seed]
                 used_block = block if used_block is None and block.next_seed == seed else used_block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
         count = min(2 * len(used_block.index_by_seed), MOST_BATCHES, limit) if used_block is not None else 1
@@ -111,7 +143,7 @@ class TablePrefetch:
         elif size_dependent := size_dependent_ops(plan, ops):
             tables = HostTables(upcoming, size_dependent)
         else:
-            return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])).table(0, size)
+            return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])), 0
         new_block = _Block(plan, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following_seed)
         self._blocks = (new_block, *(block for block in self._blocks if block is not used_block))[:_MOST_BLOCKS]
-        return tables.table(0, size, image_layouts)
+        return tables, 0

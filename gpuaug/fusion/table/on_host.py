@@ -71,6 +71,11 @@ class HostTables:
             table = make_table(plan, upcoming.total_size, self._draws_by_op, upcoming.device, has_points=upcoming.has_points)
             self._complete = upcoming.by_batch(table).unbind()
 
+    def draws(self, index: int, ops: Sequence[Op]) -> tuple[OpDraws, ...]:
+        """Return the draws of ops that run before the passes, for one batch. ``index``: index of the batch."""
+        batch = self._upcoming.size.batch * self._upcoming.views
+        return tuple(select_samples(self._draws_by_op[op], slice(index * batch, (index + 1) * batch)) for op in ops)
+
     def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
         """Return the complete table of a batch, (V · B, K) float32, for V views of B samples and K columns.
 

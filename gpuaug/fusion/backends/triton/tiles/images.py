@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
-from gpuaug.fusion.backends.tiles import Pixels, Tiles
+from gpuaug.fusion.backends.tiles import Pixels
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 
@@ -19,7 +19,7 @@ TILE = (8, 64)
 """(height, width) of the pixels of a block."""
 
 COLUMN_COUNT = tl.constexpr(17)
-"""Columns of the table of tiles."""
+"""Columns of the table of tiles: six of ``Pixels.layouts``, then all columns of the tiles but the last."""
 
 
 @triton.jit
@@ -78,10 +78,11 @@ def tiles_kernel(
     channel_stride = tl.load(row + 5).to(tl.int32)
     pixels = source + tl.load(row)
     canvas_w = tl.load(row + 15).to(tl.int32)
-    plane = tl.load(row + 14)
-    target = out + tl.load(row + 16) + y[:, None] * canvas_w + x[None, :]
+    plane = tl.load(row + 14) * canvas_w
+    pixel = y[:, None] * canvas_w + x[None, :]
+    target = out + tl.load(row + 16) * CHANNELS + pixel
     if MODE == 2:
-        cover = blend + tl.load(row + 16) // CHANNELS + y[:, None] * canvas_w + x[None, :]
+        cover = blend + tl.load(row + 16) + pixel
         mask = mask & (tl.load(cover, mask=mask, other=0) != 0)
     for channel in tl.static_range(CHANNELS):
         address = pixels + channel * channel_stride
@@ -111,26 +112,21 @@ def tiles_kernel(
 def write_tiles(
     out: Tensor,
     pixels: Pixels,
-    tiles: Tiles,
+    tiles: NDArray[np.int64],
     fill: float,
     *,
     nearest: bool = False,
     weights: NDArray[np.float32] | None = None,
     cover: Tensor | None = None,
 ) -> None:
-    """Write tiles to canvases, on the current stream. For the arguments see ``gpuaug.fusion.backends.tiles.write_tiles``.
-
-    Cost:
-        One launch, and one asynchronous copy from pinned memory.
-    """
-    layouts = pixels.layouts[tiles.images]
+    """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
+    layouts = pixels.layouts[tiles[:, 11]]
     base = pixels.tensors[0]
     # The kernel reads all tensors by their distance from the first.
     distances = np.array([(tensor.data_ptr() - base.data_ptr()) // base.itemsize for tensor in pixels.tensors])
     layouts[:, 0] += distances[layouts[:, -1]]
-    canvases = tiles.canvases
-    rows = np.column_stack((layouts[:, :6], tiles.places, tiles.regions, canvases.prod(1), canvases[:, 1], tiles.offsets))
-    blocks = int((-(-tiles.regions[:, 2:] // TILE)).prod(1).max())
+    rows = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
+    blocks = int((-(-tiles[:, 6:8] // TILE)).prod(1).max())
     mode = 2 if cover is not None else int(weights is not None)
     with on_device(out.device):
         sent, *blend = send((rows,) if weights is None else (rows, weights), out.device)

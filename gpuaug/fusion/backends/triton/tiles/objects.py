@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
-from gpuaug.fusion.backends.tiles import ABOVE, BELOW, Objects
+from gpuaug.fusion.backends.tiles import ABOVE, BELOW
 from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
 
 BLOCK = 1024
@@ -75,25 +76,24 @@ def cut_kernel(masks, rows, cover, statistics, blocks, BLOCK: tl.constexpr):
     tl.atomic_max(target + 5, tl.max(tl.where(after != 0, x, -1), 0))
 
 
-def paste_objects(objects: Objects) -> tuple[Tensor, Tensor]:
-    """Cut pasted objects out of the masks below them. See ``gpuaug.fusion.backends.tiles.paste_objects``.
-
-    Cost:
-        Two launches, three small ones, and one asynchronous copy from pinned memory.
-    """
-    masks, canvas = objects.masks, objects.canvases
-    areas = objects.sizes.prod(1)
+def paste_objects(
+    masks: Tensor, canvases: NDArray[np.int64], roles: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[Tensor, Tensor]:
+    """Cut pasted objects out of the masks below them. See ``gpuaug.fusion.backends.tiles.paste_objects``."""
+    areas = sizes.prod(1)
     starts = areas.cumsum() - areas
-    rows = np.column_stack((objects.offsets, starts[canvas], areas[canvas], objects.sizes[canvas, 1], objects.roles))
-    limits = (np.searchsorted(canvas, np.arange(len(areas)), side) for side in ("left", "right"))
+    lengths = areas[canvases]
+    rows = np.column_stack((lengths.cumsum() - lengths, starts[canvases], lengths, sizes[canvases, 1], roles))
+    limits = (np.searchsorted(canvases, np.arange(len(areas)), side) for side in ("left", "right"))
     blocks = -(-int(areas.max()) // BLOCK)
     with on_device(masks.device):
-        sent_rows, canvases = send((rows, np.column_stack((*limits, areas, starts))), masks.device)
+        sent_rows, sent_canvases = send((rows, np.column_stack((*limits, areas, starts))), masks.device)
         cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
-        statistics = torch.zeros(len(canvas), 6, dtype=torch.int32, device=masks.device)
+        statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
         statistics[:, 2:4] = MOST_PIXELS.value
-        _mask_launch(cover_kernel, masks.dtype)((masks, sent_rows, canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
-        _mask_launch(cut_kernel, masks.dtype)((masks, sent_rows, cover, statistics), (blocks * len(canvas), 1, 1), (blocks,))
+        cover_launch, cut_launch = (_mask_launch(mask_kernel, masks.dtype) for mask_kernel in (cover_kernel, cut_kernel))
+        cover_launch((masks, sent_rows, sent_canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
+        cut_launch((masks, sent_rows, cover, statistics), (blocks * len(roles), 1, 1), (blocks,))
     return cover, statistics
 
 

@@ -1,0 +1,120 @@
+"""Combined images: validity of objects at the limit of one tenth, draws ahead, and host time."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.comparison.values import assert_values
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug import CopyPaste, Mosaic
+from gpuaug.core.packed_targets import pack_targets
+from gpuaug.core.rng import next_seed
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.combine_ops import MosaicOp
+
+KEYS = ["input", "targets"]
+
+JUST_BELOW, JUST_ABOVE = [0, 1.9, 40, 22], [0, 2.1, 40, 22]
+"""XYXY boxes with 0.0995 and 0.1005 of their area below row 20."""
+
+
+def mosaic(run):
+    """Target dict of a mosaic of which the first image has lost its 20 upper rows."""
+    images = [torch.zeros(3, 40, 40, dtype=torch.uint8)] * 4
+    targets = [{"boxes": torch.tensor(boxes).view(-1, 4)} for boxes in ([JUST_BELOW, JUST_ABOVE], [], [], [])]
+    numbers = {"applies": True, "y": 20.0, "x": 40.0}
+    if run == "eager":
+        return Mosaic(80)(images, targets, draws={"Mosaic": numbers})[1]
+    augment = gpuaug.fuse(Mosaic(80))
+    draws = augment.draw((1, 3, 40, 40))
+    draws = replace(draws, _drawn=({name: np.array([[number]]) for name, number in numbers.items()} | {"apply_mask": [True]},))
+    return augment([image[None] for image in images], [targets], data_keys=KEYS, draws=draws)[1][0]
+
+
+@pytest.mark.parametrize("run", ["eager", "fused"])
+def test_boxes_of_a_mosaic_are_valid_from_one_tenth_of_their_area_on(run):
+    target = mosaic(run)
+    assert target["boxes"].tolist() == [[0, 0, 40, 2]] * 2
+    assert target["valid"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("run", ["eager", "fused"])
+@pytest.mark.parametrize(("seen", "valid"), [(98, False), (99, False), (100, True), (101, True)])
+def test_objects_under_pasted_ones_are_valid_from_one_tenth_of_their_pixels_on(run, seen, valid):
+    images = torch.zeros(2, 1, 1, 1000, dtype=torch.uint8)
+    masks = torch.ones(2, 1, 1, 1000, dtype=torch.bool)
+    masks[1, :, :, :seen] = False
+    targets = [{"boxes": torch.zeros(1, 4), "masks": mask} for mask in masks]
+    if run == "eager":
+        records = [CopyPaste()([*images], targets)[1] for _ in range(20)]
+    else:
+        batch = [image.expand(20, 1, 1, 1000) for image in images]
+        records = gpuaug.fuse(CopyPaste())(batch, [targets] * 20, data_keys=KEYS)[1]
+    pasted = [record for record in records if record["masks"][1].any()]
+    assert 0 < len(pasted) < 20
+    for record in pasted:
+        assert record["masks"].sum((1, 2)).tolist() == [seen, 1000 - seen]
+        assert record["valid"].tolist() == [valid, True]
+        assert record["boxes"].tolist() == [[0, 0, seen * valid, valid], [seen, 0, 1000, 1]]
+    assert all(record["valid"].tolist() == [True, False] for record in records if not record["masks"][1].any())
+
+
+def prepared(batch, *transforms):
+    """A fused pipeline, and packed inputs of four images of 8x8 pixels per sample."""
+    images = [torch.zeros(batch, 3, 8, 8, dtype=torch.uint8) for _ in range(4)]
+    targets = [[{"boxes": torch.tensor([[1.0, 1, 7, 7]]), "labels": torch.ones(1)} for _ in range(4)] for _ in range(batch)]
+    packed = pack_targets({"target": targets}, lambda shape, dtype: None)["target"]
+    return gpuaug.fuse(list(transforms)), images, packed
+
+
+@pytest.mark.parametrize("p", [1, 0.6])
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_draws_ahead_are_the_draws_of_the_seeds(has_targets, p, monkeypatch):
+    augment, images, packed = prepared(3, Mosaic(16, p=p), v2.RandomHorizontalFlip())
+    images = [torch.randint_like(image, 256) for image in images]
+    inputs = [images, packed] if has_targets else [images]
+    keys = KEYS[: len(inputs)]
+    torch.manual_seed(3)
+    seeds = [next_seed() for _ in range(12)]
+    counts = []
+    draw = MosaicOp.draw_parameters
+    monkeypatch.setattr(MosaicOp, "draw_parameters", lambda *arguments: counts.append(arguments[1].samples) or draw(*arguments))
+    torch.manual_seed(3)
+    results = [augment(*inputs, data_keys=keys) for _ in range(12)]
+    # The first call finds the plan; then the draws of 1, 2, 4 and 8 calls are made at once.
+    assert [count for count in counts if count >= 3] == [3, 3, 6, 12, 24]
+    for seed, result in zip(seeds, results, strict=True):
+        expected = augment(*inputs, data_keys=keys, draws=augment.draw((3, 3, 8, 8), seed))
+        if has_targets:
+            (result, targets), (expected, expected_targets) = result, expected
+            for target, other in zip(targets.unpacked(), expected_targets.unpacked(), strict=True):
+                assert target["valid"].tolist() == other["valid"].tolist()
+                assert_values(target["boxes"], other["boxes"], atol=1e-3)
+        assert_values(result, expected)
+
+
+def test_python_calls_of_a_batch_do_not_grow_with_the_batch(monkeypatch):
+    monkeypatch.setattr(dispatch, "write_tiles", lambda *arguments, **options: None)
+
+    def calls(batch):
+        augment, images, packed = prepared(batch, Mosaic(16))
+        for _ in range(3):
+            augment(images, packed, data_keys=KEYS)
+        count = 0
+
+        def called(frame, event, argument):
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(called)
+        try:
+            augment(images, packed, data_keys=KEYS)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(40) == calls(4) < 600
