@@ -33,7 +33,7 @@ from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
@@ -439,56 +439,49 @@ class Fused(nn.Module):
     def _run(self, program: Program, record: Record, plan: Plan | None, draws: Draws | None) -> Any:
         """Run the pipeline on the inputs of a call, for all views at once or for one view.
 
-        ``plan``: plan that runs the whole pipeline; ``None`` to run it segment by segment.
+        Args:
+            program: Pipeline, lowered for the type of the images.
+            record: Inputs, which are replaced pass by pass.
+            plan: Plan of the whole pipeline, if there is one. Needed without ``draws``.
+            draws: Draws of the views to run; ``None`` to draw ahead for this call and later ones.
         """
+        views = self.options.views
         with torch.no_grad():
             if self._soft_labels is not None:
                 record.convert_labels(self._soft_labels, program.mixes)
-            if plan is not None:
-                view_draws = (
-                    None if draws is None else [draws_of_plan_ops(program.lowered_ops, view._drawn) for view in draws.views]
-                )
-                table = self._table(program, plan, record, view_draws)
-                # Sizes of the buffers between passes, which depend on the draws if images differ in size.
-                canvases = () if view_draws is None else plan.canvases(record.call.size, view_draws)
-                record.run_plan(plan, table, canvases, program.dtype, self.memory_format)
-            elif draws is not None:
+            if draws is not None:
                 self._run_segments(program, record, draws)
-            return record.results(keepdim=self._keepdim, views=self.options.views)
-
-    def _table(self, program: Program, plan: Plan, record: Record, view_draws: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
-        """Return the parameter table of a plan that runs the whole pipeline, (V · B, K) float32 for K columns.
-
-        ``view_draws``: draws by op, for each view; ``None``: new draws.
-        """
-        ops, size, device, has_points = program.lowered_ops, record.call.size, record.call.device, record.has_points
-        if view_draws is None:
-            return self._prefetch.table(
-                plan, ops, size, device, record.call.image_layouts, has_points=has_points, views=self.options.views
-            )
-        tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
-        return torch.cat(tables) if len(tables) > 1 else tables[0]
+            elif plan is not None:
+                call, ops, has_points = record.call, program.lowered_ops, record.has_points
+                table = self._prefetch.table(
+                    plan, ops, call.size, call.device, call.image_layouts, has_points=has_points, views=views
+                )
+                record.run_plan(plan, table, (), program.dtype, self.memory_format)
+            return record.results(keepdim=self._keepdim, views=views)
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
-        """Run, segment by segment, a pipeline whose ops do not all share one plan."""
+        """Run the pipeline segment by segment, each for all views of ``draws``. Fallback modules run one view."""
         size = record.call.size
         start = 0
         while start < len(program.ops):
             segment = program.segments.at(start, size, masks=record.has_masks, points=record.has_points)
-            segment_draws = draws._drawn[start : segment.stop]
+            segment_draws = [view._drawn[start : segment.stop] for view in draws.views]
             start = segment.stop
             is_last = start == len(program.ops)
             # (dtype, memory format) of the result; the defaults for images between segments.
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
                 self._warnings.when_run(segment.fallback)
-                record.run_eager(segment.fallback, segment_draws[0], *output_type)
-                size = segment.fallback.out_drawn(segment_draws[0], size)
+                ((fallback_draws,),) = segment_draws
+                record.run_eager(segment.fallback, fallback_draws, *output_type)
+                size = segment.fallback.out_drawn(fallback_draws, size)
                 if not is_last:
                     record.check_size(segment.fallback, size)
             elif segment.plan is not None:
                 plan = segment.plan
-                draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
-                table = make_table(plan, size, draws_by_op, record.call.device, has_points=record.has_points)
-                record.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
+                device, has_points = record.call.device, record.has_points
+                views = [draws_of_plan_ops(segment.ops, view) for view in segment_draws]
+                tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in views]
+                table = torch.cat(tables) if len(tables) > 1 else tables[0]
+                record.run_plan(plan, table, plan.canvases(size, views), *output_type)
                 size = replace(plan.out, batch=size.batch)
