@@ -23,7 +23,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
 from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches
 
 MOST_BATCHES = 64
 """Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""

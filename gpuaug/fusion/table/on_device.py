@@ -14,8 +14,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
-from gpuaug.fusion.table.rows import MATRIX, fill_matrix, fill_table, send
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_table, send
 
 
 class DeviceCrop(NamedTuple):

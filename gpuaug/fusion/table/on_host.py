@@ -20,8 +20,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
 from gpuaug.fusion.ops.geometry import IndexOp
 from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.program.plan import Plan, draw_in_order
-from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, make_table, points_width, send
 
 
 def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table import ahead, rows
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.on_host import HostTables
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches
 
 SHARED = {
     "same": lambda: [
