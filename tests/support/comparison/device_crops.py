@@ -10,8 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
-from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches, draws_of_plan_ops, make_table
 
 CROPS = {
     "as they come": K.RandomResizedCrop((12, 14)),

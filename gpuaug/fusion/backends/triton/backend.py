@@ -304,12 +304,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "BLOCK": CONTRAST_BLOCK,
     }
     integers = (height, width, row_stride, blocks, *out_strides[:2])
-    return _GatherLaunches(
-        grey_sums,
-        (batch, blocks),
-        saves_pixels,
-        Launch(contrast_kernel, (-(-area // CONTRAST_BLOCK), batch, 1), integers, contrast_constants),
-    )
+    contrast = Launch(contrast_kernel, (-(-area // CONTRAST_BLOCK), batch, 1), integers, contrast_constants)
+    return _GatherLaunches(grey_sums, (batch, blocks), saves_pixels, contrast)
 
 
 _compiled_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -211,23 +211,6 @@ def blur_strips_kernel(
 
 
 @triton.jit
-def lines_along_x(
-    plane, y, x, height, width, stride_y, exponent, norm,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Load the lines ``y`` of one plane, (1, LINES), and blur them along x: (ACROSS, LINES)."""
-    line = plane + border_index(y, height, BORDER) * stride_y
-    lines = tl.zeros((ACROSS, LINES), tl.float32)
-    for tap in tl.static_range(TAPS):
-        tap_x = x + (tap - TAPS // 2)
-        inside = (y >= 0) & (y < height) & (tap_x >= 0) & (tap_x < width)
-        pixels = load_lines(line + border_index(tap_x, width, BORDER) * SOURCE_W, inside, BORDER, BYTES)
-        distance = tl.full((), tap - TAPS // 2, tl.float32)
-        lines += tl.exp(distance * distance * exponent) * norm * pixels
-    return lines
-
-
-@triton.jit
 def small_blur(
     plane, between, row, first, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
@@ -240,9 +223,14 @@ def small_blur(
     total = tl.zeros((ACROSS, ALONG), tl.float32)
     for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
         line_y = first + (start - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
-        lines = lines_along_x(
-            plane, line_y, x, height, width, stride_y, exponent_x, norm_x, TAPS_X, SETTINGS[2], SOURCE_W, BYTES, ACROSS
-        )
+        line = plane + border_index(line_y, height, SETTINGS[2]) * stride_y
+        lines = tl.zeros((ACROSS, LINES), tl.float32)
+        for tap in tl.static_range(TAPS_X):
+            tap_x = x + (tap - TAPS_X // 2)
+            inside = (line_y >= 0) & (line_y < height) & (tap_x >= 0) & (tap_x < width)
+            pixels = load_lines(line + border_index(tap_x, width, SETTINGS[2]) * SOURCE_W, inside, SETTINGS[2], BYTES)
+            distance = tl.full((), tap - TAPS_X // 2, tl.float32)
+            lines += tl.exp(distance * distance * exponent_x) * norm_x * pixels
         total = add_lines(total, lines, start, exponent_y, norm_y, TAPS_Y, ALONG)
     return total * (1 / 255) if BYTES else total
 
