@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from gpuaug.core.plotting import html_lines, html_table
-from gpuaug.fusion.combine_ops import CombineOp
+from gpuaug.fusion.combine_ops import CombineOp, combined_size
+from gpuaug.fusion.lower.tree import implicit_transforms
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
-from gpuaug.fusion.program.segments import Segment, Segments
+from gpuaug.fusion.program.program import Program
+from gpuaug.fusion.program.segments import Segment
 from gpuaug.fusion.table.on_device import device_crop
 
 _ANTIALIAS = {
@@ -106,33 +108,22 @@ class Explanation:
             )
 
 
-def explanation(
-    segments: Segments,
-    size: Size,
-    dtype: torch.dtype,
-    executor: str,
-    views: int = 1,
-    implicit_transforms: Sequence[tuple[str, bool]] = (),
-    *,
-    source_dtype: torch.dtype,
-    plain_torch: str | None = None,
-) -> Explanation:
+def explanation(program: Program, size: Size, source_dtype: torch.dtype, executor: str, plain_torch: str | None) -> Explanation:
     """Describe the segments of a pipeline, for images of one size and dtype.
 
     Args:
-        segments: Segments of the pipeline: plans, and modules that are not fused.
+        program: Pipeline.
         size: Size of the images.
-        dtype: Dtype of the output images.
-        executor: Backend of the last call; empty before the first call.
-        views: Number of views per image.
-        implicit_transforms: (Name, whether it changes boxes) of each transform without an op.
         source_dtype: Dtype of the input images.
+        executor: Backend of the last call; empty before the first call.
         plain_torch: Reason why Triton did not run the last call on a GPU, or ``None``.
     """
+    size = combined_size(program.combining, size)
     lines: list[Line] = []
-    all_segments = segments.all_segments(size)
+    all_segments = program.segments.all_segments(size)
     combining = [op for segment in all_segments for op in segment.ops if isinstance(op, CombineOp)]
-    whole_plan = segments.whole_plan(size, masks=False, views=views)
+    views = program.views
+    whole_plan = program.segments.whole_plan(size, masks=False, views=views)
     # Without a plan for the whole pipeline, views run one after another.
     run_count = views if whole_plan is None else 1
     samples = size.batch * views
@@ -142,7 +133,7 @@ def explanation(
             lines.append(Line((fallback.name,), "", None, None, None, fallback.reason, package=fallback.package))
         passes = segment.plan.passes if segment.plan is not None else ()
         read_dtype = torch.float32 if lines else source_dtype
-        last_dtype = dtype if segment is all_segments[-1] else torch.float32
+        last_dtype = program.dtype if segment is all_segments[-1] else torch.float32
         types = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
         for pass_, written_dtype in zip(passes, types, strict=True):
@@ -159,9 +150,10 @@ def explanation(
         Line((op.name,), op.summary(), op.launches_of_images, None, None if written is None else op.groups * written)
         for op in combining
     ]
+    implicit = list(implicit_transforms(program.tree))
     notes = []
     for processes_boxes, note in _IMPLICIT_NOTES.items():
-        names = [name for name, is_of_boxes in implicit_transforms if is_of_boxes == processes_boxes]
+        names = [name for name, is_of_boxes in implicit if is_of_boxes == processes_boxes]
         notes += [f"{', '.join(names)}: {note}."] if names else []
     crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
     notes += [
@@ -171,6 +163,8 @@ def explanation(
     ]
     if any(pass_.route_column >= 0 for pass_ in _passes(all_segments)):
         notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
+    if crop_name := program.window_crop:
+        notes.append(f"{crop_name}: a preceding DecodeStage decodes only the window of each image that is read.")
     backend_notes = () if plain_torch is None else (plain_torch,)
     return Explanation(
         (*combined_lines, *lines),

@@ -25,14 +25,14 @@ from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape, size_of_shapes
 from gpuaug.fusion.clips import clip_layout_of
-from gpuaug.fusion.combine_ops import combined_size
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.snapshot import snapshot
-from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
+from gpuaug.fusion.lower.tree import leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
@@ -151,7 +151,7 @@ class Fused(nn.Module):
         self.pipeline = (pipeline,)
         self._programs: dict[torch.dtype | tuple[torch.dtype, bool], Program] = {}
         """Program per dtype of the input images, and per (dtype, True) of a batch of torchvision's type ``Video``."""
-        uint8_program = Program(pipeline, options)
+        uint8_program = Program(pipeline, options, ImageTypes(torch.uint8))
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
@@ -195,7 +195,7 @@ class Fused(nn.Module):
         key = (dtype, True) if is_video else dtype
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = Program(self.pipeline[0], self.options, dtype, is_video=is_video)
+            program = self._programs[key] = Program(self.pipeline[0], self.options, ImageTypes(dtype, is_video=is_video))
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
@@ -368,7 +368,7 @@ class Fused(nn.Module):
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
                 dtype = record.call.dtype
-                program = Program(self.pipeline[0], self.options, dtype, returned_types, is_video=is_video)
+                program = Program(self.pipeline[0], self.options, ImageTypes(dtype, returned_types, is_video))
                 self._programs[(dtype, True) if is_video else dtype] = program
                 record = self._record_of(inputs, keys)
         raise ArgumentTypeError(
@@ -417,20 +417,9 @@ class Fused(nn.Module):
         last_size = self._last_call[0][0] if self._last_call else default_size
         size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
-        program = self._program_for(dtype)
-        explanation = explain.explanation(
-            program.segments,
-            combined_size(program.combining, size),
-            program.dtype,
-            self._backend(),
-            self.options.views,
-            tuple(implicit_transforms(program.tree)),
-            source_dtype=dtype or (torch.float32 if self._program().refuses_type else torch.uint8),
-            plain_torch=plain_torch_reason(self._last_call[0][1]) if self._last_call else None,
-        )
-        crop = program.window_crop
-        note = f"{crop}: a preceding DecodeStage decodes only the window of each image that is read."
-        return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
+        source_dtype = dtype or (torch.float32 if self._program().refuses_type else torch.uint8)
+        plain_torch = plain_torch_reason(self._last_call[0][1]) if self._last_call else None
+        return explain.explanation(self._program_for(dtype), size, source_dtype, self._backend(), plain_torch)
 
     def _backend(self) -> str:
         """Name of the backend of the last call; empty before the first call."""

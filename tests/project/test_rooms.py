@@ -49,7 +49,7 @@ FUSION = {
     "forms": {"pixels", "ops", "clips", "combine_ops", "options", "program", "backends"},
     "processors": {"options", "backends"},
     "combining": {"ops", "combine_ops", "forms"},
-    "explain": {"ops", "policies", "combine_ops", "program", "table"},
+    "explain": {"ops", "policies", "combine_ops", "lower", "program", "table"},
     "fuse": {
         *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),
         *("combine_ops", "processors", "explain"),
