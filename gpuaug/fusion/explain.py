@@ -121,7 +121,7 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
     size = combined_size(program.combining, size)
     lines: list[Line] = []
     all_segments = program.segments.all_segments(size)
-    combining = [op for segment in all_segments for op in segment.ops if isinstance(op, CombineOp)]
+    combining = [op for segment in all_segments for op in segment.all_ops if isinstance(op, CombineOp)]
     views = program.views
     whole_plan = program.segments.whole_plan(size, masks=False, views=views)
     # Without a plan for the whole pipeline, views run one after another.

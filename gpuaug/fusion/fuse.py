@@ -381,7 +381,7 @@ class Fused(nn.Module):
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, program.lowered_ops, size, images.device, has_points=False, views=views)
+        table = self._prefetch.table(plan, size, images.device, has_points=False, views=views)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
@@ -441,9 +441,9 @@ class Fused(nn.Module):
             if draws is not None:
                 self._run_segments(program, record, draws)
             elif plan is not None:
-                call, ops, has_points = record.call, program.lowered_ops, record.has_points
+                call, has_points = record.call, record.has_points
                 table = self._prefetch.table(
-                    plan, ops, call.size, call.device, call.image_layouts, has_points=has_points, views=views
+                    plan, call.size, call.device, call.image_layouts, has_points=has_points, views=views
                 )
                 record.run_plan(plan, table, (), program.dtype, self.memory_format)
             return record.results(keepdim=self._keepdim, views=views)
@@ -469,7 +469,7 @@ class Fused(nn.Module):
             elif segment.plan is not None:
                 plan = segment.plan
                 device, has_points = record.call.device, record.has_points
-                views = [draws_of_plan_ops(segment.ops, view) for view in segment_draws]
+                views = [draws_of_plan_ops(plan.ops, view) for view in segment_draws]
                 tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in views]
                 table = torch.cat(tables) if len(tables) > 1 else tables[0]
                 record.run_plan(plan, table, plan.canvases(size, views), *output_type)

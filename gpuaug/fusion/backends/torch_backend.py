@@ -40,7 +40,7 @@ from gpuaug.fusion.pixels import (
 )
 from gpuaug.fusion.program.gather import IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
-from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, Pass, Plan
 
 MOST_VALUES = 2**24
 """Maximum number of values that an op without a kernel processes at once, which bounds its memory to about 2 GB."""
@@ -117,7 +117,7 @@ def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
     return None if bool(applies.all()) else applies.nonzero()[:, 0]
 
 
-def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int] | None = None) -> Tensor:
+def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas | None = None) -> Tensor:
     """Run one pass: its front, then its pointwise ops.
 
     ``canvas``: height and width of the result, if images differ in size after the pass.
@@ -137,7 +137,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
     return values
 
 
-def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int]) -> Tensor:
+def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: Canvas) -> Tensor:
     """Run a pass after which images differ in size, sample by sample, onto a canvas of zeros."""
     result = torch.zeros((len(table), pass_.out.channels, *canvas), dtype=torch.float32, device=images.device)
     for sample, row in enumerate(table):
@@ -210,11 +210,7 @@ def _selected_frames(pass_: GatherPass, table: Tensor) -> Tensor:
 
 
 def gather_mask(
-    pass_: GatherPass,
-    masks: Tensor,
-    table: Tensor,
-    mask_layout: MaskLayout | None = None,
-    canvas: tuple[int, int] | None = None,
+    pass_: GatherPass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None, canvas: Canvas | None = None
 ) -> Tensor:
     """Move the pixels of masks of any dtype, with the nearest pixel. Arguments: see ``run_mask`` in ``dispatch.py``.
 

@@ -320,14 +320,8 @@ class TorchvisionLowering:
         problem = choices.prepare_sizes(all_leaves, final_resize, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
             return Group(name, (*trees, *([] if final_resize is None else [final_resize])))
-        size_drawing = next(
-            (
-                leaf.name
-                for leaf in all_leaves
-                if isinstance(leaf.op, Op) and leaf.op.draws_size and leaf.op not in self._sized_by_choice
-            ),
-            None,
-        )
+        ops = [leaf.op for leaf in all_leaves if isinstance(leaf.op, Op) and leaf.op not in self._sized_by_choice]
+        size_drawing = next((op.name for op in ops if op.draws_size), None)
         if size_drawing is not None:
             raise ArgumentTypeError(
                 f"{name} must hold transforms that gpuaug.fuse fuses together, as {size_drawing} draws a size per image, got "

@@ -82,7 +82,7 @@ class Rotation(MatrixWarp):
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["degrees"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
-        return about_centre(cosine, sine, -sine, cosine, size)
+        return about_centre((cosine, sine, -sine, cosine), size)
 
 
 class Rotation90(MatrixWarp):
@@ -96,7 +96,7 @@ class Rotation90(MatrixWarp):
         quarters = np.rint(draws["times"]).astype(np.int64) % 4
         cosine = np.array([1.0, 0.0, -1.0, 0.0])[quarters]
         sine = np.array([0.0, 1.0, 0.0, -1.0])[quarters]
-        return about_centre(cosine, sine, -sine, cosine, size)
+        return about_centre((cosine, sine, -sine, cosine), size)
 
 
 class Affine(MatrixWarp):
@@ -148,7 +148,7 @@ class Affine(MatrixWarp):
             sx, sy = _tangents(draws)
             a, b = a - b * sy, b * (1 + sx * sy) - a * sx
             c, d = c - d * sy, d * (1 + sx * sy) - c * sx
-        return about_centre(a, b, c, d, size, shift=(draws["shift_x"], draws["shift_y"]))
+        return about_centre((a, b, c, d), size, shift=(draws["shift_x"], draws["shift_y"]))
 
 
 class Shear(MatrixWarp):
@@ -164,7 +164,7 @@ class Shear(MatrixWarp):
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(draws)
-        return about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
+        return about_centre((np.ones_like(sx), -sx, -sy, 1 + sx * sy), size)
 
 
 class Translate(MatrixWarp):
@@ -230,10 +230,7 @@ def sides_of(size: Size) -> Array:
 
 
 def about_centre(
-    a: Array,
-    b: Array,
-    c: Array,
-    d: Array,
+    linear: tuple[Any, Any, Any, Any],
     size: Size,
     centre: tuple[float, float] | None = None,
     shift: tuple[Any, Any] = (0.0, 0.0),
@@ -241,14 +238,12 @@ def about_centre(
     """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] about a centre, then a shift.
 
     Args:
-        a: Element of the linear part. ``a`` to ``d`` are arrays (B,), or one number for all samples.
-        b: See ``a``.
-        c: See ``a``.
-        d: See ``a``.
+        linear: (a, b, c, d): arrays (B,), or one number for all samples.
         size: Size of the images.
         centre: Fixed point (x, y) of the linear part in pixels; ``None`` for the centre of the image.
         shift: Shift (x, y) in pixels, numbers or arrays (B,).
     """
+    a, b, c, d = linear
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
     matrix = _identities(size.batch)
     matrix[:, 0, 0] = a

@@ -9,7 +9,6 @@ A *plan* has the passes of a pipeline, each one reading and one writing of all i
 are several random augmentations of the same images.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
 from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
@@ -56,15 +55,7 @@ class TablePrefetch:
         self._blocks: tuple[_Block, ...] = ()
 
     def table(
-        self,
-        plan: Plan,
-        ops: Sequence[Op],
-        size: Size,
-        device: torch.device,
-        image_layouts: Tensor | None = None,
-        *,
-        has_points: bool,
-        views: int = 1,
+        self, plan: Plan, size: Size, device: torch.device, image_layouts: Tensor | None = None, *, has_points: bool, views: int
     ) -> Tensor:
         """Return the parameter table of the current call, as ``gpuaug.fusion.table.rows.make_table`` computes it.
 
@@ -72,7 +63,6 @@ class TablePrefetch:
 
         Args:
             plan: Plan that reads the table.
-            ops: All ops of the plan.
             size: Size of the batch.
             device: Device of the table.
             image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image.
@@ -89,7 +79,7 @@ class TablePrefetch:
         stream = current_stream(device.index if device.type == "cuda" else -1)
         # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
-        key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
+        key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))
         used_block = None  # block whose batches precede this call, and that has predicted the seed of this call
         for block in self._blocks:
             if block.plan is plan and block.key == key:
@@ -100,15 +90,13 @@ class TablePrefetch:
         count = min(2 * len(used_block.index_by_seed), MOST_BATCHES, limit) if used_block is not None else 1
         *seeds, following_seed = seed, *following_seeds(count)
         view_seeds = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
-        upcoming = UpcomingBatches(
-            plan, ops, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points
-        )
+        upcoming = UpcomingBatches(plan, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points)
         tables: HostTables | DeviceCropTables
         if not size.ragged:
             tables = HostTables(upcoming)
         elif (crop := device_crop(plan)) is not None and dispatch.backend_name(device) == "triton" and not has_windows:
             tables = DeviceCropTables(upcoming, crop)
-        elif size_dependent := size_dependent_ops(plan, ops):
+        elif size_dependent := size_dependent_ops(plan):
             tables = HostTables(upcoming, size_dependent)
         else:
             return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])).table(0, size)

@@ -36,8 +36,6 @@ class UpcomingBatches:
 
     plan: Plan
     """Plan that reads the tables."""
-    ops: Sequence[Op]
-    """All ops of the plan."""
     size: Size
     """Size of one batch, with ``ANY_SIDES`` as placeholder for the sizes of ragged images, which are not known yet."""
     seeds: Sequence[int]

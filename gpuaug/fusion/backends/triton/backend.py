@@ -48,7 +48,7 @@ from gpuaug.fusion.program.intermediates import (
     point_program_with_flags,
     types_written,
 )
-from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, OpPass, Plan
 
 # Values of kernel constants: type of the interpolation, antialiasing filter, layout of ragged images, largest value of the
 # dtype of the images, padding mode of an index map.
@@ -345,11 +345,7 @@ def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Te
 
 
 def run_mask(
-    pass_: GatherPass,
-    masks: Tensor,
-    table: Tensor,
-    mask_layout: MaskLayout | None = None,
-    canvas: tuple[int, int] | None = None,
+    pass_: GatherPass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None, canvas: Canvas | None = None
 ) -> Tensor:
     """Run a gather pass on masks of any dtype, with the nearest pixel.
 
