@@ -55,8 +55,10 @@ def run(
     if not data.numel() or not plan.out.height or not plan.out.width:
         shape = table.shape[0] * plan.out.images_per_sample, plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
-    triton = _triton_backend(images.device, (plan, images, table, dtype, memory_format, canvases))
-    if triton is not None:
+    if (
+        data.is_cuda
+        and (triton := _triton_backend(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None
+    ):
         return triton.run(plan, images, table, dtype, memory_format, canvases)  # type: ignore[no-any-return]
     return converted(torch_backend.run(plan, images, table, canvases), dtype).contiguous(memory_format=memory_format)
 
@@ -82,7 +84,7 @@ def run_mask(
         shape = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
         return masks.new_zeros((*shape, *(canvas or (pass_.out.height, pass_.out.width))))
     if isinstance(pass_, GatherPass) and pass_.gather_ops:
-        if (triton := _triton_backend(masks.device)) is not None:
+        if masks.is_cuda and (triton := _triton_backend(masks.device)) is not None:
             masks = triton.run_mask(pass_, masks, table, mask_layout, canvas)
         else:
             masks = torch_backend.gather_mask(pass_, masks, table, mask_layout, canvas)
@@ -94,7 +96,7 @@ def run_mask(
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
     """Convert labels to class probabilities. Also mix them, if ``rows``, the parameters of a mix, (B, K), is not ``None``."""
-    if labels.numel() and _triton_backend(labels.device) is not None:
+    if labels.is_cuda and labels.numel() and _triton_backend(labels.device) is not None:
         from gpuaug.fusion.backends.triton.mix import soft_labels
 
         return soft_labels(soft, labels, rows)
@@ -103,7 +105,7 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Map boxes or points. See ``gpuaug.fusion.ops.boxes.map_boxes``."""
-    if _triton_backend(values.device) is not None:
+    if values.is_cuda and _triton_backend(values.device) is not None:
         from gpuaug.fusion.backends.triton import boxes as box_kernel
 
         return box_kernel.map_boxes(values, valid, mapping, dtype)
@@ -112,7 +114,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
 def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the crop windows of images by their boxes. See ``BoxCropOp.windows``."""
-    if sides.numel() and _triton_backend(sides.device) is not None:
+    if sides.is_cuda and sides.numel() and _triton_backend(sides.device) is not None:
         from gpuaug.fusion.backends.triton import box_windows as windows_kernel
 
         return windows_kernel.box_windows(op, numbers, sides, boxes, owners)
@@ -121,7 +123,7 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
     """Resize images of 3 channels of bytes, and write them as patches, of ``dtype``."""
-    if len(images) and (triton := _triton_backend(images.device)) is not None:
+    if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
         return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
     return patches.write_patches(images, arrangement, resampling, dtype)
 
@@ -150,7 +152,8 @@ def _tiles_backend(device: torch.device) -> Any:
 def backend_name(device: torch.device) -> str:
     """Return the name of the backend for a device: ``"torch"`` or ``"triton"``."""
     # A device with a recorded failure is not probed again, because with GPUAUG_REQUIRE_TRITON every probe raises an error.
-    return "triton" if device not in TRITON_FAILURES and _triton_backend(device) is not None else "torch"
+    is_candidate = device.type == "cuda" and device not in TRITON_FAILURES
+    return "triton" if is_candidate and _triton_backend(device) is not None else "torch"
 
 
 _MAX_QUOTED = 300
@@ -164,8 +167,6 @@ def _triton_backend(device: torch.device, first_call: tuple[Any, ...] | None = N
 
     ``first_call``: arguments of ``backend.run``, whose kernels are compiled at the same time as the probe kernel.
     """
-    if device.type != "cuda":
-        return None
     if device not in _BACKENDS:
         _BACKENDS[device] = _probe(device, first_call)
     return _BACKENDS[device]
