@@ -441,9 +441,9 @@ class Fused(nn.Module):
             if draws is not None:
                 self._run_segments(program, record, draws)
             elif plan is not None:
-                call, has_points = record.call, record.has_points
+                call = record.call
                 table = self._prefetch.table(
-                    plan, call.size, call.device, call.image_layouts, has_points=has_points, views=views
+                    plan, call.size, call.device, call.image_layouts, has_points=record.has_points, views=views
                 )
                 record.run_plan(plan, table, (), program.dtype, self.memory_format)
             return record.results(keepdim=self._keepdim, views=views)
@@ -468,7 +468,8 @@ class Fused(nn.Module):
                     record.check_size(segment.fallback, size)
             elif segment.plan is not None:
                 plan = segment.plan
-                device, has_points = record.call.device, record.has_points
+                device = record.call.device
+                has_points = record.has_points
                 views = [draws_of_plan_ops(plan.ops, view) for view in segment_draws]
                 tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in views]
                 table = torch.cat(tables) if len(tables) > 1 else tables[0]

@@ -316,7 +316,8 @@ class _Parameters:
 
     def weight_inside(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the weight of the source pixels of a warp that lie inside the image, (B, 1, h, w)."""
-        nearest, column = self.front.nearest, self.columns.warp
+        nearest = self.front.nearest
+        column = self.columns.warp
         weights = []
         for coordinate, count in zip(self.warp_coordinates(column, x, y), self.warp_sizes(column), strict=True):
             first = torch.round(coordinate) if nearest else torch.floor(coordinate)
@@ -380,7 +381,8 @@ class _Taps:
 
     def interpolate(self, column: int, x: Tensor, y: Tensor, *, nearest: bool, half_pixel_centers: bool) -> Tensor:
         """Return the pixels of a resize or warp at its output coordinates (x, y). ``column``: its first column in the table."""
-        parameters, front = self._parameters, self._parameters.front
+        parameters = self._parameters
+        front = parameters.front
         if front.interpolation == "resample":
             centre = 0.5 if half_pixel_centers else 0.0
             source_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
@@ -431,7 +433,8 @@ def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 
 def _resize_antialiased(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Resize sample by sample. The host reads the parameters, for which it waits if they are on a GPU."""
-    front, first = pass_.front, pass_.columns.warp
+    front = pass_.front
+    first = pass_.columns.warp
     are_bytes = dtype_of(images) == torch.uint8
     rounds_axes = front.rounds_axes and are_bytes
     resized = []
