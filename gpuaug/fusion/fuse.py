@@ -417,9 +417,10 @@ class Fused(nn.Module):
         last_size = self._last_call[0][0] if self._last_call else default_size
         size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
+        program = self._program_for(dtype)
         source_dtype = dtype or (torch.float32 if self._program().refuses_type else torch.uint8)
         plain_torch = plain_torch_reason(self._last_call[0][1]) if self._last_call else None
-        return explain.explanation(self._program_for(dtype), size, source_dtype, self._backend(), plain_torch)
+        return explain.explanation(program, size, source_dtype, self._backend(), plain_torch)
 
     def _backend(self) -> str:
         """Name of the backend of the last call; empty before the first call."""

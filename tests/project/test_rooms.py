@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_641,
     "decode": 4_510,
     "feed": 2_447,
-    "fusion": 14_120,
+    "fusion": 14_121,
     "integrations": 49,
     "loader": 1_309,
     "profiler": 1_194,
