@@ -11,18 +11,26 @@ import numpy as np
 import torch
 
 from gpuaug.core.plotting import html_lines, html_table
-from gpuaug.fusion.combine_ops import CombineOp
+from gpuaug.fusion.combine_ops import CombineOp, combined_size
+from gpuaug.fusion.lower.tree import implicit_transforms
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
-from gpuaug.fusion.program.segments import Segment, Segments
+from gpuaug.fusion.program.program import Program
+from gpuaug.fusion.program.segments import Segment
 from gpuaug.fusion.table.on_device import device_crop
 
 _ANTIALIAS = {
     "Kornia": "gpuaug.fuse(…, antialias=True) antialiases, as torchvision does by default",
     "torchvision": "With antialias=True, the default, it antialiases",
 }
+
+_IMPLICIT_NOTES = {
+    False: "nothing to compute, because passes convert images when they read and write them",
+    True: "applied to boxes at the end of the pipeline",
+}
+"""Note on the transforms without an op that do not, or do, process boxes."""
 
 LEAST_DOWNSAMPLING = 1.5
 """Downsampling factor above which a note warns about skipped pixels."""
@@ -100,79 +108,53 @@ class Explanation:
             )
 
 
-def explanation(
-    segments: Segments,
-    size: Size,
-    dtype: torch.dtype,
-    executor: str,
-    views: int = 1,
-    implicit_transforms: Sequence[tuple[str, bool]] = (),
-    *,
-    source_dtype: torch.dtype,
-    plain_torch: str | None = None,
-) -> Explanation:
+def explanation(program: Program, size: Size, source_dtype: torch.dtype, executor: str, plain_torch: str | None) -> Explanation:
     """Describe the segments of a pipeline, for images of one size and dtype.
 
     Args:
-        segments: Segments of the pipeline: plans, and modules that are not fused.
+        program: Pipeline.
         size: Size of the images.
-        dtype: Dtype of the output images.
-        executor: Backend of the last call; empty before the first call.
-        views: Number of views per image.
-        implicit_transforms: (Name, whether it changes boxes) of each transform without an op.
         source_dtype: Dtype of the input images.
+        executor: Backend of the last call; empty before the first call.
         plain_torch: Reason why Triton did not run the last call on a GPU, or ``None``.
     """
+    size = combined_size(program.combining, size)
     lines: list[Line] = []
-    all_segments = segments.all_segments(size)
-    combining = [op for segment in all_segments for op in segment.ops if isinstance(op, CombineOp)]
-    whole_plan = segments.whole_plan(size, masks=False, views=views)
+    all_segments = program.segments.all_segments(size)
+    combining = [op for segment in all_segments for op in segment.all_ops if isinstance(op, CombineOp)]
+    views = program.views
+    whole_plan = program.segments.whole_plan(size, masks=False, views=views)
     # Without a plan for the whole pipeline, views run one after another.
     run_count = views if whole_plan is None else 1
+    samples = size.batch * views
     for segment in all_segments:
         if segment.fallback is not None:
             fallback = segment.fallback
             lines.append(Line((fallback.name,), "", None, None, None, fallback.reason, package=fallback.package))
         passes = segment.plan.passes if segment.plan is not None else ()
         read_dtype = torch.float32 if lines else source_dtype
-        last_dtype = dtype if segment is all_segments[-1] else torch.float32
+        last_dtype = program.dtype if segment is all_segments[-1] else torch.float32
         types = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
         for pass_, written_dtype in zip(passes, types, strict=True):
             crops_on_device = not lines and whole_plan is not None and device_crop(whole_plan) is not None
             launches = 1 if blurs_in_strips(pass_.front, read_dtype, written_dtype) else pass_.launches
             out_size = source_size if pass_.out.ragged and not pass_.gather_ops else None
-            lines.append(
-                _pass_line(
-                    pass_,
-                    source_size,
-                    out_size,
-                    size.batch * views,
-                    (read_dtype.itemsize, written_dtype.itemsize),
-                    run_count * (launches + crops_on_device),
-                )
-            )
+            modules = tuple(dict.fromkeys(op.name for op in pass_.ops if not isinstance(op, CombineOp)))
+            read = _byte_count(pass_.source, source_size, samples, read_dtype)
+            written = _byte_count(pass_.out, out_size, samples, written_dtype)
+            lines.append(Line(modules, pass_.describe(), run_count * (launches + crops_on_device), read, written))
             read_dtype, source_size = written_dtype, out_size
-    written = _value_count(size, None, size.batch)
+    written = _byte_count(size, None, size.batch, source_dtype)
     combined_lines = [
-        Line(
-            (op.name,),
-            op.summary(),
-            1 + op.overlays,
-            None,
-            None if written is None else op.groups * written * source_dtype.itemsize,
-        )
+        Line((op.name,), op.summary(), 1 + op.overlays, None, None if written is None else op.groups * written)
         for op in combining
     ]
-    names_by_note = {
-        "nothing to compute, because passes convert images when they read and write them": [
-            name for name, processes_boxes in implicit_transforms if not processes_boxes
-        ],
-        "applied to boxes at the end of the pipeline": [
-            name for name, processes_boxes in implicit_transforms if processes_boxes
-        ],
-    }
-    notes = [f"{', '.join(names)}: {note}." for note, names in names_by_note.items() if names]
+    implicit = list(implicit_transforms(program.tree))
+    notes = []
+    for processes_boxes, note in _IMPLICIT_NOTES.items():
+        names = [name for name, is_of_boxes in implicit if is_of_boxes == processes_boxes]
+        notes += [f"{', '.join(names)}: {note}."] if names else []
     crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
     notes += [
         f"{crop.op.name}: about twenty more small launches, which choose crops by boxes (without Triton a hundred)."
@@ -181,6 +163,8 @@ def explanation(
     ]
     if any(pass_.route_column >= 0 for pass_ in _passes(all_segments)):
         notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
+    if crop_name := program.window_crop:
+        notes.append(f"{crop_name}: a preceding DecodeStage decodes only the window of each image that is read.")
     backend_notes = () if plain_torch is None else (plain_torch,)
     return Explanation(
         (*combined_lines, *lines),
@@ -219,48 +203,18 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
     return tuple(notes)
 
 
-def _pass_line(
-    pass_: Pass,
-    source_size: Size | None,
-    out_size: Size | None,
-    samples: int,
-    itemsizes: tuple[int, int],
-    launches: int,
-) -> Line:
-    """Return the line of one pass.
+def _byte_count(size: Size, ragged_size: Size | None, samples: int, dtype: torch.dtype) -> int | None:
+    """Number of bytes of ``samples`` images or clips of ``dtype``; ``None`` if their sizes are not known.
 
-    Args:
-        pass_: The pass.
-        source_size: Size of the images that the pass reads, used if they differ in size; ``None`` if sizes are drawn.
-        out_size: Size of the images that the pass writes, used if they differ in size; ``None`` if sizes are drawn.
-        samples: Number of images or clips.
-        itemsizes: (bytes per value read, bytes per value written).
-        launches: Number of kernel launches.
-    """
-    read, written = (
-        None if (count := _value_count(size, ragged_size, samples)) is None else count * itemsize
-        for size, ragged_size, itemsize in zip((pass_.source, pass_.out), (source_size, out_size), itemsizes, strict=True)
-    )
-    names = tuple(dict.fromkeys(op.name for op in pass_.ops if not isinstance(op, CombineOp)))
-    return Line(names, pass_.describe(), launches, read, written)
-
-
-def _value_count(size: Size, ragged_size: Size | None, samples: int) -> int | None:
-    """Return the number of values of all images; ``None`` if unknown.
-
-    ``ragged_size``: size of the images, used instead of ``size`` if images differ in size.
+    ``ragged_size``: actual sizes of the images if ``size`` is a placeholder for different sizes; ``None`` if not known.
     """
     if not size.ragged:
-        count: int = samples * size.images_per_sample * size.channels * size.height * size.width
-        return count
-    if ragged_size is None or not _sizes_known(ragged_size):
+        area: int = samples * size.height * size.width
+    elif ragged_size is None or not _sizes_known(ragged_size):
         return None
-    return (
-        int(np.sum(np.multiply(ragged_size.height, ragged_size.width)))
-        * (samples // ragged_size.batch)
-        * size.images_per_sample
-        * size.channels
-    )
+    else:
+        area = int(np.sum(np.multiply(ragged_size.height, ragged_size.width))) * (samples // ragged_size.batch)
+    return area * size.images_per_sample * size.channels * dtype.itemsize
 
 
 def _sizes_known(size: Size) -> bool:

@@ -25,14 +25,14 @@ from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape, size_of_shapes
 from gpuaug.fusion.clips import clip_layout_of
-from gpuaug.fusion.combine_ops import combined_size
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.forms.combine import Combination, first_images
 from gpuaug.fusion.forms.record import Record
 from gpuaug.fusion.forms.views import concatenated_views
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.snapshot import snapshot
-from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
+from gpuaug.fusion.lower.tree import leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
@@ -151,7 +151,7 @@ class Fused(nn.Module):
         self.pipeline = (pipeline,)
         self._programs: dict[torch.dtype | tuple[torch.dtype, bool], Program] = {}
         """Program per dtype of the input images, and per (dtype, True) of a batch of torchvision's type ``Video``."""
-        uint8_program = Program(pipeline, options)
+        uint8_program = Program(pipeline, options, ImageTypes(torch.uint8))
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
@@ -195,7 +195,7 @@ class Fused(nn.Module):
         key = (dtype, True) if is_video else dtype
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = Program(self.pipeline[0], self.options, dtype, is_video=is_video)
+            program = self._programs[key] = Program(self.pipeline[0], self.options, ImageTypes(dtype, is_video=is_video))
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
@@ -314,8 +314,8 @@ class Fused(nn.Module):
         size, key = combination.size, combination.plan_key
         seed = next_seed() if draws is None else 0
         if draws is None and key is not None and key in program.cached:
-            plan, ops = program.cached[key].plan, program.lowered_ops
-            op_draws = self._prefetch.draws(program.combining, plan, ops, size, combination.device, seed, key[3])
+            plan = program.cached[key].plan
+            op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])
         else:
             draws = program.drawn_or_checked(size, seed, draws)
             op_draws = draws._drawn
@@ -379,7 +379,7 @@ class Fused(nn.Module):
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
                 dtype = record.call.dtype
-                program = Program(self.pipeline[0], self.options, dtype, returned_types, is_video=is_video)
+                program = Program(self.pipeline[0], self.options, ImageTypes(dtype, returned_types, is_video))
                 self._programs[(dtype, True) if is_video else dtype] = program
                 record = self._record_of(inputs, keys)
         raise ArgumentTypeError(
@@ -392,7 +392,7 @@ class Fused(nn.Module):
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, program.lowered_ops, size, images.device, has_points=False, views=views, seed=seed)
+        table = self._prefetch.table(plan, size, images.device, has_points=False, views=views, seed=seed)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
@@ -429,19 +429,9 @@ class Fused(nn.Module):
         size = last_size if shape is None else size_of_shape(shape, self.clip_layout)
         dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
         program = self._program_for(dtype)
-        explanation = explain.explanation(
-            program.segments,
-            combined_size(program.combining, size),
-            program.dtype,
-            self._backend(),
-            self.options.views,
-            tuple(implicit_transforms(program.tree)),
-            source_dtype=dtype or (torch.float32 if self._program().refuses_type else torch.uint8),
-            plain_torch=plain_torch_reason(self._last_call[0][1]) if self._last_call else None,
-        )
-        crop = program.window_crop
-        note = f"{crop}: a preceding DecodeStage decodes only the window of each image that is read."
-        return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
+        source_dtype = dtype or (torch.float32 if self._program().refuses_type else torch.uint8)
+        plain_torch = plain_torch_reason(self._last_call[0][1]) if self._last_call else None
+        return explain.explanation(program, size, source_dtype, self._backend(), plain_torch)
 
     def _backend(self) -> str:
         """Name of the backend of the last call; empty before the first call."""
@@ -450,49 +440,51 @@ class Fused(nn.Module):
     def _run(self, program: Program, record: Record, plan: Plan | None, draws: Draws | None, seed: int | None = None) -> Any:
         """Run the pipeline on the inputs of a call, for all views at once or for one view.
 
-        ``plan``: plan that runs the whole pipeline; ``None`` to run it segment by segment. ``seed``: see ``_augmented``.
+        Args:
+            program: Pipeline, lowered for the type of the images.
+            record: Inputs, which are replaced pass by pass.
+            plan: Plan of the whole pipeline, if there is one. Needed without ``draws``.
+            draws: Draws of the views to run; ``None`` to draw ahead for this call and later ones.
+            seed: See ``_augmented``.
         """
         views = self.options.views
         with torch.no_grad():
             if self._soft_labels is not None:
                 record.convert_labels(self._soft_labels, program.mixes)
-            call, ops, has_points = record.call, program.lowered_ops, record.has_points
-            output_type = program.dtype, self.memory_format
-            if plan is not None and draws is None:
-                table = self._prefetch.table(
-                    plan, ops, call.size, call.device, call.image_layouts, has_points=has_points, views=views, seed=seed
-                )
-                record.run_plan(plan, table, (), *output_type)
-            elif plan is not None and draws is not None:
-                view_draws = [draws_of_plan_ops(ops, view._drawn) for view in draws.views]
-                tables = [make_table(plan, call.size, own, call.device, has_points=has_points) for own in view_draws]
-                # Sizes of the buffers between passes, which depend on the draws if images differ in size.
-                canvases = plan.canvases(call.size, view_draws)
-                record.run_plan(plan, torch.cat(tables) if len(tables) > 1 else tables[0], canvases, *output_type)
-            elif draws is not None:
+            if draws is not None:
                 self._run_segments(program, record, draws)
+            elif plan is not None:
+                call = record.call
+                table = self._prefetch.table(
+                    plan, call.size, call.device, call.image_layouts, has_points=record.has_points, views=views, seed=seed
+                )
+                record.run_plan(plan, table, (), program.dtype, self.memory_format)
             return record.results(keepdim=self._keepdim, views=views)
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
-        """Run, segment by segment, a pipeline whose ops do not all share one plan."""
+        """Run the pipeline segment by segment, each for all views of ``draws``. Fallback modules run one view."""
         size = record.call.size
         start = 0
         while start < len(program.ops):
             segment = program.segments.at(start, size, masks=record.has_masks, points=record.has_points)
-            segment_draws = draws._drawn[start : segment.stop]
+            segment_draws = [view._drawn[start : segment.stop] for view in draws.views]
             start = segment.stop
             is_last = start == len(program.ops)
             # (dtype, memory format) of the result; the defaults for images between segments.
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
                 self._warnings.when_run(segment.fallback)
-                record.run_eager(segment.fallback, segment_draws[0], *output_type)
-                size = segment.fallback.out_drawn(segment_draws[0], size)
+                ((fallback_draws,),) = segment_draws
+                record.run_eager(segment.fallback, fallback_draws, *output_type)
+                size = segment.fallback.out_drawn(fallback_draws, size)
                 if not is_last:
                     record.check_size(segment.fallback, size)
             elif segment.plan is not None:
                 plan = segment.plan
-                draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
-                table = make_table(plan, size, draws_by_op, record.call.device, has_points=record.has_points)
-                record.run_plan(plan, table, plan.canvases(size, [draws_by_op]), *output_type)
+                device = record.call.device
+                has_points = record.has_points
+                views = [draws_of_plan_ops(plan.ops, view) for view in segment_draws]
+                tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in views]
+                table = torch.cat(tables) if len(tables) > 1 else tables[0]
+                record.run_plan(plan, table, plan.canvases(size, views), *output_type)
                 size = replace(plan.out, batch=size.batch)

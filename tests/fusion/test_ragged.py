@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.fusion.table import upcoming
+from gpuaug.fusion.table import rows as table_rows
 
 EXACT = {
     "centre": lambda: [K.CenterCrop((21, 30))],
@@ -183,13 +183,13 @@ def test_ragged_draws_are_prefetched_for_many_batches():
     augment, batch = gpuaug.fuse(container(CLOSE["resized crop"]()), ragged=True), pack(images_of([(9, 8), (7, 9)]))
     sources = []
 
-    class Counted(upcoming.Sampler):
+    class Counted(table_rows.Sampler):
         def __init__(self, keys, *args, **options):
             sources.append(len(keys))
             super().__init__(keys, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upcoming, "Sampler", Counted)
+        patch.setattr(table_rows, "Sampler", Counted)
         for _ in range(150):
             augment(batch)
     assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"

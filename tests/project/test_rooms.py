@@ -49,7 +49,7 @@ FUSION = {
     "forms": {"pixels", "ops", "clips", "combine_ops", "options", "program", "backends"},
     "processors": {"options", "backends"},
     "combining": {"ops", "combine_ops", "forms"},
-    "explain": {"ops", "policies", "combine_ops", "program", "table"},
+    "explain": {"ops", "policies", "combine_ops", "lower", "program", "table"},
     "fuse": {
         *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "forms"),
         *("combine_ops", "processors", "explain"),
@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_644,
     "decode": 4_510,
     "feed": 2_447,
-    "fusion": 14_399,
+    "fusion": 14_119,
     "integrations": 49,
     "loader": 1_309,
     "profiler": 1_194,

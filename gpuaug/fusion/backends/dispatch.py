@@ -27,7 +27,7 @@ from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import converted
-from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, Pass, Plan
 
 
 def run(
@@ -66,11 +66,7 @@ def run(
 
 
 def run_mask(
-    pass_: Pass,
-    masks: Tensor,
-    table: Tensor,
-    mask_layout: MaskLayout | None = None,
-    canvas: tuple[int, int] | None = None,
+    pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None, canvas: Canvas | None = None
 ) -> Tensor:
     """Run a pass on masks: move their pixels, and erase pixels, as in the images.
 

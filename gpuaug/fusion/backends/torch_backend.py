@@ -38,9 +38,9 @@ from gpuaug.fusion.pixels import (
     to_bytes,
     unit_range,
 )
-from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
+from gpuaug.fusion.program.gather import IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
-from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, Pass, Plan
 
 MOST_VALUES = 2**24
 """Maximum number of values that an op without a kernel processes at once, which bounds its memory to about 2 GB."""
@@ -117,7 +117,7 @@ def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
     return None if bool(applies.all()) else applies.nonzero()[:, 0]
 
 
-def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int] | None = None) -> Tensor:
+def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas | None = None) -> Tensor:
     """Run one pass: its front, then its pointwise ops.
 
     ``canvas``: height and width of the result, if images differ in size after the pass.
@@ -137,7 +137,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
     return values
 
 
-def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int]) -> Tensor:
+def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: Canvas) -> Tensor:
     """Run a pass after which images differ in size, sample by sample, onto a canvas of zeros."""
     result = torch.zeros((len(table), pass_.out.channels, *canvas), dtype=torch.float32, device=images.device)
     for sample, row in enumerate(table):
@@ -169,31 +169,29 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     if columns.frames >= 0:
         assert isinstance(images, Tensor)
         images = images[_selected_frames(pass_, table) % len(images)]
-    parameters = _TableColumns(table)
+    parameters = _Parameters(table, pass_)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
     inside: Tensor | None = None
     fill_column = columns.after_fill
     if front.after.ops:
-        x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
+        x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
     if front.filter:
-        values = _resize_antialiased(front, columns, images, table, x, y, out.channels)
+        values = _resize_antialiased(pass_, images, table, x, y)
     elif front.warp is None:
         # The fill is inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
         # Until then a pixel of padding is a copy of the pixel (0, 0).
         fill_column = columns.before_fill
         if front.before.ops:
-            x, y, inside = _map_indices(front.before, parameters, columns.before, x, y)
+            x, y, inside = parameters.map_indices(front.before, columns.before, x, y)
         source = reader(images, len(table), out.channels)
         values = source(x, y) if inside is None else source(x * inside, y * inside)
     else:
-        taps = _Taps(reader(images, len(table), out.channels), front, columns, parameters)
-        values = _interpolate(
-            front, parameters, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
-        )
+        taps = _Taps(reader(images, len(table), out.channels), parameters)
+        values = taps.interpolate(columns.warp, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers)
     values = divided_by_largest(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
     if front.blends_fill:
-        weight = _weight_inside(front, parameters, columns.warp, x, y)
+        weight = parameters.weight_inside(x, y)
         fill = parameters.channels(columns.warp_fill, out.channels)
         # A sample that skips the warp has weight 1 everywhere, and must not change.
         values = torch.where(weight == 1, values, weight * (values - fill) + fill)
@@ -212,11 +210,7 @@ def _selected_frames(pass_: GatherPass, table: Tensor) -> Tensor:
 
 
 def gather_mask(
-    pass_: GatherPass,
-    masks: Tensor,
-    table: Tensor,
-    mask_layout: MaskLayout | None = None,
-    canvas: tuple[int, int] | None = None,
+    pass_: GatherPass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None, canvas: Canvas | None = None
 ) -> Tensor:
     """Move the pixels of masks of any dtype, with the nearest pixel. Arguments: see ``run_mask`` in ``dispatch.py``.
 
@@ -228,26 +222,23 @@ def gather_mask(
     dtype = masks.dtype
     masks = as_bits(masks)
     table = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)
-    parameters = _TableColumns(table)
+    parameters = _Parameters(table, pass_)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     x = torch.arange(width, device=masks.device)[None, None, :]
     y = torch.arange(height, device=masks.device)[None, :, None]
     if canvas is not None:
-        x, y = (
-            torch.minimum(x, parameters.integer(columns.out_size + 1) - 1),
-            torch.minimum(y, parameters.integer(columns.out_size) - 1),
-        )
+        x = torch.minimum(x, parameters.integer(columns.out_size + 1) - 1)
+        y = torch.minimum(y, parameters.integer(columns.out_size) - 1)
     inside: Tensor | None = None
     if front.after.ops:
-        x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
+        x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
     source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.places)
     padding_fill, warp_fill, after_fill = mask_fills(front, dtype)
-    taps = _Taps(source, front, columns, parameters, padding_fill, warp_fill)
+    taps = _Taps(source, parameters, padding_fill, warp_fill)
     if front.warp is None:
-        values = taps.read(x, y, None)
+        values = taps.read(x, y)
     else:
-        half_pixel = front.mask_half_pixel_centers
-        values = _interpolate(front, parameters, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=half_pixel)
+        values = taps.interpolate(columns.mask_warp, x, y, nearest=True, half_pixel_centers=front.mask_half_pixel_centers)
     if inside is not None:
         fill = torch.full((), after_fill, dtype=values.dtype, device=values.device)
         values = torch.where(inside[:, None], values, fill)
@@ -271,12 +262,14 @@ def _rows_of_masks(table: Tensor, masks: Tensor, mask_layout: MaskLayout | None)
     return table if len(table) == len(masks) else table.repeat_interleave(len(masks) // len(table), 0)
 
 
-class _TableColumns:
-    """Parameter table whose columns are read as tensors that broadcast over images."""
+class _Parameters:
+    """Parameter table of a gather pass, whose columns are read as tensors that broadcast over images."""
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table: Tensor, pass_: GatherPass) -> None:
         self._table = table
         self.device = table.device
+        self.front = pass_.front
+        self.columns = pass_.columns
 
     def number(self, column: int) -> Tensor:
         """Return a column, (B, 1, 1) float32."""
@@ -292,38 +285,88 @@ class _TableColumns:
             return self._table.new_zeros(1, 1, 1, 1)
         return self._table[:, column : column + channels, None, None]
 
+    def map_indices(self, maps: IndexMaps, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Map output to input indices. Return x, y, and the mask of pixels not in padding (``None`` unless it is constant)."""
+        x = self.integer(column) * x + self.integer(column + 1)
+        y = self.integer(column + 2) * y + self.integer(column + 3)
+        if not maps.edge:
+            return x, y, None
+        low_x, high_x, low_y, high_y = (self.integer(column + k) for k in range(4, 8))
+        if maps.edge == "constant":
+            return x, y, (x >= low_x) & (x < high_x) & (y >= low_y) & (y < high_y)
+        return _pad_index(maps.edge, x, low_x, high_x), _pad_index(maps.edge, y, low_y, high_y), None
+
+    def warp_sizes(self, column: int) -> tuple[Tensor, Tensor]:
+        """Return the width and the height of the input images of a warp, (B, 1, 1) int64 each."""
+        sizes = column + (6 if self.front.interpolation == "affine" else 9)
+        return self.integer(sizes), self.integer(sizes + 1)
+
+    def warp_coordinates(self, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input coordinates (x, y) of output pixels of a warp."""
+        m = [self.number(column + k) for k in range(6 if self.front.interpolation == "affine" else 9)]
+        source_x = m[0] * x + (m[1] * y + m[2])
+        source_y = m[3] * x + (m[4] * y + m[5])
+        if self.front.interpolation == "perspective":
+            depth = m[6] * x + (m[7] * y + m[8])
+            source_x, source_y = source_x / depth, source_y / depth
+        # Clamped, because a larger float cannot be converted to an integer. Pixels at the limit are outside of every image.
+        limit = float(MOST_WARPED)
+        source_x, source_y = (torch.nan_to_num(source, nan=-limit).clamp(-limit, limit) for source in (source_x, source_y))
+        return source_x, source_y
+
+    def weight_inside(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the weight of the source pixels of a warp that lie inside the image, (B, 1, h, w)."""
+        nearest = self.front.nearest
+        column = self.columns.warp
+        weights = []
+        for coordinate, count in zip(self.warp_coordinates(column, x, y), self.warp_sizes(column), strict=True):
+            first = torch.round(coordinate) if nearest else torch.floor(coordinate)
+            second_weight = torch.zeros_like(coordinate) if nearest else coordinate - first
+            weights.append(
+                (1 - second_weight) * ((first >= 0) & (first < count)) + second_weight * ((first >= -1) & (first < count - 1))
+            )
+        return (weights[0] * weights[1])[:, None]
+
+
+def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the index in [low, high) of the pixel that replaces padding at ``index``: by reflection or the border pixel."""
+    if edge == "reflect":
+        index = low + (index - low).abs()
+        index = high - 1 - (high - 1 - index).abs()
+    return torch.minimum(torch.maximum(index, low), high - 1)
+
 
 class _Taps:
-    """Reader of source pixels, at coordinates after the index maps (flips, crops, padding) that precede the interpolation."""
+    """Reader of source pixels, at coordinates after the index maps (flips, crops, padding) that precede the interpolation.
 
-    def __init__(
-        self,
-        source: Reader,
-        front: Gather,
-        columns: Columns,
-        parameters: _TableColumns,
-        fill: int | None = None,
-        outside: int = 0,
-    ) -> None:
-        self.dtype = source.dtype
+    Args:
+        source: Reader of the images or masks.
+        parameters: Parameters of the pass.
+        fill: Fill of constant padding, for masks. Default: the fill in the parameters, for images.
+        outside: Value outside of the window of a warp.
+    """
+
+    def __init__(self, source: Reader, parameters: _Parameters, fill: int | None = None, outside: int = 0) -> None:
         self._outside = outside
         self._reader = source
-        self._maps, self._column, self._parameters = front.before, columns.before, parameters
+        self._parameters = parameters
         # The fill of masks has the dtype of the masks. The fill of images is float32, because it may lie between two values of
         # the dtype of the images, and is rounded with the result.
         if fill is not None:
             self._fill = torch.full((), fill, dtype=source.dtype, device=parameters.device)
         else:
-            self._fill = parameters.channels(columns.before_fill, source.channels) * (255 if source.dtype == torch.uint8 else 1)
+            unit = 255 if source.dtype == torch.uint8 else 1
+            self._fill = parameters.channels(parameters.columns.before_fill, source.channels) * unit
 
-    def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
+    def read(self, x: Tensor, y: Tensor, inside: Tensor | None = None) -> Tensor:
         """Return source pixels at integer coordinates; ``outside`` where ``inside`` is false, and the fill in constant padding.
 
         ``inside``: mask of the coordinates in the window of a warp or resize; ``None`` if all are.
         """
+        maps = self._parameters.front.before
         not_padding: Tensor | None = None
-        if self._maps.ops:
-            x, y, not_padding = _map_indices(self._maps, self._parameters, self._column, x, y)
+        if maps.ops:
+            x, y, not_padding = self._parameters.map_indices(maps, self._parameters.columns.before, x, y)
         if inside is not None:
             x, y = x * inside, y * inside
         if not_padding is not None:
@@ -336,75 +379,47 @@ class _Taps:
             values = values.masked_fill(~inside[:, None], self._outside)
         return values
 
+    def interpolate(self, column: int, x: Tensor, y: Tensor, *, nearest: bool, half_pixel_centers: bool) -> Tensor:
+        """Return the pixels of a resize or warp at its output coordinates (x, y). ``column``: its first column in the table."""
+        parameters = self._parameters
+        front = parameters.front
+        if front.interpolation == "resample":
+            centre = 0.5 if half_pixel_centers else 0.0
+            source_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
+            source_y = (y.float() + centre) * parameters.number(column + 3) - (0.0 if nearest else centre)
+            start_x, count_x = parameters.integer(column + 1), parameters.integer(column + 2)
+            start_y, count_y = parameters.integer(column + 4), parameters.integer(column + 5)
+        else:
+            source_x, source_y = parameters.warp_coordinates(column, x, y)
+            start_x = start_y = torch.zeros_like(parameters.integer(column))
+            count_x, count_y = parameters.warp_sizes(column)
 
-def _map_indices(
-    maps: IndexMaps, parameters: _TableColumns, column: int, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Map output to input indices. Return x, y, and the mask of pixels not in padding (``None`` unless it is constant)."""
-    x = parameters.integer(column) * x + parameters.integer(column + 1)
-    y = parameters.integer(column + 2) * y + parameters.integer(column + 3)
-    if not maps.edge:
-        return x, y, None
-    low_x, high_x, low_y, high_y = (parameters.integer(column + k) for k in range(4, 8))
-    if maps.edge == "constant":
-        return x, y, (x >= low_x) & (x < high_x) & (y >= low_y) & (y < high_y)
-    return _pad_index(maps.edge, x, low_x, high_x), _pad_index(maps.edge, y, low_y, high_y), None
+        def read(x: Tensor, y: Tensor) -> Tensor:
+            """Return the source pixels at integer coordinates (x, y), relative to the start of a window of ``count`` pixels.
 
+            Outside the window, return 0 if the warp reads 0 there, else the nearest pixel of the window.
+            """
+            if front.zero_outside:
+                return self.read(start_x + x, start_y + y, (x >= 0) & (x < count_x) & (y >= 0) & (y < count_y))
+            x, y = torch.minimum(x.clamp(min=0), count_x - 1), torch.minimum(y.clamp(min=0), count_y - 1)
+            return self.read(start_x + x, start_y + y)
 
-def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the index in [low, high) of the pixel that replaces padding at ``index``: by reflection or the border pixel."""
-    if edge == "reflect":
-        index = low + (index - low).abs()
-        index = high - 1 - (high - 1 - index).abs()
-    return torch.minimum(torch.maximum(index, low), high - 1)
-
-
-def _interpolate(
-    front: Gather,
-    parameters: _TableColumns,
-    column: int,
-    taps: _Taps,
-    x: Tensor,
-    y: Tensor,
-    *,
-    nearest: bool,
-    half_pixel_centers: bool,
-) -> Tensor:
-    """Return the pixels of a resize or warp at its output coordinates (x, y). ``column``: its first column in the table."""
-    if front.interpolation == "resample":
-        centre = 0.5 if half_pixel_centers else 0.0
-        source_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
-        source_y = (y.float() + centre) * parameters.number(column + 3) - (0.0 if nearest else centre)
-        start_x, count_x = parameters.integer(column + 1), parameters.integer(column + 2)
-        start_y, count_y = parameters.integer(column + 4), parameters.integer(column + 5)
-    else:
-        source_x, source_y = _warp_coordinates(front, parameters, column, x, y)
-        sizes = column + (6 if front.interpolation == "affine" else 9)
-        start_x = start_y = torch.zeros_like(parameters.integer(column))
-        count_x = parameters.integer(sizes)
-        count_y = parameters.integer(sizes + 1)
-    if nearest:
-        # A warp rounds half to even, as ``grid_sample`` does. A resize reads the pixel whose square contains the coordinate.
-        rounded = torch.floor if front.interpolation == "resample" else torch.round
-        x, y = rounded(source_x).long(), rounded(source_y).long()
-        return _read_in_window(front, taps, x, y, start_x, count_x, start_y, count_y)
-    left, top = torch.floor(source_x), torch.floor(source_y)
-    weight_x, weight_y = (source_x - left)[:, None], (source_y - top)[:, None]
-    rounds_axes = front.rounds_axes and taps.dtype == torch.uint8
-    if rounds_axes:
-        weight_x = fixed_point(weight_x, parameters.number(column)[:, None])
-        weight_y = fixed_point(weight_y, parameters.number(column + 3)[:, None])
-    left, top = left.long(), top.long()
-
-    def tap(dx: int, dy: int) -> Tensor:
-        """Return the source pixels ``dx`` columns to the right of the upper left tap, and ``dy`` lines below."""
-        return _read_in_window(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
-
-    upper = _lerp(tap(0, 0), tap(1, 0), weight_x)
-    lower = _lerp(tap(0, 1), tap(1, 1), weight_x)
-    if rounds_axes:
-        return round_half_up(_lerp(round_half_up(upper), round_half_up(lower), weight_y))
-    return _lerp(upper, lower, weight_y)
+        if nearest:
+            # A warp rounds half to even, as ``grid_sample`` does. A resize reads the pixel whose square has the coordinate.
+            rounded = torch.floor if front.interpolation == "resample" else torch.round
+            return read(rounded(source_x).long(), rounded(source_y).long())
+        left, top = torch.floor(source_x), torch.floor(source_y)
+        weight_x, weight_y = (source_x - left)[:, None], (source_y - top)[:, None]
+        rounds_axes = front.rounds_axes and self._reader.dtype == torch.uint8
+        if rounds_axes:
+            weight_x = fixed_point(weight_x, parameters.number(column)[:, None])
+            weight_y = fixed_point(weight_y, parameters.number(column + 3)[:, None])
+        left, top = left.long(), top.long()
+        upper = _lerp(read(left, top), read(left + 1, top), weight_x)
+        lower = _lerp(read(left, top + 1), read(left + 1, top + 1), weight_x)
+        if rounds_axes:
+            return round_half_up(_lerp(round_half_up(upper), round_half_up(lower), weight_y))
+        return _lerp(upper, lower, weight_y)
 
 
 def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
@@ -416,78 +431,22 @@ def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, first, mean)
 
 
-def _resize_antialiased(
-    front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor, channels: int
-) -> Tensor:
+def _resize_antialiased(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Resize sample by sample. The host reads the parameters, for which it waits if they are on a GPU."""
+    front = pass_.front
+    first = pass_.columns.warp
+    are_bytes = dtype_of(images) == torch.uint8
+    rounds_axes = front.rounds_axes and are_bytes
     resized = []
-    rounds_axes = front.rounds_axes and dtype_of(images) == torch.uint8
-    for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
-        taps = _Taps(
-            reader(image_of(images, sample % len(images)), 1, channels),
-            front,
-            columns,
-            _TableColumns(table[sample : sample + 1]),
-        )
+    for sample, row in enumerate(table[:, first : first + 6].tolist()):
+        image = reader(image_of(images, sample % len(images)), 1, pass_.out.channels)
+        taps = _Taps(image, _Parameters(table[sample : sample + 1], pass_))
         sample_x = x[sample % len(x), 0]
         sample_y = y[sample % len(y), :, 0]
 
         def read(lines: Tensor, columns: Tensor, taps: _Taps = taps) -> Tensor:
-            return taps.read(columns.long()[None, None, :], lines.long()[None, :, None], None)[0].float()
+            return taps.read(columns.long()[None, None, :], lines.long()[None, :, None])[0].float()
 
         resized.append(resize_antialiased(read, tuple(row), sample_x, sample_y, front.filter, rounds_axes=rounds_axes))
     values = torch.stack(resized)
-    return values.clamp(0, 255 if dtype_of(images) == torch.uint8 else 1) if front.clamps else values
-
-
-def _warp_coordinates(front: Gather, parameters: _TableColumns, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the input coordinates (x, y) of output pixels of a warp."""
-    m = [parameters.number(column + k) for k in range(6 if front.interpolation == "affine" else 9)]
-    source_x = m[0] * x + (m[1] * y + m[2])
-    source_y = m[3] * x + (m[4] * y + m[5])
-    if front.interpolation == "perspective":
-        depth = m[6] * x + (m[7] * y + m[8])
-        source_x, source_y = source_x / depth, source_y / depth
-    # Clamped, because a larger float cannot be converted to an integer. Pixels at the limit are outside of every image.
-    limit = float(MOST_WARPED)
-    source_x, source_y = (torch.nan_to_num(source, nan=-limit).clamp(-limit, limit) for source in (source_x, source_y))
-    return source_x, source_y
-
-
-def _weight_inside(front: Gather, parameters: _TableColumns, column: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return the weight of the source pixels of a warp that lie inside the image, (B, 1, h, w)."""
-    sizes = column + (6 if front.interpolation == "affine" else 9)
-    weights = []
-    for coordinate, count in zip(
-        _warp_coordinates(front, parameters, column, x, y),
-        (parameters.integer(sizes), parameters.integer(sizes + 1)),
-        strict=True,
-    ):
-        first = torch.round(coordinate) if front.nearest else torch.floor(coordinate)
-        second_weight = torch.zeros_like(coordinate) if front.nearest else coordinate - first
-        weights.append(
-            (1 - second_weight) * ((first >= 0) & (first < count)) + second_weight * ((first >= -1) & (first < count - 1))
-        )
-    return (weights[0] * weights[1])[:, None]
-
-
-def _read_in_window(
-    front: Gather,
-    taps: _Taps,
-    x: Tensor,
-    y: Tensor,
-    start_x: Tensor,
-    count_x: Tensor,
-    start_y: Tensor,
-    count_y: Tensor,
-) -> Tensor:
-    """Return the source pixels at integer coordinates (x, y), relative to the start of a window of ``count`` pixels.
-
-    Outside the window, return 0 if the warp reads 0 there, else the nearest pixel of the window.
-    """
-    inside: Tensor | None = None
-    if front.zero_outside:
-        inside = (x >= 0) & (x < count_x) & (y >= 0) & (y < count_y)
-    else:
-        x, y = torch.minimum(x.clamp(min=0), count_x - 1), torch.minimum(y.clamp(min=0), count_y - 1)
-    return taps.read(start_x + x, start_y + y, inside)
+    return values.clamp(0, 255 if are_bytes else 1) if front.clamps else values

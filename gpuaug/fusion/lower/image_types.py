@@ -35,16 +35,18 @@ class ImageTypes:
 
     Args:
         dtype: Type of the input images of the pipeline.
-        remaining_conversions: Number of conversions of integers to floats in the rest of the pipeline.
-        is_video: Whether settings by type use the entry of ``tv_tensors.Video``.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
+        is_video: Whether settings by type use the entry of ``tv_tensors.Video``.
     """
 
     dtype: torch.dtype
-    remaining_conversions: int = 0
     returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
     is_video: bool = False
-    fallbacks: int = 0
+    remaining_conversions: int = field(default=0, init=False)
+    """Number of conversions of integers to floats in the rest of the pipeline."""
+    has_conversion: bool = field(default=False, init=False)
+    """Whether the pipeline has a conversion of integers to floats."""
+    fallbacks: int = field(default=0, init=False)
     """Number of torchvision's fallback modules before the next transform."""
     type_change: TypeChange = field(default=UNCHANGED_TYPE, init=False)
     """Change of the images' torchvision type since the last fallback module."""
@@ -58,8 +60,6 @@ class ImageTypes:
     """True while values are certain to be at most 1, with integers divided by the largest value of their type."""
     refusal: Refusal | None = field(default=None, init=False)
     """Error for input images of this type; ``None`` if they are accepted."""
-    _has_conversion: bool = field(init=False)
-    """Whether the pipeline has a conversion of integers to floats."""
     _is_signed: bool = field(init=False)
     """Whether input images may have negative values."""
 
@@ -67,7 +67,6 @@ class ImageTypes:
         self.largest = LARGEST.get(self.dtype, 1)
         self.at_most_one = self.dtype in LARGEST
         self._is_signed = self.dtype == torch.int16
-        self._has_conversion = self.remaining_conversions > 0
 
     @property
     def are_integers(self) -> bool:
@@ -161,12 +160,12 @@ class ImageTypes:
         mean, std = float(op.mean.max(initial=0)), float(op.std.max(initial=0))
         if self.at_most_one and (mean > 1 or std > _MOST_DEVIATION):
             # A conversion that scales shows that images are integers, but not which integer type.
-            types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self._has_conversion else ""
+            types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self.has_conversion else ""
             error = ArgumentError(
                 f"mean and std of {op.name} must be for images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "
                 f"Divide both by {self.largest}{types}."
             )
-            if self._has_conversion:
+            if self.has_conversion:
                 raise error
             self._refuse(error)
         self.at_most_one = False

@@ -4,9 +4,9 @@ A *fallback module* is not lowered, but run by its library.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from kornia.constants import Resample
@@ -14,7 +14,7 @@ from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, has_forward, is_sequence, is_unmodified_sequential, torchvision_class
-from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.kornia import CONTAINERS, extra_args_of, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import (
     NAMED_MODULES,
@@ -33,34 +33,14 @@ from gpuaug.fusion.ops.geometry import ResampleOp, WarpOp
 from gpuaug.fusion.policies.picking import Pick, Picking
 
 
-class Lowered(NamedTuple):
-    """A pipeline lowered for images of one type."""
-
-    tree: Tree
-    dtype: torch.dtype
-    """Type of the images that the user's pipeline returns."""
-    refusal: Refusal | None
-    """Error for images of the type that the pipeline was lowered for; ``None`` if they are accepted."""
-
-
-def lower(
-    pipeline: Any,
-    pick: Pick = "batch",
-    *,
-    antialias: bool = False,
-    dtype: torch.dtype = torch.uint8,
-    returned_types: Mapping[int, torch.dtype] | None = None,
-    is_video: bool = False,
-) -> Lowered:
+def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: bool = False) -> Tree:
     """Lower a pipeline to a tree of ops.
 
     Args:
         pipeline: Pipeline of the user.
+        types: Type of the input images; afterwards, of the images that the user's pipeline returns.
         pick: Whether Kornia's policies pick per batch, as in Kornia, or per sample.
         antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
-        dtype: Type of the input images.
-        returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
-        is_video: Whether the input is of torchvision's type ``Video``.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is not a pipeline, or has a transform that cannot run on batches.
@@ -70,12 +50,11 @@ def lower(
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
-    conversion_count = 0
     if "torchvision.transforms" in sys.modules:  # otherwise the pipeline has no transform of torchvision
         from gpuaug.fusion.lower.conversions import count_conversions
 
-        conversion_count = count_conversions(pipeline)
-    types = ImageTypes(dtype, conversion_count, returned_types or {}, is_video)
+        types.remaining_conversions = count_conversions(pipeline)
+        types.has_conversion = types.remaining_conversions > 0
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)
     # A conversion of integers to floats without scaling is fused as a division by the largest value of the type. The
@@ -94,7 +73,7 @@ def lower(
         side, area = crop.min_side_and_area
         conversions = box_filter.target_conversions
         crop.min_side_and_area = max(side, conversions.min_size), max(area, conversions.min_area)
-    return Lowered(tree, types.dtype, types.refusal)
+    return tree
 
 
 def _with_identity(tree: Tree, pipeline: Any) -> Tree:

@@ -216,13 +216,14 @@ class TorchvisionLowering:
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
             reason = type_difference if is_lowered_class else "no lowering for this type"
-        draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
-        if reason is not None and draws_size:
+        lowering = LOWERED.get(base) if op is None else op
+        if reason is not None and lowering is not None and lowering.draws_size:
             raise ArgumentTypeError(
                 f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
-        if type_difference is None and not self._takes_any_range(base, op):
+        takes_any_range = base is not v2.AugMix if lowering is None else lowering.takes_any_range
+        if type_difference is None and not takes_any_range:
             self._types.require_unit_range(name)
         if reason is not None:
             keeps_range = type_difference is None and base not in RANGE_CHANGING
@@ -245,13 +246,6 @@ class TorchvisionLowering:
             self._types.normalize(op)
         self._types.at_most_one = self._types.at_most_one and base not in RANGE_CHANGING
         return Leaf(name, op)
-
-    @staticmethod
-    def _takes_any_range(base: Any, op: TorchvisionOp | None) -> bool:
-        """Return whether a transform without methods of the user accepts floats of any range."""
-        if op is not None or base in LOWERED:
-            return (LOWERED[base] if op is None else op).takes_any_range
-        return base is not v2.AugMix
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """Return (op for a transform of class ``base`` or ``None``, reason why torchvision must run it or ``None``)."""
@@ -326,14 +320,8 @@ class TorchvisionLowering:
         problem = choices.prepare_sizes(all_leaves, final_resize, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
             return Group(name, (*trees, *([] if final_resize is None else [final_resize])))
-        size_drawing = next(
-            (
-                leaf.name
-                for leaf in all_leaves
-                if isinstance(leaf.op, Op) and leaf.op.draws_size and leaf.op not in self._sized_by_choice
-            ),
-            None,
-        )
+        ops = [leaf.op for leaf in all_leaves if isinstance(leaf.op, Op) and leaf.op not in self._sized_by_choice]
+        size_drawing = next((op.name for op in ops if op.draws_size), None)
         if size_drawing is not None:
             raise ArgumentTypeError(
                 f"{name} must hold transforms that gpuaug.fuse fuses together, as {size_drawing} draws a size per image, got "

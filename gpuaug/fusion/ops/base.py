@@ -140,7 +140,10 @@ class Op(ABC):
     """Classes of the library that are lowered to the op. Not inherited."""
 
     names: ClassVar[tuple[str, ...]] = ()
-    """Kornia's names of the parameters that are uniform numbers, whose bounds the parameter generator of the module holds."""
+    """Names of the uniform distributions in the parameter generator of the module.
+
+    For a ``PlainUniformGenerator`` they are Kornia's names of the parameters.
+    """
 
     draws_one_batch_at_a_time: ClassVar[bool] = False
     """True if ``draw`` cannot draw for several batches in one call."""
@@ -205,7 +208,7 @@ class Op(ABC):
 
     def _read(self, module: Any) -> None:
         """Read the settings of modules of this class into attributes. Called by the constructor. By default, ``bounds``."""
-        self.bounds = {name: sampler_bounds(module, name) for name in self.names}
+        self.bounds = {name: limits for name in self.names if (limits := sampler_bounds(module, name)) is not None}
 
     @property
     def is_random(self) -> bool:

@@ -6,7 +6,6 @@ merged into one. The functions are formulas (``PointOp.formula``), which both ex
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
 from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import RGB, clamp01, exact_quotient, floor, maximum, minimum, power, quotient, turned, where
 
@@ -182,29 +180,31 @@ class Contrast(_ClampingOp):
     formula = staticmethod(contrast)
 
 
-class Saturation(PointOp):
+class _RgbOp(PointOp):
+    """Base class of ops whose formula clamps and mixes the three channels of a pixel."""
+
+    rgb_only = True
+    channel_counts = (3,)
+    keeps_unit_range = True
+
+
+class Saturation(_RgbOp):
     """``RandomSaturation``: multiplies the HSV saturation."""
 
     lowers = (K.RandomSaturation,)
     code = 3
     names = ("saturation_factor",)
-    rgb_only = True
-    channel_counts = (3,)
     description = "saturation"
-    keeps_unit_range = True
     formula = staticmethod(saturation)
 
 
-class Hue(PointOp):
+class Hue(_RgbOp):
     """``RandomHue``: rotates the HSV hue."""
 
     lowers = (K.RandomHue,)
     code = 4
     names = ("hue_factor",)
-    rgb_only = True
-    channel_counts = (3,)
     description = "hue"
-    keeps_unit_range = True
     formula = staticmethod(hue)
 
 
@@ -265,16 +265,13 @@ class Solarize(PointOp):
     formula = staticmethod(solarize)
 
 
-class Snow(PointOp):
+class Snow(_RgbOp):
     """``RandomSnow``: multiplies HLS lightness below a threshold."""
 
     lowers = (K.RandomSnow,)
     code = 18
     names = ("snow_coefficient", "brightness")
-    rgb_only = True
-    channel_counts = (3,)
     description = "snow"
-    keeps_unit_range = True
     formula = staticmethod(snow)
 
 
@@ -283,14 +280,12 @@ class Posterize(PointOp):
 
     lowers = (K.RandomPosterize,)
     code = 9
+    names = ("bit",)
     column_count = 3
     description = "posterize"
     keeps_unit_range = True
     formula = staticmethod(posterize)
     _offset = 0.0
-
-    def _read(self, module: Any) -> None:
-        self.bounds = {"bits_factor": bounds(generator_of(module).bit_sampler)}
 
     def expect_rounding(self) -> None:
         """Allow for rounding errors in the input, by a tolerance before rounding down. Called if a preceding op causes them."""
@@ -298,7 +293,7 @@ class Posterize(PointOp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the number of bits per sample, rounded to an integer, (B,)."""
-        return {"bits_factor": np.rint(sampler.within(*self.bounds["bits_factor"]))}
+        return {"bits_factor": np.rint(sampler.within(*self.bounds["bit"]))}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Number of bits as int32."""

@@ -63,14 +63,30 @@ class ShiftOp(IndexOp):
         return IndexMap(AxisMap(offset=as_float64(x)), AxisMap(offset=as_float64(y)))
 
 
-class Crop(ShiftOp):
+class CropOp(ShiftOp):
+    """Base class of crops of one size."""
+
+    def _read(self, module: Any) -> None:
+        self._height, self._width = (int(side) for side in self.settings["size"])
+
+    def out_applied(self, size: Size) -> Size:
+        """Size of the crop."""
+        return size.to(self._height, self._width)
+
+    def _unsupported_crop(self, size: Size) -> str | None:
+        """Reason if the crop is larger than an image of ``size``; else ``None``."""
+        is_larger = np.any(self._height > size.height) or np.any(self._width > size.width)
+        return f"crops {self._height}x{self._width} out of {size.height}x{size.width}" if is_larger else None
+
+
+class Crop(CropOp):
     """``RandomCrop`` with ``cropping_mode="slice"``, including padding."""
 
     lowers = (K.RandomCrop,)
     description = "crop {_height}x{_width}"
 
     def _read(self, module: Any) -> None:
-        self._height, self._width = (int(side) for side in self.settings["size"])
+        super()._read(module)
         self.fill = _fill_values(self.settings["fill"])
 
     def unsupported(self) -> str | None:
@@ -108,14 +124,10 @@ class Crop(ShiftOp):
 
         Kornia resizes padded images that are smaller than the crop. Padding by reflection cannot exceed the image.
         """
-        canvas = self._canvas(size)
-        if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
-            return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
+        reason = self._unsupported_crop(self._canvas(size))
+        if reason is not None:
+            return f"{reason}, which Kornia resizes" if self.package == "Kornia" else reason
         return unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
-
-    def out_applied(self, size: Size) -> Size:
-        """Size of the crop."""
-        return size.to(self._height, self._width)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the first column ``"x"`` and the first row ``"y"`` of the crop in the padded image, (B,) each."""
@@ -142,14 +154,11 @@ class Crop(ShiftOp):
         return draws["x"] - left, draws["y"] - top
 
 
-class CenterCrop(ShiftOp):
+class CenterCrop(CropOp):
     """``CenterCrop`` with ``cropping_mode="slice"``."""
 
     lowers = (K.CenterCrop,)
     description = "centre crop {_height}x{_width}"
-
-    def _read(self, module: Any) -> None:
-        self._height, self._width = (int(side) for side in self.settings["size"])
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
@@ -158,13 +167,7 @@ class CenterCrop(ShiftOp):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the crop is larger than the image, or samples that skip the op would have another size; else ``None``."""
-        if np.any(self._height > size.height) or np.any(self._width > size.width):
-            return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
-        return unsupported_skip(self, size=size)
-
-    def out_applied(self, size: Size) -> Size:
-        """Size of the crop."""
-        return size.to(self._height, self._width)
+        return self._unsupported_crop(size) or unsupported_skip(self, size=size)
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the crop, rounded down."""
@@ -214,10 +217,6 @@ class PadTo(IndexOp):
         if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
         return unsupported_skip(self, size=size)
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Return the identity map, because padding on the right and bottom does not move the image."""
-        return IndexMap()
 
 
 def _fill_values(fill: Any) -> float | list[float]:

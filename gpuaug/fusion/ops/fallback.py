@@ -8,6 +8,7 @@ inputs, because it may modify its inputs. The images have the dtype that they wo
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -196,7 +197,6 @@ class EagerKornia(EagerOp):
             self._container = K.AugmentationSequential(cast(Any, module), **self._settings)
         self._container.disable_features = True
         self._is_video = isinstance(module, K.VideoSequential)
-        self._clip_container: Any = None
         """Container for clips, created on first use."""
 
     @property
@@ -219,10 +219,12 @@ class EagerKornia(EagerOp):
         if frames:
             self._check_clips()
         shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
+        makes_clips = frames > 0 and not self._is_video
+        container = self._clip_container if makes_clips else self._container
         with self._name_module_in_errors(), _keyed(torch.device("cpu"), key), initial_settings():
-            params = self._container_for(frames).forward_parameters(shape)
+            params = container.forward_parameters(shape)
         # For clips ``params`` has one element, of ``VideoSequential``, which holds the parameters repeated per frame.
-        return {"params": params[0].data if frames and not self._is_video else params, "key": key, "frames": frames}
+        return {"params": params[0].data if makes_clips else params, "key": key, "frames": frames}
 
     def _check_clips(self) -> None:
         """Raise an error for a container inside a ``VideoSequential`` that draws per clip, which Kornia does not support.
@@ -238,16 +240,14 @@ class EagerKornia(EagerOp):
                     f"only: {self.reason}. Pass its modules in a list, without the container, or run it in the dataset."
                 )
 
-    def _container_for(self, frames: int) -> K.AugmentationSequential:
-        """Container for images (``frames`` = 0) or for clips."""
-        if not frames or self._is_video:
-            return self._container
-        if self._clip_container is None:
-            with initial_settings():
-                video = K.VideoSequential(self.module)
-                self._clip_container = K.AugmentationSequential(video, **self._settings)
-            self._clip_container.disable_features = video.disable_features = True
-        return cast(K.AugmentationSequential, self._clip_container)
+    @cached_property
+    def _clip_container(self) -> K.AugmentationSequential:
+        """Container for clips. Created for the first clips."""
+        with initial_settings():
+            video = K.VideoSequential(self.module)
+            container = K.AugmentationSequential(video, **self._settings)
+        container.disable_features = video.disable_features = True
+        return container
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size according to the parameters; the input size if a sample skips the module."""
@@ -268,9 +268,10 @@ class EagerKornia(EagerOp):
         for index, classes in types.items() if self.is_user_defined else ():
             if len(set(classes)) == 1:
                 inputs[index] = inputs[index].as_subclass(self.type_change(classes[0]))
-        container = self._container_for(frames)
+        container = self._container
         params = draws["params"]
-        if container is self._clip_container:
+        if frames and not self._is_video:
+            container = self._clip_container
             params = [ParamItem(next(name for name, _ in container.named_children()), params)]
         with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
             outputs = container(*inputs, params=params, data_keys=keys)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import ROUNDED, divided_by_largest, to_bytes
 
@@ -73,13 +72,13 @@ class BlurOp(ConvolutionOp):
 
     lowers = (K.RandomGaussianBlur,)
     kernel, column_count = "blur", 3
+    names = ("sigma",)
     description = "blur {kernel_size[0]}x{kernel_size[1]}"
 
     def _read(self, module: Any) -> None:
         super()._read(module)
         size: Any = self.settings["kernel_size"]
         self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        self.bounds = {"sigma": bounds(generator_of(module).sigma_sampler)}
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
@@ -122,12 +121,11 @@ class MotionBlurOp(ConvolutionOp):
 
     lowers = (K.RandomMotionBlur,)
     kernel = "motion_blur"
+    names = ("ksize", "angle", "direction")
     description = "motion blur"
 
     def _read(self, module: Any) -> None:
         super()._read(module)
-        generator = generator_of(module)
-        self.bounds = {name: bounds(getattr(generator, f"{name}_sampler")) for name in ("ksize", "angle", "direction")}
         self.reach = int(max(self.bounds["ksize"][0], self.bounds["ksize"][1] - 1))
         self.kernel_size = (2 * self.reach + 1, 2 * self.reach + 1)
 

@@ -149,9 +149,12 @@ class IndexOp(GatherOp):
         """Fill value of segmentation masks. As in Kornia, it is 0 if ``fill`` has a value per channel."""
         return self.fill if isinstance(self.fill, int | float) else 0.0
 
-    @abstractmethod
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Map from output to input pixels. The caller adds the bounds of the image if ``edge`` is a padding mode."""
+        """Map from output to input pixels; by default the identity.
+
+        The caller adds the bounds of the image if ``edge`` is a padding mode.
+        """
+        return IndexMap()
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Inverses of the map."""
@@ -174,10 +177,6 @@ class IdentityOp(IndexOp):
 
     description = "copy"
 
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Return the identity map."""
-        return IndexMap()
-
 
 class FrameOp(IndexOp):
     """Base class of ops that select frames of clips and do not change pixels.
@@ -197,10 +196,6 @@ class FrameOp(IndexOp):
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``self.count`` frames."""
         return replace(size, frames=self.count) if size.frames else size
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Return the identity map."""
-        return IndexMap()
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the batch is images, or if samples may skip the op and keep another number of frames; else ``None``."""
@@ -230,10 +225,6 @@ class BoxCropOp(IndexOp):
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Sizes of the smallest crop, one pixel, and of the largest, the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Return the identity map."""
-        return IndexMap()
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Return no drawn numbers for display, because they do not determine the window without the boxes."""
@@ -303,17 +294,25 @@ class ResampleOp(GatherOp):
         """Largest factor by which an axis may be downscaled, in input pixels per output pixel."""
 
     @abstractmethod
+    def resized_window(self, draws: OpDraws, size: Size) -> tuple[PerSample, ...]:
+        """(left, width, top, height) of the window of the input image that is resized, in pixels."""
+
     def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Map from output pixels to input positions."""
+        left, width, top, height = self.resized_window(draws, size)
+        out = self.out_drawn(draws, size)
+        scale_x = scale_of(width, out.width, half_pixel_centers)
+        scale_y = scale_of(height, out.height, half_pixel_centers)
+        return Resampling(scale_x, left, width, scale_y, top, height)
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
         half_pixel_centers = self.half_pixel_centers or self.nearest
-        _, start_x, count_x, _, start_y, count_y = self.resampling(draws, size, half_pixel_centers)
+        left, width, top, height = self.resized_window(draws, size)
         out = self.out_drawn(draws, size)
         return _axis_matrices(
-            _resize_of(start_x, count_x, out.width, half_pixel_centers),
-            _resize_of(start_y, count_y, out.height, half_pixel_centers),
+            _resize_of(left, width, out.width, half_pixel_centers),
+            _resize_of(top, height, out.height, half_pixel_centers),
         )
 
 

@@ -26,9 +26,12 @@ def bounds(distribution: Any) -> tuple[float, float]:
     return float(distribution.low), float(distribution.high)
 
 
-def sampler_bounds(module: Any, parameter: str) -> tuple[float, float]:
-    """``bounds`` of a parameter of a ``PlainUniformGenerator``, by Kornia's name of the parameter."""
-    return bounds(generator_of(module).sampler_dict[parameter])
+def sampler_bounds(module: Any, parameter: str) -> tuple[float, float] | None:
+    """``bounds`` of a parameter, by the name of its distribution in the generator; ``None`` if the module does not draw it."""
+    generator = generator_of(module)
+    is_plain = hasattr(generator, "sampler_dict")  # a ``PlainUniformGenerator``
+    distribution = generator.sampler_dict[parameter] if is_plain else getattr(generator, f"{parameter}_sampler")
+    return None if distribution is None else bounds(distribution)
 
 
 def foreign_generator(module: Any, base: type) -> str | None:

@@ -15,10 +15,9 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners
 from gpuaug.fusion.ops.geometry import (
+    PerSample,
     ResampleOp,
-    Resampling,
     as_float64,
-    scale_of,
     stack_windows,
     unsupported_skip,
 )
@@ -146,36 +145,22 @@ class ResizedCrop(ResampleOp):
             "apply_mask": np.ones(batch, dtype=bool),
         }
 
-    def _windows(self, draws: OpDraws, size: Size) -> OpDraws:
-        """Drawn windows. For samples that skip the op, the whole image."""
+    def resized_window(self, draws: OpDraws, size: Size) -> tuple[PerSample, ...]:
+        """(left, width, top, height) of the crop; the whole image for samples that skip the op."""
+        whole: dict[str, Any] = {"x": 0.0, "width": np.float32(size.width), "y": 0.0, "height": np.float32(size.height)}
         if not self.is_random:
-            return draws
-        apply_mask = draws["apply_mask"]
-        whole: dict[str, Any] = {"x": 0.0, "y": 0.0, "width": np.float32(size.width), "height": np.float32(size.height)}
-        return {name: np.where(apply_mask, draws[name], whole[name]) for name in ("x", "y", "width", "height")}
+            return tuple(draws[name] for name in whole)
+        return tuple(np.where(draws["apply_mask"], draws[name], side) for name, side in whole.items())
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Parameters of Kornia's crop: the result of ``corners``."""
         return corners(draws["x"], draws["y"], draws["width"], draws["height"], self._width, self._height, size)
 
-    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """Resampling of the window to the output size."""
-        window = self._windows(draws, size)
-        out = self.out_drawn(draws, size)
-        return Resampling(
-            scale_of(window["width"], out.width, half_pixel_centers),
-            window["x"],
-            window["width"],
-            scale_of(window["height"], out.height, half_pixel_centers),
-            window["y"],
-            window["height"],
-        )
-
     def window(self, draws: OpDraws, size: Size) -> Array:
         """Window of the crop, at least two pixels wide and high if the image is."""
-        window = self._windows(draws, size)
-        left, width = _at_least_two_pixels(window["x"], window["width"], size.width)
-        top, height = _at_least_two_pixels(window["y"], window["height"], size.height)
+        left, width, top, height = self.resized_window(draws, size)
+        left, width = _at_least_two_pixels(left, width, size.width)
+        top, height = _at_least_two_pixels(top, height, size.height)
         return stack_windows(size, top, left, height, width)
 
 
@@ -229,18 +214,9 @@ class Resize(ResampleOp):
         zeros = np.zeros(size.batch, dtype=np.float32)
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
 
-    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """Resampling of the whole image to the output size."""
-        out = self.out_drawn(draws, size)
-        width, height = as_float64(size.width), as_float64(size.height)
-        return Resampling(
-            scale_of(width, out.width, half_pixel_centers),
-            0.0,
-            width,
-            scale_of(height, out.height, half_pixel_centers),
-            0.0,
-            height,
-        )
+    def resized_window(self, draws: OpDraws, size: Size) -> tuple[PerSample, ...]:
+        """(left, width, top, height) of the whole image."""
+        return 0.0, as_float64(size.width), 0.0, as_float64(size.height)
 
 
 def _scaled(draws: OpDraws, size: Size) -> OpDraws:
@@ -254,7 +230,7 @@ def _scaled(draws: OpDraws, size: Size) -> OpDraws:
     return result
 
 
-def _at_least_two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:
+def _at_least_two_pixels(start: PerSample, count: PerSample, length: Any) -> tuple[Array, Array]:
     """(start, count) of a window along one axis of ``length`` pixels, with a window of one pixel extended to two.
 
     Kernels load pairs of neighbouring pixels.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor, select_samples
 from gpuaug.fusion.ops.geometry import WarpOp
-from gpuaug.fusion.ops.kornia_private import bounds, generator_of
+from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -41,6 +41,11 @@ class MatrixWarp(WarpOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if images are one pixel wide or high, because Kornia divides coordinates by side - 1; else ``None``."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
+
+    def _draw_parameter(self, name: str, sampler: Sampler, default: float) -> Any:
+        """Draw one number per sample, (B,); ``default`` for a parameter that the module does not draw."""
+        limits = self.bounds.get(name)
+        return np.full(sampler.samples, default, np.float32) if limits is None else sampler.within(*limits)
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         """Forward matrices, (B, 3, 3) float64, of all samples, also outside the apply mask."""
@@ -77,7 +82,7 @@ class Rotation(MatrixWarp):
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["degrees"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
-        return about_centre(cosine, sine, -sine, cosine, size)
+        return about_centre((cosine, sine, -sine, cosine), size)
 
 
 class Rotation90(MatrixWarp):
@@ -91,21 +96,16 @@ class Rotation90(MatrixWarp):
         quarters = np.rint(draws["times"]).astype(np.int64) % 4
         cosine = np.array([1.0, 0.0, -1.0, 0.0])[quarters]
         sine = np.array([0.0, 1.0, 0.0, -1.0])[quarters]
-        return about_centre(cosine, sine, -sine, cosine, size)
+        return about_centre((cosine, sine, -sine, cosine), size)
 
 
 class Affine(MatrixWarp):
     """``RandomAffine``."""
 
     lowers = (K.RandomAffine,)
+    # ``scale_2`` is the scale of x, or of both axes; ``scale_4`` is a separate scale of y.
+    names = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
     description = "affine"
-
-    def _read(self, module: Any) -> None:
-        super()._read(module)
-        generator = generator_of(module)
-        samplers = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
-        optional = {name: getattr(generator, f"{name}_sampler") for name in samplers}
-        self._bounds = {name: bounds(sampler) for name, sampler in optional.items() if sampler is not None}
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
@@ -113,19 +113,13 @@ class Affine(MatrixWarp):
             return "padding_mode='fill'"
         return super().unsupported()
 
-    def _draw_parameter(self, name: str, sampler: Sampler, default: float) -> Any:
-        """Draw one number per sample, (B,); ``default`` for a parameter that the module does not draw."""
-        limits = self._bounds.get(name)
-        return np.full(sampler.samples, default, np.float32) if limits is None else sampler.within(*limits)
-
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw angle and shears in degrees, scale factors, and shifts in pixels, (B,) each."""
-        # Kornia's ``scale_2`` holds the scale of x, or of both axes; ``scale_4`` holds a separate scale of y.
         scale_x = self._draw_parameter("scale_2", sampler, 1.0)
         return {
             "angle": self._draw_parameter("degree", sampler, 0.0),
             "scale_x": scale_x,
-            "scale_y": self._draw_parameter("scale_4", sampler, 1.0) if "scale_4" in self._bounds else scale_x,
+            "scale_y": self._draw_parameter("scale_4", sampler, 1.0) if "scale_4" in self.bounds else scale_x,
             "shift_x": self._draw_parameter("translate_x", sampler, 0.0) * np.float32(size.width),
             "shift_y": self._draw_parameter("translate_y", sampler, 0.0) * np.float32(size.height),
             "shear_x": self._draw_parameter("shear_x", sampler, 0.0),
@@ -150,23 +144,19 @@ class Affine(MatrixWarp):
         a = cosine * draws["scale_x"]
         b = -sine * draws["scale_y"]
         c, d = sine * draws["scale_x"], cosine * draws["scale_y"]
-        if "shear_x" in self._bounds:
+        if "shear_x" in self.bounds:
             sx, sy = _tangents(draws)
             a, b = a - b * sy, b * (1 + sx * sy) - a * sx
             c, d = c - d * sy, d * (1 + sx * sy) - c * sx
-        return about_centre(a, b, c, d, size, shift=(draws["shift_x"], draws["shift_y"]))
+        return about_centre((a, b, c, d), size, shift=(draws["shift_x"], draws["shift_y"]))
 
 
 class Shear(MatrixWarp):
     """``RandomShear``."""
 
     lowers = (K.RandomShear,)
+    names = ("shear_x", "shear_y")
     description = "shear"
-
-    def _read(self, module: Any) -> None:
-        super()._read(module)
-        generator = generator_of(module)
-        self.bounds = {name: bounds(getattr(generator, f"{name}_sampler")) for name in ("shear_x", "shear_y")}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Shear angles, and the centre of the images."""
@@ -174,28 +164,20 @@ class Shear(MatrixWarp):
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(draws)
-        return about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
+        return about_centre((np.ones_like(sx), -sx, -sy, 1 + sx * sy), size)
 
 
 class Translate(MatrixWarp):
     """``RandomTranslate``."""
 
     lowers = (K.RandomTranslate,)
+    names = ("translate_x", "translate_y")
     description = "shift"
-
-    def _read(self, module: Any) -> None:
-        super()._read(module)
-        generator = generator_of(module)
-        samplers = generator.translate_x_sampler, generator.translate_y_sampler
-        self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw two shifts per sample in pixels, (B,) each."""
-        draws = {}
-        for name, limits, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
-            shift = np.zeros(size.batch, np.float32) if limits is None else sampler.within(*limits) * np.float32(side)
-            draws[f"translate_{name}"] = shift
-        return draws
+        sides = zip(self.names, (size.width, size.height), strict=True)
+        return {name: self._draw_parameter(name, sampler, 0.0) * np.float32(side) for name, side in sides}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
@@ -248,10 +230,7 @@ def sides_of(size: Size) -> Array:
 
 
 def about_centre(
-    a: Array,
-    b: Array,
-    c: Array,
-    d: Array,
+    linear: tuple[Any, Any, Any, Any],
     size: Size,
     centre: tuple[float, float] | None = None,
     shift: tuple[Any, Any] = (0.0, 0.0),
@@ -259,14 +238,12 @@ def about_centre(
     """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] about a centre, then a shift.
 
     Args:
-        a: Element of the linear part. ``a`` to ``d`` are arrays (B,), or one number for all samples.
-        b: See ``a``.
-        c: See ``a``.
-        d: See ``a``.
+        linear: (a, b, c, d): arrays (B,), or one number for all samples.
         size: Size of the images.
         centre: Fixed point (x, y) of the linear part in pixels; ``None`` for the centre of the image.
         shift: Shift (x, y) in pixels, numbers or arrays (B,).
     """
+    a, b, c, d = linear
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
     matrix = _identities(size.batch)
     matrix[:, 0, 0] = a

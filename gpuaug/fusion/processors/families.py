@@ -91,9 +91,9 @@ class Family:
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
 
-    @abstractmethod
     def grids(self, resized: Sizes) -> Sizes:
-        """Return the grid of each resized image, (N, k)."""
+        """Return the grid of each resized image, (N, k); by default its height and width."""
+        return resized
 
     @abstractmethod
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
@@ -186,10 +186,6 @@ class PixtralFamily(Family):
         ratios = (sizes / self.size).max(1, keepdims=True)
         sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
         return -(-sizes // self.patch) * self.patch
-
-    def grids(self, resized: Sizes) -> Sizes:
-        """Return the grid of each resized image, (N, k)."""
-        return resized
 
     def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""

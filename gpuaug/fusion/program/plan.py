@@ -189,7 +189,10 @@ class OpPass(BasePass, Generic[F]):
 
 Pass = GatherPass | OpPass[FrontOp]
 
-Canvases: TypeAlias = tuple[tuple[int, int], ...]
+Canvas: TypeAlias = tuple[int, int]
+"""(height, width) of a buffer between passes, in whose top left corners lie images of different sizes."""
+
+Canvases: TypeAlias = tuple[Canvas, ...]
 """(height, width) of the *canvas* of each pass but the last: the output buffer of an image, which all images of a batch fit in.
 
 Empty if images have one size.
@@ -207,6 +210,7 @@ class BoxCrop(NamedTuple):
 class Plan:
     """Passes of consecutive ops for images of one size."""
 
+    ops: tuple[Op, ...]
     passes: tuple[Pass, ...]
     width: int
     """Number of columns of the parameter table."""
@@ -224,8 +228,6 @@ class Plan:
     """Number of uniform numbers per sample that each op uses."""
     draws_one_batch_at_a_time: bool = False
     """Whether the draws of several batches cannot be computed together."""
-    rereading_ops: tuple[Op, ...] = ()
-    """Ops that read settings of their module at every draw, because the user may change these settings."""
     box_crop: BoxCrop | None = None
     """Crop by boxes, if there is one."""
 
@@ -351,13 +353,13 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     gathers = [pass_ for pass_ in passes if isinstance(pass_, GatherPass)]
     box_crop = next((BoxCrop(pass_, op) for pass_ in gathers for op in pass_.gather_ops if isinstance(op, BoxCropOp)), None)
     return Plan(
+        tuple(ops),
         tuple(passes),
         max(sum(widths), 1),
         size,
         current_size,
         masks,
         draws_one_batch_at_a_time=any(op.draws_one_batch_at_a_time for op in ops) or any(pass_.out.ragged for pass_ in passes),
-        rereading_ops=tuple(op for op in ops if op.settings_of_draw),
         box_crop=box_crop,
     )
 

@@ -4,7 +4,6 @@ To *lower* a module is to translate it to ops. A *plan* groups ops into passes, 
 for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from gpuaug.core.ragged import Windows
 from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining_ops
 from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
@@ -60,34 +60,16 @@ class Program:
     Args:
         pipeline: Pipeline of the user.
         options: Arguments of ``fuse``.
-        source_dtype: Type of the input images.
-        returned_types: Output type of fallback modules that change the type, by index of the module among all fallback modules.
-        is_video: Whether the input is of torchvision's type ``Video``.
+        types: Type of the input images, and of the images that fallback modules return.
 
     Raises:
         ArgumentError, ArgumentTypeError: If the pipeline cannot run.
     """
 
-    def __init__(
-        self,
-        pipeline: Any,
-        options: Options,
-        source_dtype: torch.dtype = torch.uint8,
-        returned_types: Mapping[int, torch.dtype] | None = None,
-        *,
-        is_video: bool = False,
-    ) -> None:
-        self.returned_types = dict(returned_types or {})
-        lowered = lower(
-            pipeline,
-            options.pick,
-            antialias=options.antialias,
-            dtype=source_dtype,
-            returned_types=self.returned_types,
-            is_video=is_video,
-        )
-        self.tree = lowered.tree
-        self.dtype = lowered.dtype if options.dtype is None else options.dtype
+    def __init__(self, pipeline: Any, options: Options, types: ImageTypes) -> None:
+        self.returned_types = types.returned_types
+        self.tree = lower(pipeline, types, options.pick, antialias=options.antialias)
+        self.dtype = types.dtype if options.dtype is None else options.dtype
         """Type of the output images."""
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
         self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
@@ -109,7 +91,7 @@ class Program:
         """
         self._ops_to_one_size = sizing_ops(self.ops, ragged=options.ragged)
         """Ops up to the first op whose output images have one size; empty unless ``fuse`` got ``ragged=True``."""
-        self._refusal, self._ragged = lowered.refusal, options.ragged
+        self._refusal, self._ragged = types.refusal, options.ragged
         self.views = number_of_views(self.ops, options.views)
         """Number of views per image."""
         if self.views > 1:

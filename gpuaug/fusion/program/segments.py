@@ -28,15 +28,14 @@ class Segment(NamedTuple):
 
     stop: int
     """Index of the first op after the segment."""
-    ops: tuple[Op, ...] = ()
-    """Ops of the plan; empty for a fallback module."""
     plan: Plan | None = None
     fallback: EagerOp | None = None
 
     @property
     def all_ops(self) -> tuple[Op | EagerOp, ...]:
         """All ops of the segment."""
-        return self.ops if self.fallback is None else (self.fallback,)
+        plan_ops = () if self.plan is None else self.plan.ops
+        return plan_ops if self.fallback is None else (self.fallback,)
 
 
 class Segments:
@@ -132,7 +131,7 @@ class Segments:
         new_plan = plan(ops, size, masks=masks)
         new_plan.uniforms_per_op = count_uniforms(ops, size)
         new_plan.uniform_count = max(sum(new_plan.uniforms_per_op), 1)
-        return Segment(start + len(ops), tuple(ops), new_plan)
+        return Segment(start + len(ops), new_plan)
 
 
 def _mix_field_and_matrix(ops: Sequence[Op]) -> bool:

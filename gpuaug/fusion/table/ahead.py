@@ -23,7 +23,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
 from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches
 
 MOST_BATCHES = 64
 """Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""
@@ -58,7 +58,6 @@ class TablePrefetch:
     def table(
         self,
         plan: Plan,
-        ops: Sequence[Op],
         size: Size,
         device: torch.device,
         image_layouts: Tensor | None = None,
@@ -73,7 +72,6 @@ class TablePrefetch:
 
         Args:
             plan: Plan that reads the table.
-            ops: All ops of the plan.
             size: Size of the batch.
             device: Device of the table.
             image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image.
@@ -89,28 +87,26 @@ class TablePrefetch:
         seed = next_seed() if seed is None else seed
         # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
-        tables, index = self._tables(plan, ops, size, device, seed, has_points, has_windows, views)
+        tables, index = self._tables(plan, size, device, seed, has_points, has_windows, views)
         return tables.table(index, size, image_layouts)
 
     def draws(
         self,
         first_ops: Sequence[Op],
         plan: Plan,
-        ops: Sequence[Op],
         size: Size,
         device: torch.device,
         seed: int,
         has_points: bool,
     ) -> tuple[OpDraws, ...]:
-        """Return the draws of the first of ``ops``, for a call on images of one size. ``table`` has the other arguments."""
-        tables, index = self._tables(plan, ops, size, device, seed, has_points)
+        """Return the draws of the first ops of a plan, for a call on images of one size. ``table`` has the other arguments."""
+        tables, index = self._tables(plan, size, device, seed, has_points)
         assert isinstance(tables, HostTables)
         return tables.draws(index, first_ops)
 
     def _tables(
         self,
         plan: Plan,
-        ops: Sequence[Op],
         size: Size,
         device: torch.device,
         seed: int,
@@ -121,7 +117,7 @@ class TablePrefetch:
         """Return tables of several batches, and the index of the batch of the call with ``seed``."""
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
-        key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
+        key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))
         used_block = None  # block whose batches precede this call, and that has predicted the seed of this call
         for block in self._blocks:
             if block.plan is plan and block.key == key:
@@ -132,15 +128,13 @@ class TablePrefetch:
         count = min(2 * len(used_block.index_by_seed), MOST_BATCHES, limit) if used_block is not None else 1
         *seeds, following_seed = seed, *following_seeds(count)
         view_seeds = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
-        upcoming = UpcomingBatches(
-            plan, ops, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points
-        )
+        upcoming = UpcomingBatches(plan, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points)
         tables: HostTables | DeviceCropTables
         if not size.ragged:
             tables = HostTables(upcoming)
         elif (crop := device_crop(plan)) is not None and dispatch.backend_name(device) == "triton" and not has_windows:
             tables = DeviceCropTables(upcoming, crop)
-        elif size_dependent := size_dependent_ops(plan, ops):
+        elif size_dependent := size_dependent_ops(plan):
             tables = HostTables(upcoming, size_dependent)
         else:
             return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])), 0

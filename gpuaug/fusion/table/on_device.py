@@ -14,8 +14,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
-from gpuaug.fusion.table.rows import MATRIX, fill_matrix, fill_table, send
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_table, send
 
 
 class DeviceCrop(NamedTuple):
@@ -56,9 +55,7 @@ class DeviceCropTables:
             width=self._width + uniform_count + MATRIX * has_points,
         )
         total_size = upcoming.total_size
-        crop_draws, *other_draws = draw_in_order(
-            upcoming.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count}
-        )
+        crop_draws, *other_draws = draw_in_order(plan.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count})
         # The columns of the other ops are computed with the identity in place of the crop.
         draws_by_op: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
         for op, draws, _, _ in other_draws:

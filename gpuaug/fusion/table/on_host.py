@@ -20,11 +20,10 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
 from gpuaug.fusion.ops.geometry import IndexOp
 from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.program.plan import Plan, draw_in_order
-from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, make_table, points_width, send
 
 
-def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
+def size_dependent_ops(plan: Plan) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
     # Before the first batch of a plan there is no template, the row of the columns that are equal for all batches. The draws of
@@ -34,7 +33,7 @@ def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
         op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops
     ):
         return ()
-    return tuple(op for op in ops if op in gather_ops)
+    return tuple(op for op in plan.ops if op in gather_ops)
 
 
 class HostTables:
@@ -47,7 +46,7 @@ class HostTables:
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
         plan = upcoming.plan
-        uniforms_per_op = dict(zip(upcoming.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
+        uniforms_per_op = dict(zip(plan.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
         # Number of uniform numbers per sample, by op. Only these numbers are drawn now, as ``draws["numbers"]``.
         deferred = {op: uniforms_per_op[op] for op in size_dependent}
         self._upcoming = upcoming
@@ -55,7 +54,7 @@ class HostTables:
         """Uniform numbers of the size-dependent ops, for all batches, (count, samples) in [0, 1)."""
         self._draws_by_op: dict[Op, OpDraws] = {}
         """Draws of all other ops, for all batches."""
-        for op, draws, _, _ in draw_in_order(upcoming.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
+        for op, draws, _, _ in draw_in_order(plan.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
             if op in deferred:
                 self._uniforms[op] = draws["numbers"]
             else:

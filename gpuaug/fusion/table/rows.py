@@ -5,21 +5,63 @@ pass reads and writes all images once. A plan's *template* is a row with the col
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.plan import Pass, Plan
+
+Rows = TypeVar("Rows", Tensor, Array)
 
 MATRIX = 9
 """Number of elements of a 3x3 matrix. With boxes or keypoints, a row ends with one matrix or more (``points_width``)."""
 
 BY_COLUMN_FROM = 1024
 """Minimum number of samples of a table that is written by column, and transposed on the GPU in one launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpcomingBatches:
+    """Upcoming batches of one pipeline, whose tables are computed together.
+
+    *Views* are several random augmentations of the same images.
+    """
+
+    plan: Plan
+    """Plan that reads the tables."""
+    size: Size
+    """Size of one batch, with ``ANY_SIDES`` as placeholder for the sizes of ragged images, which are not known yet."""
+    seeds: Sequence[int]
+    """Seed of each view, (batches · V,): all views of the first batch, then of the second, and so on."""
+    views: int
+    """Number V of views per image."""
+    device: torch.device
+    """Device of the tables."""
+    has_points: bool
+    """Whether there are boxes or keypoints."""
+
+    @property
+    def total_size(self) -> Size:
+        """Size of the samples of all batches and views, as one batch."""
+        if self.size.height is ANY_SIDES[0]:
+            return replace(self.size, batch=len(self.seeds) * self.size.batch)
+        return self.size.repeat(len(self.seeds))
+
+    def sampler(self) -> Sampler:
+        """Return the sampler of all batches."""
+        batches = len(self.seeds) // self.views
+        return Sampler(self.seeds, self.size.batch, self.plan.uniform_count, [*range(self.views)] * batches)
+
+    def by_batch(self, rows: Rows) -> Rows:
+        """Reshape a table of all samples, (batches · V · B, K), to (batches, V · B, K)."""
+        return rows.reshape(len(self.seeds) // self.views, self.views * self.size.batch, rows.shape[1])
 
 
 def draws_of_plan_ops(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[Op, OpDraws]:

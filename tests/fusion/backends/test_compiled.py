@@ -295,7 +295,6 @@ def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
 def test_box_windows_kernel_compiles_for_a_gpu(monkeypatch):
     made = {}
     monkeypatch.setattr(box_windows, "box_windows_kernel", CompileOnly(box_windows.box_windows_kernel, made))
-    monkeypatch.setattr(box_windows, "_windows_launch", box_windows._windows_launch.__wrapped__)
     op = op_of(v2.RandomIoUCrop())
     box_windows.box_windows(op, *inputs_of(op, 5))
     (compiled,) = made.values()
@@ -309,7 +308,6 @@ def test_box_windows_kernel_compiles_for_a_gpu(monkeypatch):
 def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
     made = {}
     monkeypatch.setattr(mix, "labels_kernel", CompileOnly(mix.labels_kernel, made))
-    monkeypatch.setattr(mix, "_labels_launch", mix._labels_launch.__wrapped__)
     rows = torch.zeros(4, 9) if mixed else None
     mix.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
     if dtype.is_floating_point:
@@ -328,7 +326,6 @@ def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
 def test_box_kernel_compiles_for_a_gpu(name, dtype, monkeypatch):
     form, made = BOX_FORMS[name], {}
     monkeypatch.setattr(boxes, "box_kernel", CompileOnly(boxes.box_kernel, made))
-    monkeypatch.setattr(boxes, "_box_launch", boxes._box_launch.__wrapped__)
     places, points = torch.zeros(3, 3, dtype=torch.int64), form.layout == "points"
     matrix, leaves = torch.eye(3).repeat(3, 1, 1), dtype if dtype.is_floating_point else torch.float32
     for clip, owners in ((False, None), (not points, torch.zeros(3, dtype=torch.int64))):
@@ -349,7 +346,6 @@ PROCESSORS = ["Qwen2VLImageProcessor", "ViTImageProcessor", "DINOv3ViTImageProce
 def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
     made = {}
     monkeypatch.setattr(patches, "patches_kernel", CompileOnly(patches.patches_kernel, made))
-    monkeypatch.setattr(patches, "_patches_launch", patches._patches_launch.__wrapped__)
     family, resampling = read_stand_in(name)[1:]
     batch = pack(images_of([(40, 60), (60, 40)]), layout)
     for dtype in (torch.float32, torch.bfloat16):

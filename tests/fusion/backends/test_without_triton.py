@@ -15,7 +15,7 @@ import gpuaug
 modules = [
     K.RandomResizedCrop((12, 14)),
     K.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    *(kind(p=1.0) for kind in (K.RandomGamma, K.RandomHue, K.RandomChannelDropout, K.RandomChannelShuffle)),
+    *(kind(p=1.0) for kind in (K.RandomSolarize, K.RandomHue, K.RandomChannelDropout, K.RandomChannelShuffle)),
     *(kind(p=1.0) for kind in (K.RandomErasing, K.RandomGaussianNoise, K.RandomGrayscale)),
     K.Normalize(0.5, 0.25),
     K.Denormalize(0.5, 0.25),

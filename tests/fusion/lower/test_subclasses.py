@@ -24,6 +24,7 @@ from torchvision.transforms._presets import ImageClassification
 import gpuaug
 from gpuaug.core import torchvision_types
 from gpuaug.fusion.lower import kornia, torchvision
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.normalization import normalized_by
@@ -147,7 +148,8 @@ def test_a_subclass_that_overrides_a_method_is_left_and_the_method_is_named(kind
         module.__class__ = type("Own", (kind,), {name: value})
         reason = f"a subclass of {kind.__name__} that overrides {name}"
         try:
-            reasons = [leaf.op.reason for leaf in leaves(lower(pipeline(module)).tree) if hasattr(leaf.op, "reason")]
+            tree = lower(pipeline(module), ImageTypes(torch.uint8))
+            reasons = [leaf.op.reason for leaf in leaves(tree) if hasattr(leaf.op, "reason")]
         except gpuaug.ArgumentTypeError as error:  # a module that cannot be left
             reasons = [reason] if reason in str(error) else [str(error)]
         assert reasons == [reason]
@@ -341,7 +343,7 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_module_that_may_do_otherwise_than_its_class_is_left(name):
     make, reason = CHANGED[name]
-    found = [leaf.op.reason for leaf in leaves(lower([make()]).tree) if hasattr(leaf.op, "reason")]
+    found = [leaf.op.reason for leaf in leaves(lower([make()], ImageTypes(torch.uint8))) if hasattr(leaf.op, "reason")]
     assert len(found) == 1
     assert reason in found[0]
 

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core.rng import Generators, Position
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.positional import NOISE_FIELDS, Erasing, GaussianNoise
+from gpuaug.fusion.ops.positional import NOISE_FIELDS, Erasing, GaussianNoise, philox
 from gpuaug.fusion.ops.sampler import Sampler
 
 SIZE = Size(64, 1, 4, 4)
@@ -22,9 +22,24 @@ of_bytes = pytest.mark.skipif(VERSION < (0, 24), reason="torchvision before 0.24
 DTYPES = [pytest.param(torch.uint8, marks=of_bytes), torch.float32]
 
 
+KNOWN_WORDS = {
+    "0": ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    "all bits": ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    "digits of pi": ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+}
+"""Counter, key and result of Philox 4x32-10, from the known-answer tests of Random123 (``kat_vectors``)."""
+
+
 def drawn(op, batch, size=SIZE):
     key = Position(seed=1, epoch=0, rank=0, batch=batch).key("augment/1")
     return op.draw_parameters(Sampler((key,), size.batch, 1), size)
+
+
+@pytest.mark.parametrize("name", KNOWN_WORDS)
+def test_philox_gives_the_words_of_its_authors(name):
+    counter, key, expected = ([int(word, 16) for word in words.split()] for words in KNOWN_WORDS[name])
+    result = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    assert [int(word) for word in result] == expected
 
 
 def test_noise_differs_between_positions_whose_keys_share_31_bits():

@@ -10,6 +10,7 @@ from support.comparison.replay import assert_replays, both, left_to_kornia, phot
 from support.comparison.values import assert_values
 
 import gpuaug
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import Size
@@ -63,7 +64,7 @@ def test_warps_with_nearest_resampling(name):
 @pytest.mark.parametrize("name", WARPS)
 def test_warp_matrices_equal_kornia(name):
     module = WARPS[name](p=0.7)
-    (leaf,) = leaves(lower(module).tree)
+    (leaf,) = leaves(lower(module, ImageTypes(torch.uint8)))
     size = Size(6, 3, 40, 56)
     drawn = internals.drawn(gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3))[0]
     images = torch.zeros(6, 3, 40, 56, dtype=torch.float64)

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table import ahead, rows
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.on_host import HostTables
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches
 
 SHARED = {
     "same": lambda: [
@@ -57,9 +57,9 @@ def simple():
     return [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.Normalize(MEAN, STD)]
 
 
-def draw_tables(planned, ops, size, seeds, device, *, points):
+def draw_tables(planned, size, seeds, device, *, points):
     """Tables of one batch per seed, (batches, B, K)."""
-    tables = HostTables(UpcomingBatches(planned, ops, size, seeds, 1, device, points))
+    tables = HostTables(UpcomingBatches(planned, size, seeds, 1, device, points))
     return torch.stack([tables.table(index, size) for index in range(len(seeds))])
 
 
@@ -86,7 +86,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(monkeypatch, name, 
     if planned is None or planned.draws_one_batch_at_a_time:
         pytest.skip("draws alone")
     host = torch.device("cpu")
-    draw = partial(draw_tables, planned, segment.ops, size, device=host, points=points)
+    draw = partial(draw_tables, planned, size, device=host, points=points)
     expected = draw(SEEDS)
     for seed, table in zip(SEEDS, expected, strict=True):
         assert_values(table, draw((seed,))[0])
@@ -109,8 +109,8 @@ def sent(monkeypatch, name, device, *, points, by_column_from):
     if segment.plan is None or segment.plan.draws_one_batch_at_a_time:
         return None
     monkeypatch.setattr(rows, "BY_COLUMN_FROM", by_column_from)
-    draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)  # makes the plan's template
-    return draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)
+    draw_tables(segment.plan, size, SEEDS, torch.device(device), points=points)  # makes the plan's template
+    return draw_tables(segment.plan, size, SEEDS, torch.device(device), points=points)
 
 
 @pytest.mark.gpu
@@ -275,7 +275,7 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
     def calls(device):
         torch.manual_seed(3)
         made = TablePrefetch()
-        return [made.table(segment.plan, segment.ops, size, torch.device(device), has_points=points) for _ in range(6)]
+        return [made.table(segment.plan, size, torch.device(device), has_points=points, views=1) for _ in range(6)]
 
     for one, other in zip(calls("cuda:0"), calls("cpu"), strict=True):
         assert_values(one, other)

@@ -10,8 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
-from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
-from gpuaug.fusion.table.upcoming import UpcomingBatches
+from gpuaug.fusion.table.rows import UpcomingBatches, draws_of_plan_ops, make_table
 
 CROPS = {
     "as they come": K.RandomResizedCrop((12, 14)),
@@ -68,16 +67,16 @@ def planned_crop(crop, sizes, *, masks, behind=()):
     return augment, size, augment._program().segments.at(0, size, masks=masks).plan
 
 
-def rows_made_ahead(plan, ops, samples, device, *, points=True):
+def rows_made_ahead(plan, samples, device, *, points=True):
     """The rows of two batches of two views, but for where their crops lie."""
     size = Size(samples, 3, *ANY_SIDES)
-    return DeviceCropTables(UpcomingBatches(plan, ops, size, SEEDS, 2, device, points), device_crop(plan))
+    return DeviceCropTables(UpcomingBatches(plan, size, SEEDS, 2, device, points), device_crop(plan))
 
 
 def device_tables(crop, sizes, device, *, points=False, masks=False, behind=()):
     """Parameter tables of both batches, made on the device. The second is asked for first, and twice."""
-    augment, size, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    tables = rows_made_ahead(plan, augment._program().ops, len(sizes), device, points=points)
+    _, size, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
+    tables = rows_made_ahead(plan, len(sizes), device, points=points)
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
     return torch.cat([tables.table(index, size, places) for index in (1, 0, 1)])[2 * len(sizes) :]
 
@@ -85,8 +84,8 @@ def device_tables(crop, sizes, device, *, points=False, masks=False, behind=()):
 def fault_of_shared_tables(device):
     """What is wrong with a table asked for twice, as by two threads, for images of other sizes, or with that of no images."""
     sizes = some_sizes(8)
-    augment, size, plan = planned_crop(CROPS["as they come"], sizes, masks=False)
-    tables = rows_made_ahead(plan, augment._program().ops, 8, device)
+    _, size, plan = planned_crop(CROPS["as they come"], sizes, masks=False)
+    tables = rows_made_ahead(plan, 8, device)
     columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
     places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
     first = tables.table(0, size, places)
@@ -94,7 +93,7 @@ def fault_of_shared_tables(device):
     second = tables.table(0, size, others)
     if not torch.equal(first, kept):
         return "a table changed after it was handed out"
-    none = rows_made_ahead(plan, augment._program().ops, 0, device).table(1, size, places[:0])
+    none = rows_made_ahead(plan, 0, device).table(1, size, places[:0])
     if none.shape != (0, plan.width + 9):
         return f"no rows of shape {tuple(none.shape)}"
     return (

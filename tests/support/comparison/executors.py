@@ -29,7 +29,7 @@ def through_both(modules, images, dtype, memory_format, frames=0):
     assert segment.stop == len(program.ops), f"left to Kornia: {segment.fallback}"
     plan = segment.plan
     table = torch.zeros(size.batch, plan.width)
-    fill_table(plan, size, draws_of_plan_ops(segment.ops, draws._drawn), table.numpy())
+    fill_table(plan, size, draws_of_plan_ops(segment.all_ops, draws._drawn), table.numpy())
     table = table.to(images.device)
     expected = run(plan, images, table)
     got = backend.run(plan, images, table, dtype, memory_format)

@@ -80,7 +80,7 @@ def through_both(modules, images, dtype, memory_format, frames=0, **options):
     segment = program.segments.at(0, size, masks=False)
     plan = segment.plan
     assert segment.stop == len(program.ops), f"left to Kornia: {segment.fallback}"
-    drawn = [draws_of_plan_ops(segment.ops, view._drawn) for view in program.draw(size, 3).views]
+    drawn = [draws_of_plan_ops(segment.all_ops, view._drawn) for view in program.draw(size, 3).views]
     table = torch.cat([make_table(plan, size, each, images.device, has_points=False) for each in drawn])
     canvases = plan.canvases(size, drawn)
     expected = run(plan, images, table, canvases)

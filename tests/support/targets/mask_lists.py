@@ -38,7 +38,7 @@ def rows_of(modules):
         segment = augment._program().segments.at(0, size, masks=True)
         plan = segment.plan
         table = np.zeros((1, plan.width), np.float32)
-        fill_table(plan, size, dict(zip(segment.ops, draws._drawn, strict=True)), table)
+        fill_table(plan, size, dict(zip(segment.all_ops, draws._drawn, strict=True)), table)
         tables.append(torch.from_numpy(table))
     return plan, tables
 

@@ -48,7 +48,7 @@ from gpuaug.fusion.program.intermediates import (
     point_program_with_flags,
     types_written,
 )
-from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, OpPass, Plan
 
 # Values of kernel constants: type of the interpolation, antialiasing filter, layout of ragged images, largest value of the
 # dtype of the images, padding mode of an index map.
@@ -304,12 +304,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "BLOCK": CONTRAST_BLOCK,
     }
     integers = (height, width, row_stride, blocks, *out_strides[:2])
-    return _GatherLaunches(
-        grey_sums,
-        (batch, blocks),
-        saves_pixels,
-        Launch(contrast_kernel, (-(-area // CONTRAST_BLOCK), batch, 1), integers, contrast_constants),
-    )
+    contrast = Launch(contrast_kernel, (-(-area // CONTRAST_BLOCK), batch, 1), integers, contrast_constants)
+    return _GatherLaunches(grey_sums, (batch, blocks), saves_pixels, contrast)
 
 
 _compiled_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -349,11 +345,7 @@ def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Te
 
 
 def run_mask(
-    pass_: GatherPass,
-    masks: Tensor,
-    table: Tensor,
-    mask_layout: MaskLayout | None = None,
-    canvas: tuple[int, int] | None = None,
+    pass_: GatherPass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None, canvas: Canvas | None = None
 ) -> Tensor:
     """Run a gather pass on masks of any dtype, with the nearest pixel.
 

@@ -4,8 +4,6 @@ A *trial* is a random window, which an image accepts if a box of the image overl
 with one minimum overlap, the *option* of the round. The torch form of the kernel is ``IoUCrop.windows``.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.boxes import minimum
 from gpuaug.fusion.backends.triton.crops import bits24_of, splitmix64_mix, uniform_of
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.pixel_math import maximum
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT
@@ -151,17 +149,10 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
     assert isinstance(op, IoUCrop)
     windows = torch.empty(len(sides), 4, device=sides.device)
     valid = torch.empty(len(boxes), dtype=torch.bool, device=sides.device)
-    launch = _windows_launch(op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio)
+    constants = op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio, TRIALS_PER_BLOCK, BOXES_PER_BLOCK
+    # Products and sums are not fused: a product that is not rounded before the sum could give another window than torch.
+    launch = launch_for(box_windows_kernel, (), constants, fp_fusion=False)
     tensors = numbers, sides, boxes.contiguous(), owners, windows, valid.view(torch.uint8)
     with on_device(sides.device):
         launch(tensors, (len(sides), 1, 1), (len(boxes), *numbers.stride(), *sides.stride()))
     return windows, valid
-
-
-@functools.cache
-def _windows_launch(*op_constants: float) -> Launch:
-    """Prepare the launch of ``box_windows``, for the first five constants of the kernel."""
-    names = ("TRIALS", "MIN_SCALE", "SCALE_RANGE", "MIN_RATIO", "MAX_RATIO", "TRIALS_PER_BLOCK", "BOXES_PER_BLOCK")
-    constants = dict(zip(names, (*op_constants, TRIALS_PER_BLOCK, BOXES_PER_BLOCK), strict=True))
-    # Products and sums are not fused: a product that is not rounded before the sum could give another window than torch.
-    return Launch(box_windows_kernel, (1, 1, 1), (), constants, fp_fusion=False)

@@ -3,16 +3,14 @@
 A *sample* is an image of the batch, or an augmented view of it. The torch form of the kernel is in ``gpuaug.fusion.ops.boxes``.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.pixel_math import maximum
-from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping
+from gpuaug.fusion.ops.boxes import BoxMapping
 
 BLOCK = 128
 """Boxes per thread block."""
@@ -199,10 +197,22 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     valid_result = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
     layout_columns = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
     has_owners = mapping.owners is not None
-    formats = mapping.source_format, mapping.target_format
-    launch = _box_launch(
-        (values.dtype, dtype), formats, (numbers, to_numbers), mapping.clip, valid is not None, has_owners, layout_columns
+    constants = (
+        _LAYOUTS[mapping.source_format.layout],
+        numbers,
+        _LAYOUTS[mapping.target_format.layout],
+        to_numbers,
+        mapping.target_format.edges,
+        mapping.source_format.share,
+        mapping.target_format.share,
+        mapping.clip,
+        valid is not None,
+        has_owners,
+        layout_columns,
+        values.dtype == torch.float64,
+        BLOCK,
     )
+    launch = launch_for(box_kernel, (values.dtype, dtype), constants)
     box_count = shape.numel()
     if not box_count:
         return results, valid_result
@@ -223,32 +233,3 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         integers = (box_count, boxes_per_sample, matrix.stride(0), *source, *mapping.out)
         launch(tensors, (triton.cdiv(box_count, BLOCK), 1, 1), integers)
     return results, valid_result
-
-
-@functools.cache
-def _box_launch(
-    dtypes: tuple[torch.dtype, torch.dtype],
-    formats: tuple[BoxFormat, BoxFormat],
-    numbers: tuple[int, int],
-    clip: bool,
-    has_valid: bool,
-    has_owners: bool,
-    layout_columns: int,
-) -> Launch:
-    """Prepare the launch of ``map_boxes``. Pairs are values of the input and of the output; others: constants of the kernel."""
-    constants = {
-        "LAYOUT": _LAYOUTS[formats[0].layout],
-        "NUMBERS": numbers[0],
-        "TO_LAYOUT": _LAYOUTS[formats[1].layout],
-        "TO_NUMBERS": numbers[1],
-        "EDGES": formats[1].edges,
-        "FRACTIONS": formats[0].share,
-        "TO_FRACTIONS": formats[1].share,
-        "CLIP": clip,
-        "HAS_VALID": has_valid,
-        "HAS_OWNERS": has_owners,
-        "IMAGE_LAYOUT_COLUMNS": layout_columns,
-        "DOUBLE": dtypes[0] == torch.float64,
-        "BLOCK": BLOCK,
-    }
-    return Launch(box_kernel, (1, 1, 1), (), constants)

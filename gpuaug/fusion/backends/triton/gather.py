@@ -19,8 +19,10 @@ from gpuaug.fusion.backends.triton.contrast import load_mean
 from gpuaug.fusion.backends.triton.launch import kernel
 from gpuaug.fusion.backends.triton.pixel_math import (
     as_16_bits,
+    as_float,
     as_pairs,
     div_by_255,
+    fixed_point,
     grey_of,
     pack_words,
     store_channels,
@@ -31,11 +33,9 @@ from gpuaug.fusion.backends.triton.pixel_math import (
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.backends.triton.taps import (
     antialiased_line,
+    bilinear,
     blend_fill,
     first_neighbour,
-    fixed_point_weights,
-    interpolate_neighbours,
-    interpolate_taps,
     load_resize,
     load_tap,
     map_index,
@@ -122,7 +122,8 @@ def interpolate(
             left = floor_x.to(tl.int32)
             top = floor_y.to(tl.int32)
         if ROUNDS:
-            weight_x, weight_y = fixed_point_weights(weight_x, weight_y, row + WARP_COLUMN)
+            weight_x = fixed_point(weight_x, tl.load(row + WARP_COLUMN))
+            weight_y = fixed_point(weight_y, tl.load(row + WARP_COLUMN + 3))
         if not ADJACENT_TAPS:
             x0 = tap_axis(left, start_x, count_x, map_before, 0, ZEROS, MAP_BEFORE[0])
             y0 = tap_axis(top, start_y, count_y, map_before, 1, ZEROS, MAP_BEFORE[0])
@@ -136,12 +137,18 @@ def interpolate(
         fill = fill_r if channel == 0 else (fill_g if channel == 1 else fill_b)
         if INTERPOLATION == 0 or NEAREST:
             value = load_tap(pointer, t00, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0])
-        elif ADJACENT_TAPS:
-            value = interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W, MAX_VALUE, ROUNDS)
         else:
-            value = interpolate_taps(
-                pointer, t00, t10, t01, t11, weight_x, weight_y, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0], ROUNDS
-            )
+            if ADJACENT_TAPS:
+                v00 = as_float(tl.load(pointer + offset), MAX_VALUE)
+                v10 = as_float(tl.load(pointer + SOURCE_W + offset), MAX_VALUE)
+                v01 = as_float(tl.load(pointer + line_stride + offset), MAX_VALUE)
+                v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), MAX_VALUE)
+            else:
+                v00 = load_tap(pointer, t00, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+                v10 = load_tap(pointer, t10, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+                v01 = load_tap(pointer, t01, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+                v11 = load_tap(pointer, t11, fill, MAX_VALUE, ZEROS, MAP_BEFORE[0])
+            value = bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE, ROUNDS)
         if channel == 0:
             r = value
             g = value

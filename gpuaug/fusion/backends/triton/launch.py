@@ -4,6 +4,7 @@ A pass is one reading and writing of all images. The front op of an ``OpPass`` i
 such as a blur. Triton compiles one *form* of a kernel per set of constants and dtypes of tensors.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
@@ -167,6 +168,23 @@ class Launch:
             )
             self._compiled[tensors[0].get_device()] = compiled
             _compiled_forms.add(form)
+
+
+@functools.cache
+def launch_for(
+    kernel: Any, dtypes: tuple[torch.dtype, ...], constants: tuple[Any, ...], *, warps: int = 4, fp_fusion: bool = True
+) -> Launch:
+    """Return the launch of a kernel whose grid and integers are passed at each call.
+
+    Args:
+        kernel: See ``Launch``.
+        dtypes: Those of the dtypes of the tensors that differ between calls.
+        constants: In the order of the kernel's signature, which ends with them.
+        warps: See ``Launch``.
+        fp_fusion: See ``Launch``.
+    """
+    names = kernel.arg_names[-len(constants) :]
+    return Launch(kernel, (1, 1, 1), (), dict(zip(names, constants, strict=True)), warps=warps, fp_fusion=fp_fusion)
 
 
 class FirstLaunch(NamedTuple):

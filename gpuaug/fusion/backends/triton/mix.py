@@ -4,16 +4,13 @@
 denote strides, in elements, of the axes batch, channel, line and x; ``_k`` of the axis of classes.
 """
 
-import functools
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.tiles import load_exact, load_exact_pixels
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device, output_constants
+from gpuaug.fusion.backends.triton.launch import Launch, kernel, launch_for, on_device, output_constants
 from gpuaug.fusion.backends.triton.pixel_math import store_channels
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
@@ -154,27 +151,16 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
     out = torch.empty((batch, soft.classes), dtype=soft.type_of(labels), device=labels.device)
     if labels.dtype == torch.bool:
         labels = labels.view(torch.uint8)
-    launch = _labels_launch(soft, labels.dtype, batch, labels.stride(), None if rows is None else rows.stride(0))
-    with on_device(labels.device):
-        launch((labels, labels if rows is None else rows, out))  # without a mix, the kernel does not read the rows
-    return out
-
-
-@functools.lru_cache(maxsize=64)
-def _labels_launch(
-    soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int, ...], row_stride: int | None
-) -> Launch:
-    """Prepare the launch of ``soft_labels``. ``dtype``, ``strides``: of the labels; ``row_stride``: ``None`` without a mix."""
-    dense = len(strides) == 2
+    is_dense = labels.ndim == 2
     block = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
-    constants: dict[str, Any] = {
-        "CLASSES": soft.classes,
-        "DENSE": dense,
-        "MIXED": row_stride is not None,
-        "DENSE_FACTOR": soft.scale,
-        "ON_VALUE": soft.label_probability,
-        "OFF_VALUE": soft.other_probability,
-        "BLOCK": block,
-    }
-    grid = (triton.cdiv(soft.classes, block), batch, 1)
-    return Launch(labels_kernel, grid, (row_stride or 0, strides[0], strides[1] if dense else 0), constants)
+    probabilities = soft.scale, soft.label_probability, soft.other_probability
+    launch = launch_for(
+        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, rows is not None, *probabilities, block)
+    )
+    with on_device(labels.device):
+        launch(
+            (labels, labels if rows is None else rows, out),  # without a mix, the kernel does not read the rows
+            (triton.cdiv(soft.classes, block), batch, 1),
+            (0 if rows is None else rows.stride(0), labels.stride(0), labels.stride(1) if is_dense else 0),
+        )
+    return out

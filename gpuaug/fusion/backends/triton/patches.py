@@ -4,9 +4,6 @@ A block computes a tile of a region, the part of a resized image that is written
 pixels of the line along x, and adds the sums to the lines of the tile, with the weights of the source line along y.
 """
 
-import functools
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +11,7 @@ from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.patches import Arrangement, Resampling, send
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import filter_weight, half_to_even
 
 TILE = (8, 32)
@@ -170,13 +167,7 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         out = arrangement.allocate(dtype, images.device)
         tiles = int((-(-arrangement.rows[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
-        launch = _patches_launch(dtype, images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats)
+        constants = images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats, *TILE
+        launch = launch_for(patches_kernel, (dtype,), constants, warps=1)
         launch((images.data, rows, resampling.levels_on(images.device, dtype), out), (tiles, len(rows), 1), strides)
     return out
-
-
-@functools.cache
-def _patches_launch(dtype: torch.dtype, *constants: Any) -> Launch:
-    """Prepare the launch of ``write_patches``, for outputs of ``dtype``, and the first four constants of the kernel."""
-    names = ("PLANAR", "CUBIC", "ROUNDS", "REPEATS", "TILE_H", "TILE_W")
-    return Launch(patches_kernel, (1, 1, 1), (), dict(zip(names, (*constants, *TILE), strict=True)), warps=1)

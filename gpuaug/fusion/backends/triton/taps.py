@@ -50,15 +50,6 @@ def select_sample(
 
 
 @triton.jit
-def pad_index(index, low, high, PADDING: tl.constexpr):
-    """Return the index of a pixel in [low, high) for any index: by reflection if ``PADDING`` is 3, else by clamping."""
-    if PADDING == 3:
-        index = low + tl.abs(index - low)
-        index = high - 1 - tl.abs(high - 1 - index)
-    return tl.minimum(tl.maximum(index, low), high - 1)
-
-
-@triton.jit
 def map_index(index, map_columns, AXIS: tl.constexpr, PADDING: tl.constexpr):
     """Map an index along one axis through an index map. Return the source index, and whether it is not in constant padding.
 
@@ -76,9 +67,10 @@ def map_index(index, map_columns, AXIS: tl.constexpr, PADDING: tl.constexpr):
         high = tl.load(map_columns + 5 + 2 * AXIS).to(tl.int32)
         if PADDING == 2:
             not_padding = (index >= low) & (index < high)
-            index = tl.minimum(tl.maximum(index, low), high - 1)
-        else:
-            index = pad_index(index, low, high, PADDING)
+        if PADDING == 3:
+            index = low + tl.abs(index - low)
+            index = high - 1 - tl.abs(high - 1 - index)
+        index = tl.minimum(tl.maximum(index, low), high - 1)
     return index, not_padding
 
 
@@ -182,12 +174,6 @@ def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
 
 
 @triton.jit
-def fixed_point_weights(weight_x, weight_y, columns):
-    """Round the weights of a resize of bytes. ``columns``: address of the columns of the resize."""
-    return fixed_point(weight_x, tl.load(columns)), fixed_point(weight_y, tl.load(columns + 3))
-
-
-@triton.jit
 def half_to_even(coordinate):
     """Round to the nearest integer, and halves to the nearest even integer, as ``grid_sample`` does."""
     floor = tl.floor(coordinate)
@@ -215,23 +201,6 @@ def bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE: tl.constexpr, RO
         upper, lower = round_half_up(upper), round_half_up(lower)
     value = lerp(upper, lower, weight_y, MAX_VALUE)
     return round_half_up(value) if ROUNDS else value
-
-
-@triton.jit
-def interpolate_taps(
-    pointer, t00, t10, t01, t11, weight_x, weight_y, fill,
-    MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr, ROUNDS: tl.constexpr,
-):  # fmt: skip
-    """Interpolate one channel bilinearly between four taps, whose digits are their x and y.
-
-    ``weight_x``, ``weight_y``: weights of the two taps to the right, and of the two lower taps. ``ROUNDS``: round to bytes
-    after each axis.
-    """
-    v00 = load_tap(pointer, t00, fill, MAX_VALUE, ZEROS, PADDING)
-    v10 = load_tap(pointer, t10, fill, MAX_VALUE, ZEROS, PADDING)
-    v01 = load_tap(pointer, t01, fill, MAX_VALUE, ZEROS, PADDING)
-    v11 = load_tap(pointer, t11, fill, MAX_VALUE, ZEROS, PADDING)
-    return bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE, ROUNDS)
 
 
 @triton.jit
@@ -445,18 +414,3 @@ def antialiased_line(
         if scale_y >= 1:
             state_line = y + 1
     return r, g, b, (state_line, line, next_total, next_r, next_g, next_b)
-
-
-@triton.jit
-def interpolate_neighbours(
-    pointer, offset, weight_x, weight_y, line_stride, SOURCE_W: tl.constexpr, MAX_VALUE: tl.constexpr, ROUNDS: tl.constexpr
-):
-    """Interpolate one channel bilinearly between four adjacent pixels.
-
-    ``offset``: offset of the upper left pixel. ``MAX_VALUE`` is not 0: floats are read tap by tap.
-    """
-    v00 = as_float(tl.load(pointer + offset), MAX_VALUE)
-    v10 = as_float(tl.load(pointer + SOURCE_W + offset), MAX_VALUE)
-    v01 = as_float(tl.load(pointer + line_stride + offset), MAX_VALUE)
-    v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), MAX_VALUE)
-    return bilinear(v00, v10, v01, v11, weight_x, weight_y, MAX_VALUE, ROUNDS)

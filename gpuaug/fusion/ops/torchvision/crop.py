@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion import transforms
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, IndexOp, as_float64, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -129,7 +129,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         return [("center_crop", {"output_size": [self._height, self._width]})]
 
 
-class FiveCrop(TorchvisionOp, IndexOp):
+class FiveCrop(TorchvisionOp, crop.CropOp):
     """``v2.FiveCrop``: crops of the four corners and of the centre, one per view.
 
     Support: fused, bit for bit, except that float64 is rounded to float32: one [view](fuse.md#views) per crop, in torchvision's
@@ -147,18 +147,13 @@ class FiveCrop(TorchvisionOp, IndexOp):
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if the crops are larger than the image; else ``None``. torchvision raises an error."""
-        too_large = np.any(self._height > size.height) or np.any(self._width > size.width)
-        return f"crops {self._height}x{self._width} out of {size.height}x{size.width}" if too_large else None
-
-    def out_applied(self, size: Size) -> Size:
-        """Size of one crop."""
-        return size.to(self._height, self._width)
+        return self._unsupported_crop(size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Return ``"view"``, (B,): the index of the view."""
         return {"view": sampler.views}
 
-    def _starts(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
+    def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first columns, first rows) of the crops, (B,) each, in images that are flipped already."""
         corner = draws["view"] % 5
         centre = _margin(size.width, self._width), _margin(size.height, self._height)
@@ -170,14 +165,14 @@ class FiveCrop(TorchvisionOp, IndexOp):
         """Shift by the start, in the flipped image for the second half of ten views."""
         is_flipped = draws["view"] >= 5
         axes = {}
-        for name, start, side in zip("xy", self._starts(draws, size), (size.width, size.height), strict=True):
+        for name, start, side in zip("xy", self.start(draws, size), (size.width, size.height), strict=True):
             mirrored = is_flipped & (name == self.flip_axis)
             axes[name] = AxisMap(np.where(mirrored, -1.0, 1.0), as_float64(np.where(mirrored, side - 1 - start, start)))
         return IndexMap(**axes)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Flip of the second half of ten views, and ``crop``."""
-        x, y = self._starts(draws, size)
+        x, y = self.start(draws, size)
         flip = "horizontal_flip" if self.flip_axis == "x" else "vertical_flip"
         flips: list[Call] = [(flip, {})] if draws["view"][sample] >= 5 else []
         window = {"top": int(y[sample]), "left": int(x[sample]), "height": self._height, "width": self._width}
@@ -241,10 +236,6 @@ class _PaddingOp(TorchvisionOp, crop.ShiftOp):
         """Padding in pixels (left, right, top, bottom): integers, or arrays (B,) if images differ in size."""
         raise NotImplementedError
 
-    def _unsupported_padding(self, size: Size) -> str | None:
-        """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``."""
-        return crop.unsupported_padding(self._padding(size), self.edge, size)
-
     def pad_call(self, size: Size, sample: int) -> Call:
         """Call of ``pad`` with ``padding`` in pixels, ``fill`` and ``padding_mode``, for one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.sample(sample)))
@@ -275,7 +266,7 @@ class Pad(_PaddingOp):
         Negative padding is not fused, nor is reflection of more pixels than the image has. Samples that skip the op must have
         the size of the others.
         """
-        return self._unsupported_padding(size) or unsupported_skip(self, size=size)
+        return crop.unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
 
     def out_applied(self, size: Size) -> Size:
         """Size of the padded image."""
@@ -320,16 +311,6 @@ class RandomCrop(_PaddingOp, crop.Crop):
         missing_columns = np.maximum(self._width - (size.width + left + right), 0)
         missing_rows = np.maximum(self._height - (size.height + top + bottom), 0)
         return left + missing_columns, right + missing_columns, top + missing_rows, bottom + missing_rows
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Reason why images of ``size`` cannot be cropped in a fused pass, or ``None``.
-
-        torchvision raises an error if the crop exceeds the canvas. Samples that skip the op must have the size of the others.
-        """
-        canvas = self._canvas(size)
-        if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
-            return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}"
-        return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``pad``, unless the padding is 0, and call of ``crop`` with the window in pixels."""

@@ -12,14 +12,9 @@ def label_key(names: Iterable[Any]) -> str | None:
 
     It is the first key that is ``labels`` in lower case, otherwise the first key that contains ``label``; ``None`` without one.
     """
-    first: str | None = None
-    for name in names:
-        text = name.lower() if isinstance(name, str) else ""
-        if text == "labels":
-            return str(name)
-        if first is None and "label" in text:
-            first = str(name)
-    return first
+    texts = {name: name.lower() for name in names if isinstance(name, str)}
+    exact = (name for name, text in texts.items() if text == "labels")
+    return next(exact, next((name for name, text in texts.items() if "label" in text), None))
 
 
 def check_labels_getter(name: str, getter: Any) -> None:

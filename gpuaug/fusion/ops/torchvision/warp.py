@@ -113,7 +113,7 @@ class Rotation(_Warp):
         cosine, sine = np.cos(radians), np.sin(radians)
         frame = _rotated_frame(size, draws["angle"]) if self._expands else size
         shift = (frame.width - size.width) / 2, (frame.height - size.height) / 2
-        return warp.about_centre(cosine, sine, -sine, cosine, size, self._centre, shift)
+        return warp.about_centre((cosine, sine, -sine, cosine), size, self._centre, shift)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rotate`` with ``angle`` in degrees, ``expand`` and ``center``."""
@@ -151,7 +151,7 @@ class Affine(_Warp):
         d = np.cos(angle) - c * np.tan(shear_x)
         scale = draws["scale"]
         shift = draws["shift_x"], draws["shift_y"]
-        return warp.about_centre(scale * a, scale * b, scale * c, scale * d, size, self._centre, shift)
+        return warp.about_centre((scale * a, scale * b, scale * c, scale * d), size, self._centre, shift)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``angle`` and ``shear`` in degrees, ``translate`` in pixels and ``scale``."""

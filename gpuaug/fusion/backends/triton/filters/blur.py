@@ -1,7 +1,8 @@
-"""Triton kernels of large Gaussian blurs, and the launches of blurs of all sizes.
+"""Triton kernels of Gaussian blurs.
 
-A large blur runs in two launches, one per axis, or, for bfloat16 output, in one launch with a thread block per *strip*, that
-is, ``STRIP`` lines of the image. ``tiles.py`` describes the tiles of thread blocks.
+A blur of up to ``ONE_LAUNCH_SIDE`` pixels runs in one launch, with all taps of both axes. A larger blur runs in two launches,
+one per axis, or, for bfloat16 output, in one launch with a thread block per *strip*, that is, ``STRIP`` lines of the image.
+``tiles.py`` describes the tiles of thread blocks.
 """
 
 from typing import Any
@@ -12,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.frame import filter_launch, tiles_of
-from gpuaug.fusion.backends.triton.filters.small_blur import small_blur
 from gpuaug.fusion.backends.triton.filters.tiles import (
     BORDERS,
     LINES,
@@ -208,6 +208,31 @@ def blur_strips_kernel(
                 r, g, b, x, y, sample, plane, height, width, row, out, out_c, out_h,
                 OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
             )  # fmt: skip
+
+
+@triton.jit
+def small_blur(
+    plane, between, row, first, y, x, height, width, stride_y,
+    SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
+):  # fmt: skip
+    """Blur each line along x, then along y. Row: apply mask, sigma of y and x. ``SETTINGS``: (taps of y, taps of x, border)."""
+    TAPS_Y: tl.constexpr = SETTINGS[0]
+    TAPS_X: tl.constexpr = SETTINGS[1]
+    exponent_y, exponent_x = gaussian_exponent(tl.load(row + 1)), gaussian_exponent(tl.load(row + 2))
+    norm_y, norm_x = gaussian_norm(exponent_y, TAPS_Y), gaussian_norm(exponent_x, TAPS_X)
+    total = tl.zeros((ACROSS, ALONG), tl.float32)
+    for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
+        line_y = first + (start - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
+        line = plane + border_index(line_y, height, SETTINGS[2]) * stride_y
+        lines = tl.zeros((ACROSS, LINES), tl.float32)
+        for tap in tl.static_range(TAPS_X):
+            tap_x = x + (tap - TAPS_X // 2)
+            inside = (line_y >= 0) & (line_y < height) & (tap_x >= 0) & (tap_x < width)
+            pixels = load_lines(line + border_index(tap_x, width, SETTINGS[2]) * SOURCE_W, inside, SETTINGS[2], BYTES)
+            distance = tl.full((), tap - TAPS_X // 2, tl.float32)
+            lines += tl.exp(distance * distance * exponent_x) * norm_x * pixels
+        total = add_lines(total, lines, start, exponent_y, norm_y, TAPS_Y, ALONG)
+    return total * (1 / 255) if BYTES else total
 
 
 def blur_launches(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | FilterLaunch:
