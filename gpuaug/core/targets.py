@@ -9,7 +9,7 @@ torchvision's tensor classes are recognized by the name of their module, because
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple, Self
@@ -32,7 +32,7 @@ class Kind:
     class_name: str = ""
     """torchvision's tensor class; ``""`` if there is none."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Usual key in target dicts."""
         return next(iter(self.keys))
@@ -62,19 +62,8 @@ PER_BOX = frozenset(
     {
         *TARGET_KEYS,
         *(LABELS.keys | VALID.keys),
-        *(
-            "names",
-            "segmentation",
-            "area",
-            "areas",
-            "iscrowd",
-            "is_crowd",
-            "scores",
-            "weight",
-            "weights",
-            "visibility",
-            "difficult",
-        ),
+        *("names", "segmentation", "area", "areas", "iscrowd", "is_crowd", "scores"),
+        *("weight", "weights", "visibility", "difficult"),
         *("truncated", "occluded", "id", "ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
     }
 )
@@ -140,43 +129,8 @@ _descriptors: Any = vars(Tensor.__base__)
 _shape, _dtype, _device = (_descriptors[name].__get__ for name in ("shape", "dtype", "device"))
 
 
-class Column(NamedTuple):
-    """Values of one key in a list of dicts."""
-
-    samples: Sequence[int]
-    """For each value, the index of its dict, ascending."""
-    values: Sequence[Any]
-
-
-def columns(records: Sequence[Mapping[Any, Any]]) -> dict[Any, Column]:
-    """Return key → column. Keys are in the order of their first occurrence."""
-    names = tuple(records[0]) if records else ()
-    if all(tuple(record) == names for record in records):
-        samples = range(len(records))
-        values = zip(*[record.values() for record in records], strict=True)
-        return {name: Column(samples, column) for name, column in zip(names, values, strict=True)}
-    result: dict[Any, tuple[list[int], list[Any]]] = {}
-    for sample, record in enumerate(records):
-        for name, value in record.items():
-            samples_of_name, values_of_name = result.setdefault(name, ([], []))
-            samples_of_name.append(sample)
-            values_of_name.append(value)
-    return {name: Column(*column) for name, column in result.items()}
-
-
-def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split ``values`` into tensors of ``counts`` rows, which share the memory of ``values``.
-
-    If ``values`` requires no gradient, each tensor has a separate version counter.
-    """
-    if values.requires_grad:
-        return values.split_with_sizes(counts)
-    with torch.no_grad():  # a third faster than with gradients enabled
-        return torch.unsafe_split_with_sizes(values, counts)
-
-
 class PackedColumn(NamedTuple):
-    """Description of a packed column, without its data."""
+    """Description of a column without its data, for the concatenation of its tensors."""
 
     name: Any
     """Key of the column in the dicts."""
@@ -191,11 +145,16 @@ class PackedColumn(NamedTuple):
     attributes: list[dict[str, Any]]
     """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
 
+    def parts(self, flat: Tensor) -> Sequence[Tensor]:
+        """Split the concatenation ``flat`` into plain tensors, which share the memory of ``flat``."""
+        parts = split(flat, self.lengths)
+        if self.shapes is None:
+            return parts
+        return [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
+
     def tensors(self, flat: Tensor) -> Sequence[Tensor]:
         """Split the concatenation ``flat`` into the tensors of the column. The tensors share the memory of ``flat``."""
-        parts = split(flat, self.lengths)
-        if self.shapes is not None:
-            parts = [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
+        parts = self.parts(flat)
         if self.tensor_type is Tensor:
             return parts
         typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
@@ -209,63 +168,75 @@ class PackedColumn(NamedTuple):
         return self._replace(tensor_type=Tensor, attributes=[{}])
 
 
-class TensorColumn:
-    """Column whose values are all tensors, with cached properties of the whole column.
+class Column:
+    """Values of one key in a list of dicts, with cached properties of the whole column.
 
     Args:
-        samples: Index of the dict of each tensor.
-        tensors: The tensors. Unless all values are tensors, only ``samples``, ``tensors`` and ``types`` can be read.
+        samples: Index of the dict of each value, ascending.
+        values: The values. Unless all are tensors, only ``samples``, ``values``, ``name`` and ``types`` can be read.
+        name: The key.
     """
 
-    packed: PackedColumn | None = None
-    """Description of a column that is packed already."""
-    tensors: Sequence[Any]
+    values: Sequence[Any]
 
-    def __init__(self, samples: Sequence[int], tensors: Sequence[Any]) -> None:
-        self.samples, self.tensors = samples, tensors
+    def __init__(self, samples: Sequence[int], values: Sequence[Any], name: Any = "") -> None:
+        self.samples, self.values, self.name = samples, values, name
+        self.types = set(map(type, values))
+        """Set of the classes of the values."""
 
-    @cached_property
-    def types(self) -> set[type]:
-        """Set of the classes of the tensors."""
-        return set(map(type, self.tensors))
-
-    @property
-    def are_plain(self) -> bool:
-        """True if no tensor is of a subclass of ``torch.Tensor``."""
-        return self.types <= {Tensor}
+    def selected(self, positions: Sequence[int]) -> "Column":
+        """Return the column of the values at ``positions``, which are ascending."""
+        samples = [self.samples[position] for position in positions]
+        return Column(samples, [self.values[position] for position in positions], self.name)
 
     @cached_property
     def attributes(self) -> list[dict[str, Any]]:
         """Attributes of each tensor, such as the format of torchvision's boxes."""
-        return list(map(vars, self.tensors))
+        return list(map(vars, self.values))
 
     @cached_property
     def shapes(self) -> list[torch.Size]:
         """Shape of each tensor."""
         with as_plain_tensors():
-            return list(map(_shape, self.tensors))
+            return list(map(_shape, self.values))
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Number of entries of each tensor along the first axis; -1 for a tensor without axes."""
+        return [shape[0] if shape else -1 for shape in self.shapes]
 
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
         """Set of the tensors' dtypes."""
         with as_plain_tensors():
-            return set(map(_dtype, self.tensors))
+            return set(map(_dtype, self.values))
 
     @cached_property
     def devices(self) -> set[torch.device]:
         """Set of the tensors' devices."""
         with as_plain_tensors():
-            return set(map(_device, self.tensors))
+            return set(map(_device, self.values))
 
     def are_on(self, device: torch.device) -> bool:
         """Return whether all values are tensors on ``device``."""
         return all(issubclass(cls, Tensor) for cls in self.types) and self.devices <= {device}
 
     @cached_property
+    def packed(self) -> PackedColumn:
+        """Description of the column. Of tensors of several classes, it names the class of the first."""
+        cls = type(self.values[0])
+        attributes = [{}] if cls is Tensor else self.attributes
+        attributes = attributes[:1] if all(own == attributes[0] for own in attributes) else attributes
+        if self.row_shape is not None:
+            return PackedColumn(self.name, self.samples, self.lengths, None, cls, attributes)
+        lengths = [shape.numel() for shape in self.shapes]
+        return PackedColumn(self.name, self.samples, lengths, self.shapes, cls, attributes)
+
+    @cached_property
     def joined(self) -> Tensor:
         """Concatenation of the tensors along the first axis, as a plain tensor."""
         with as_plain_tensors():
-            return torch.cat(tuple(self.tensors))
+            return torch.cat(tuple(self.values))
 
     @cached_property
     def row_shape(self) -> torch.Size | None:
@@ -286,29 +257,17 @@ class TensorColumn:
         promoted = torch.float64 if torch.float64 in self.dtypes else torch.float32
         dtype = promoted if len(self.dtypes) > 1 else None
         with as_plain_tensors():
-            return torch.cat([value.to(dtype or value.dtype).flatten(0, -2) for value in self.tensors])
-
-    def typed(self, parts: Sequence[Tensor], changes: Mapping[str, Any], *, is_pure: bool) -> Sequence[Tensor]:
-        """Return ``parts`` as instances of the classes of the tensors. Arguments as of ``with_class_of``.
-
-        ``is_pure``: whether parts for torchvision's tensors become plain tensors.
-        """
-        if self.are_plain:
-            return parts
-        return [
-            part if is_pure and type_name(tensor) else with_class_of(part, tensor, **changes)
-            for part, tensor in zip(parts, self.tensors, strict=True)
-        ]
+            return torch.cat([value.to(dtype or value.dtype).flatten(0, -2) for value in self.values])
 
     @cached_property
     def elements(self) -> Tensor:
         """All elements of the tensors, in order, (n,), as a plain tensor."""
         with as_plain_tensors():
-            return torch.cat([tensor.flatten() for tensor in self.tensors])
+            return torch.cat([tensor.flatten() for tensor in self.values])
 
 
-class FlatColumn(TensorColumn):
-    """A packed column with its data, which is split into tensors only when a caller reads ``tensors``.
+class FlatColumn(Column):
+    """A packed column with its data, which is split into tensors only when a caller reads ``values``.
 
     Args:
         packed: Description of the column.
@@ -318,8 +277,9 @@ class FlatColumn(TensorColumn):
     packed: PackedColumn
 
     def __init__(self, packed: PackedColumn, flat: Tensor) -> None:
-        self.packed, self.joined, self.samples = packed, flat, packed.samples
+        self.packed, self.joined, self.samples, self.name = packed, flat, packed.samples, packed.name
         self.dtypes, self.devices, self.types = {flat.dtype}, {flat.device}, {packed.tensor_type}
+        self.row_shape = flat.shape[1:] if packed.shapes is None else None
 
     @cached_property
     def attributes(self) -> list[dict[str, Any]]:
@@ -328,17 +288,17 @@ class FlatColumn(TensorColumn):
         return attributes * len(self.packed.lengths) if len(attributes) == 1 else attributes
 
     @cached_property
+    def lengths(self) -> list[int]:
+        """Number of entries of each tensor along the first axis; -1 for a tensor without axes."""
+        return self.packed.lengths if self.packed.shapes is None else super().lengths
+
+    @cached_property
     def shapes(self) -> list[torch.Size]:
         """Shape of each tensor."""
         return self.packed.shapes or [torch.Size((length, *self.joined.shape[1:])) for length in self.packed.lengths]
 
     @cached_property
-    def row_shape(self) -> torch.Size | None:
-        """Shape of one row; ``None`` if it differs between the tensors."""
-        return self.joined.shape[1:] if self.packed.shapes is None else None
-
-    @cached_property
-    def tensors(self) -> Sequence[Tensor]:  # type: ignore[override]
+    def values(self) -> Sequence[Tensor]:  # type: ignore[override]
         """The tensors, which share the memory of ``joined``."""
         return self.packed.tensors(self.joined)
 
@@ -346,6 +306,36 @@ class FlatColumn(TensorColumn):
     def elements(self) -> Tensor:  # type: ignore[override]
         """All elements of the tensors, in order, (n,), as a plain tensor."""
         return self.joined.flatten()
+
+
+def columns(records: Sequence[Mapping[Any, Any]], samples: Sequence[int] | None = None) -> dict[Any, Column]:
+    """Return key → column. Keys are in the order of their first occurrence.
+
+    ``samples``: index that each record has in ``Column.samples``, ascending. Default: its position.
+    """
+    samples = range(len(records)) if samples is None else samples
+    names = tuple(records[0]) if records else ()
+    if all(tuple(record) == names for record in records):
+        values = zip(*[record.values() for record in records], strict=True)
+        return {name: Column(samples, column, name) for name, column in zip(names, values, strict=True)}
+    result: dict[Any, tuple[list[int], list[Any]]] = {}
+    for sample, record in zip(samples, records, strict=True):
+        for name, value in record.items():
+            samples_of_name, values_of_name = result.setdefault(name, ([], []))
+            samples_of_name.append(sample)
+            values_of_name.append(value)
+    return {name: Column(*column, name) for name, column in result.items()}
+
+
+def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Split ``values`` into tensors of ``counts`` rows, which share the memory of ``values``.
+
+    If ``values`` requires no gradient, each tensor has a separate version counter.
+    """
+    if values.requires_grad:
+        return values.split_with_sizes(counts)
+    with torch.no_grad():  # a third faster than with gradients enabled
+        return torch.unsafe_split_with_sizes(values, counts)
 
 
 class TargetsLayout:
@@ -417,22 +407,23 @@ class PackedTargets:
         pairs = zip(self.layout.packed, self.flat, strict=True)
         return {column.name: FlatColumn(column, flat) for column, flat in pairs}
 
-    def with_columns(self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None) -> Self:
+    def with_columns(
+        self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None
+    ) -> "PackedTargets":
         """Return packed targets with columns replaced or added.
 
         Args:
             columns: Key → (description, concatenation) of each new column.
             pending: Removal of rows in the new targets.
         """
-        old = {name: (column.packed, column.joined) for name, column in self.columns().items()}
-        new = list({**old, **columns}.values())
         layout = self.layout
-        new_layout = TargetsLayout(
-            layout.container_type, layout.records, [column for column, _ in new], layout.others, layout.groups
-        )
-        return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
+        old = {column.name: (column, flat) for column, flat in zip(layout.packed, self.flat, strict=True)}
+        new = {**old, **columns}.values()
+        packed = [column for column, _ in new]
+        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.others, layout.groups)
+        return PackedTargets(tuple(flat for _, flat in new), self.others, new_layout, pending)
 
-    def settled(self) -> Self:
+    def settled(self) -> "PackedTargets":
         """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
@@ -452,7 +443,7 @@ class PackedTargets:
         assert self.pending is None, "the number of rows is not known yet"
         records: list[Any] = [record.copy() for record in self.layout.records]
         for name, column in self.columns().items():
-            for sample, tensor in zip(column.samples, column.tensors, strict=True):
+            for sample, tensor in zip(column.samples, column.values, strict=True):
                 records[sample][name] = tensor
         for (sample, name), value in zip(self.layout.others, self.others, strict=True):
             records[sample][name] = value

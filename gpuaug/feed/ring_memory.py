@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.packed_targets import are_packable, pack_targets, unpack_targets
+from gpuaug.core.packed_targets import can_be_packed, pack_targets, unpack_targets
 from gpuaug.feed.shared_storage import private_memfd
 
 ALIGN = 512
@@ -350,7 +350,7 @@ def takes_room(leaf: Any) -> bool:
     """Return whether a leaf of a batch takes room in a slot: it can be stored, or be packed as a tensor of a target dict."""
     if type(leaf) is Tensor or not isinstance(leaf, Tensor):
         return can_be_stored(leaf)
-    return are_packable((leaf,), any_size=True)
+    return can_be_packed(leaf)
 
 
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:

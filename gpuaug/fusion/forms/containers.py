@@ -21,11 +21,11 @@ from gpuaug.core.targets import (
     TARGET_KEYS,
     TARGET_TYPES,
     VALID,
+    Column,
     FlatColumn,
     Kind,
     PackedColumn,
     PackedTargets,
-    TensorColumn,
     columns,
     holds_targets,
     type_name,
@@ -43,8 +43,6 @@ _Results = Callable[[], Any]
 
 _Parts = Callable[[], Sequence[Any]]
 """Function that returns the transformed values of a column."""
-
-(_VALID,) = VALID.keys
 
 
 class Container:
@@ -76,8 +74,9 @@ class Container:
             value = value.unpacked() if isinstance(value, PackedTargets) else value
             read = {"targets": self._target_dicts, "mask": self._mask_list}.get(key)
             results = self._of_batch(value, ()) if read is None else read(value)
-        self._results = results or (lambda: value)
-        self.targets = [slot.pack() for slot in self.slots]
+        self.output = results or (lambda: value)
+        """Function that returns the container with the transformed targets."""
+        self.targets = [slot.target for slot in self.slots]
 
     @property
     def inner_keys(self) -> list[str]:
@@ -85,15 +84,15 @@ class Container:
         is_list = self.key == "tv_tensors" and self.slots
         return [*(adapter.key for adapter in self.maps), *(("targets",) if is_list else ())]
 
-    def output(self) -> Any:
-        """Return the container with the transformed targets."""
-        return self._results()
-
-    def _slot(self, kind: Kind, path: _Path, column: TensorColumn, *, key: str = "", per_frame: bool) -> Slot:
-        """Create a slot. ``key``: key of the targets in target dicts; empty for other containers."""
-        slot = Slot(kind, key or kind.name, path, column, self._call, per_frame=per_frame)
+    def _slot(self, kind: Kind, path: _Path, column: Column, *, per_frame: bool) -> Slot:
+        """Create a slot."""
+        slot = Slot(kind, path, column, self._call, per_frame)
         self.slots.append(slot)
         return slot
+
+    def _by_key(self, path: _Path) -> Kind | None:
+        """Return the kind of the values at a path if it follows from their key in target dicts, whatever their class."""
+        return TARGET_KEYS.get(path[0]) if self.key == "targets" and len(path) == 1 else None
 
     def _mask_list(self, value: Sequence[Any]) -> _Results:
         """Read a list of masks, one tensor per image."""
@@ -103,15 +102,15 @@ class Container:
             raise ArgumentError(
                 f"mask must hold masks for each of the {self._batch} images, got {len(value)}. Pass one tensor per image."
             )
-        slot = self._slot(MASKS, (), TensorColumn(range(len(value)), value), per_frame=False)
+        slot = self._slot(MASKS, (), Column(range(len(value)), value), per_frame=False)
         cls: Any = type(value)
         return lambda: cls(slot.parts())
 
     def _target_dicts(self, value: Any) -> _Results:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
         call, frames = self._call, self._call.frames
-        is_nested = bool(frames) and isinstance(value, list | tuple) and bool(value)
-        is_nested = is_nested and all(isinstance(clip, list | tuple) for clip in value)
+        is_list = isinstance(value, list | tuple)
+        is_nested = frames > 0 and is_list and len(value) > 0 and all(isinstance(clip, list | tuple) for clip in value)
         if is_nested and any(len(clip) != frames for clip in value):
             count = next(len(clip) for clip in value if len(clip) != frames)
             raise ArgumentError(
@@ -119,9 +118,9 @@ class Container:
                 "Pass one dict per clip, or one dict per frame."
             )
         records = [record for clip in value for record in clip] if is_nested else value
-        per_frame = is_nested or (frames > 1 and isinstance(value, list | tuple) and len(value) == self._call.size.images)
-        _check_dicts(records, self._call.size.images if per_frame else self._batch)
-        parts = self._of_records(records, range(len(records)), (), by_key=True, per_frame=per_frame)
+        per_frame = is_nested or (frames > 1 and is_list and len(value) == call.size.images)
+        _check_dicts(records, call.size.images if per_frame else self._batch)
+        parts = self._of_records(Column(range(len(records)), records), (), per_frame=per_frame)
         assert parts is not None
 
         def results() -> Any:
@@ -137,37 +136,30 @@ class Container:
         """Read packed target dicts. Return ``None`` if they have to be unpacked."""
         own = packed.columns()
         by_key = self.key == "targets"
-        names = set().union(*packed.layout.records) & {*TARGET_KEYS, _VALID}
+        names = set().union(*packed.layout.records) & {*TARGET_KEYS, VALID.name}
         is_list = by_key or self.key == "tv_tensors"
         if self._call.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
             return None
-        slots: dict[Any, Slot] = {}
-        for name, column in own.items():
-            kind = TARGET_TYPES.get(type_name_of(column.packed.tensor_type))
-            kind = TARGET_KEYS.get(name, kind) if by_key else kind
-            if kind is not None:
-                slots[name] = Slot(kind, name if name in kind.keys else kind.name, (name,), column, self._call)
-                if any(len(shape) != 3 for shape in column.shapes) if kind is MASKS else column.packed.shapes is not None:
-                    return None
-        boxes = [slot for slot in slots.values() if slot.kind is BOXES]
-        flags = own.get(_VALID)
-        rows = [(list(slot.column.samples), own[slot.path[0]].packed.lengths) for slot in boxes]
-        if len(boxes) > 1 or (flags is not None and rows != [(list(flags.samples), flags.packed.lengths)]):
+        self._of_columns(own, (), per_frame=False)
+        boxes = [slot for slot in self.slots if slot.kind is BOXES]
+        if len(boxes) > 1 or any(slot.column.samples != own.get(VALID.name, slot.column).samples for slot in boxes):
+            self.slots.clear()
             return None
-        self.slots += slots.values()
-        _assign_valid([(False, slot) for slot in boxes], flags)
-        is_pure = self._call.conversions.is_pure
+        # Not ``self`` in the function, which would be a reference cycle.
+        slots, is_pure = self.slots, self._call.conversions.is_pure
 
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
-            for name, slot in slots.items():
-                changes[name] = slot.packed()
+            if by_key and is_pure:
+                typed = (column for column in own.values() if type_name_of(column.packed.tensor_type))
+                changes = {column.name: (column.packed.plain(), column.joined) for column in typed}
+            for slot in slots:
+                changes[slot.path[-1]] = slot.result()
                 if slot.valid is not None:
-                    counts = changes[name][0].lengths
-                    changes[_VALID] = PackedColumn(_VALID, slot.column.samples, counts, None, Tensor, [{}]), slot.valid
-            if is_pure and by_key:
-                others = (name for name in own if name not in changes and type_name_of(own[name].packed.tensor_type))
-                changes |= {name: (own[name].packed.plain(), own[name].joined) for name in others}
+                    changes[VALID.name] = (
+                        PackedColumn(VALID.name, slot.column.samples, slot.counts, None, Tensor, [{}]),
+                        slot.valid,
+                    )
             return packed.with_columns(changes)
 
         return results
@@ -183,7 +175,8 @@ class Container:
             return self._tensor_of_batch(value, path)
         call = self._call
         if call.frames and self._is_per_frame(value):
-            parts = self._of_column(list(chain.from_iterable(value)), range(call.size.images), path, per_frame=True)
+            frames = Column(range(call.size.images), list(chain.from_iterable(value)))
+            parts = self._of_column(frames, path, per_frame=True)
             assert parts is not None
             return lambda: type(value)(map(type(value[0]), call.output_frames(parts())))
         if _is_sequence(value):
@@ -191,24 +184,23 @@ class Container:
         if not batches.is_container(value):
             return None
         members: dict[Any, _Results] = {}
-        names = batches.member_names(value)
-        # In a mapping, ``valid`` refers to the first boxes.
-        boxes = (name for name in names if isinstance(value, Mapping) and type_name(value[name]) == BOXES.class_name)
-        first = next(boxes, None)
-        for name in names:
-            results = self._of_batch(batches.member(value, name), (*path, name))
-            if results is None:
-                continue
-            members[name] = results
-            if name is first:
-                slot = self.slots[-1]
-                members[_VALID] = lambda slot=slot: slot.valid  # type: ignore[misc]
-                if _VALID in value:
-                    valid = value[_VALID]
-                    samples = slot.column.samples
-                    is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
-                    slot.flags = TensorColumn(samples, valid.split(1) if is_one_each else [valid] * len(samples))
-                    slot.valid_samples = samples
+        boxes: list[Slot] = []
+        """Boxes that are directly in the mapping."""
+        for name in batches.member_names(value):
+            inner = batches.member(value, name)
+            results = self._of_batch(inner, (*path, name))
+            if results is not None:
+                members[name] = results
+                is_boxes = isinstance(value, Mapping) and type_name(inner) == BOXES.class_name
+                boxes += self.slots[-1:] if is_boxes else []
+        if boxes:  # ``valid`` refers to the first
+            members[VALID.name] = lambda: boxes[0].valid
+            if VALID.name in value:
+                valid = value[VALID.name]
+                samples = boxes[0].column.samples
+                is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
+                flags = Column(samples, valid.split(1) if is_one_each else [valid] * len(samples))
+                boxes[0].set_valid(flags, samples)
         return (lambda: batches.replace(value, {name: results() for name, results in members.items()})) if members else None
 
     def _sequence_of_batch(self, value: Sequence[Any], path: _Path) -> _Results | None:
@@ -221,7 +213,7 @@ class Container:
                 f"{len(value)}. Put tensors that hold all images into a dict, not into a list."
             )
         self._check_elements(value)
-        parts = self._of_column(value, range(self._batch), path, per_frame=False)
+        parts = self._of_column(Column(range(self._batch), value), path, per_frame=False)
         if parts is None:
             return None
         return lambda: batches.replace(value, dict(enumerate(parts())))
@@ -234,7 +226,7 @@ class Container:
         call, batch, frames = self._call, self._batch, self._call.frames
         # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
         if batch == 1 and tensor.ndim < 4:
-            parts = self._of_column([tensor], range(1), path, per_frame=False)
+            parts = self._of_column(Column((0,), (tensor,)), path, per_frame=False)
             assert parts is not None
             return lambda: parts()[0]
         if kind is MASKS:
@@ -255,7 +247,7 @@ class Container:
         slot = self._slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
 
         def results() -> Tensor:
-            column, values = slot.packed()
+            column, values = slot.result()
             values = values.view(tensor.shape)
             (result,) = column._replace(lengths=[len(tensor)]).tensors(
                 values[:, list(call.frame_indices)] if per_frame else values
@@ -264,33 +256,28 @@ class Container:
 
         return results
 
-    def _of_column(
-        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, key: str = "", per_frame: bool
-    ) -> _Parts | None:
+    def _of_column(self, column: Column, path: _Path, *, per_frame: bool) -> _Parts | None:
         """Read the values at one place of each image or frame. Return ``None`` if there are no targets in them.
 
         Args:
-            values: The values. A tensor belongs to the image or frame of its value.
-            samples: Index of the image or frame of each value.
+            column: The values. A tensor belongs to the image or frame of its value.
             path: Place of the values.
-            key: Key of target dicts that the values have; empty if targets are recognized by their classes.
             per_frame: Whether the samples are frames.
         """
-        groups: dict[Kind | None, Sequence[int]] = {TARGET_KEYS[key]: range(len(values))} if key else _by_kind(values)
+        by_key = self._by_key(path)
+        count = len(column.samples)
         results: list[tuple[Sequence[int], _Parts]] = []
-        for kind, positions in groups.items():
-            group, owners = _selected(values, positions), _selected(samples, positions)
+        for kind, positions in (_by_class(column) if by_key is None else {by_key: range(count)}).items():
+            group = column if len(positions) == count else column.selected(positions)
             if kind is not None:
-                slot = self._slot(kind, path, TensorColumn(owners, group), key=key, per_frame=per_frame)
-                results.append((positions, slot.parts))
-            elif (parts := self._of_records(group, owners, path, per_frame=per_frame)) is not None:
+                results.append((positions, self._slot(kind, path, group, per_frame=per_frame).parts))
+            elif (parts := self._of_records(group, path, per_frame=per_frame)) is not None:
                 results.append((positions, parts))
-
-        if len(results) == 1 and len(results[0][0]) == len(values):
+        if len(results) == 1 and len(results[0][0]) == count:
             return results[0][1]
 
         def put() -> Sequence[Any]:
-            made = list(values)
+            made = list(column.values)
             for positions, parts in results:
                 for position, part in zip(positions, parts(), strict=True):
                     made[position] = part
@@ -298,61 +285,74 @@ class Container:
 
         return put if results else None
 
-    def _of_records(
-        self, values: Sequence[Any], samples: Sequence[int], path: _Path, *, by_key: bool = False, per_frame: bool
-    ) -> _Parts | None:
-        """Read containers, one per image or frame, by column. Arguments and result as of ``_of_column``.
+    def _of_columns(
+        self, own: Mapping[Any, Column], path: _Path, *, per_frame: bool, are_mappings: bool = True
+    ) -> list[tuple[Any, Sequence[int], _Parts]]:
+        """Read the columns of containers.
 
-        ``by_key``: whether the containers are target dicts. They are then copied even if there are no targets.
+        Args:
+            own: Key → column.
+            path: Place of the containers.
+            per_frame: Whether the samples are frames.
+            are_mappings: Whether they are mappings, which get ``valid`` for the boxes that are directly in them.
+
+        Returns:
+            (key, sample of each value, function that returns the transformed values) for each column with targets.
+
+        Raises:
+            ArgumentError: If a target dict has boxes under two keys.
         """
-        are_dicts = set(map(type, values)) == {dict}
-        records = (
-            values
-            if are_dicts
-            else [{name: batches.member(value, name) for name in batches.member_names(value)} for value in values]
-        )
-        own = columns(records)
         results: list[tuple[Any, Sequence[int], _Parts]] = []
-        boxes: list[tuple[bool, Slot]] = []
-        for name, (positions, column) in own.items():
-            key = name if by_key and name in TARGET_KEYS else ""
-            if not key and HOLDS_NOTHING.issuperset(map(type, column)):
-                continue
-            start = len(self.slots)
-            parts = self._of_column(column, _selected(samples, positions), (*path, name), key=key, per_frame=per_frame)
-            if parts is not None:
-                results.append((name, positions, parts))
-            new_slots = self.slots[start:]
-            boxes += [(bool(key), slot) for slot in new_slots if slot.kind is BOXES and slot.path == (*path, name)]
-        if are_dicts or all(isinstance(value, Mapping) for value in values):
-            positions, column = own.get(_VALID, ((), ()))
-            _assign_valid(boxes, TensorColumn(_selected(samples, positions), column) if column else None)
+        start = len(self.slots)
+        keyed = [set(own[name].samples) for name in BOXES.keys if name in own and self._by_key((*path, name))]
+        if len(keyed) > 1 and not keyed[0].isdisjoint(keyed[1]):
+            sample = min(keyed[0] & keyed[1])
+            raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
+        for name, column in own.items():
+            if not column.types <= HOLDS_NOTHING or self._by_key((*path, name)):
+                parts = self._of_column(column, (*path, name), per_frame=per_frame)
+                if parts is not None:
+                    results.append((name, column.samples, parts))
+        boxes = [slot for slot in self.slots[start:] if are_mappings and slot.kind is BOXES and slot.path[:-1] == path]
+        # ``valid`` refers to the boxes under a key of target dicts, otherwise to the first boxes.
+        taken: set[int] = set()
+        for slot in sorted(boxes, key=lambda slot: self._by_key(slot.path) is None):
+            samples = [sample for sample in slot.column.samples if sample not in taken]
+            slot.set_valid(own.get(VALID.name), samples)
+            taken.update(samples)
+        return [*results, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in boxes)]
+
+    def _of_records(self, column: Column, path: _Path, *, per_frame: bool) -> _Parts | None:
+        """Read containers, one per image or frame, by column. Arguments and result as of ``_of_column``."""
+        values, samples = column.values, column.samples
+        are_dicts = column.types == {dict}
+        records = values
+        if not are_dicts:
+            records = [{name: batches.member(value, name) for name in batches.member_names(value)} for value in values]
+        are_mappings = are_dicts or all(isinstance(value, Mapping) for value in values)
+        results = self._of_columns(columns(records, samples), path, per_frame=per_frame, are_mappings=are_mappings)
         position_of = {sample: position for position, sample in enumerate(samples)}
-        is_pure = self._call.conversions.is_pure
+        are_target_dicts = self.key == "targets" and not path  # these are copied even if there are no targets
+        is_pure = are_target_dicts and self._call.conversions.is_pure
 
         def put() -> Sequence[Any]:
             # For a dict: a copy, which is changed. For another container: only the changes.
             changes: list[dict[Any, Any]] = [value.copy() if type(value) is dict else {} for value in values]
-            for name, positions, parts in results:
-                for position, part in zip(positions, parts(), strict=True):
-                    changes[position][name] = part
-            for _, slot in boxes:
-                for sample, part in zip(slot.column.samples, slot.valid_parts, strict=True):
-                    if sample in slot.valid_samples:
-                        changes[position_of[sample]][_VALID] = part
-            if by_key and is_pure:
-                for record, change in zip(records, changes, strict=True):
-                    for name, value in {**record, **change}.items():
-                        if type(value) not in HOLDS_NOTHING and type_name(value):
-                            change[name] = value.as_subclass(Tensor)
+            for name, owners, parts in results:
+                for sample, part in zip(owners, parts(), strict=True):
+                    changes[position_of[sample]][name] = part
+            for record, change in zip(records, changes, strict=True) if is_pure else ():
+                for name, value in {**record, **change}.items():
+                    if type(value) not in HOLDS_NOTHING and type_name(value):
+                        change[name] = value.as_subclass(Tensor)
             if are_dicts:
                 return changes
             return [
-                change if type(value) is dict else batches.replace(value, change) if change or by_key else value
+                change if type(value) is dict else batches.replace(value, change) if change or are_target_dicts else value
                 for value, change in zip(values, changes, strict=True)
             ]
 
-        return put if results or by_key else None
+        return put if results or are_target_dicts else None
 
     def _check_elements(self, elements: Sequence[Any]) -> None:
         """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
@@ -383,42 +383,17 @@ class Container:
         return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
 
 
-def _selected(values: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
-    """Return the values at ``positions``, which are ascending."""
-    return values if len(positions) == len(values) else [values[position] for position in positions]
-
-
-def _by_kind(values: Sequence[Any]) -> dict[Kind | None, Sequence[int]]:
+def _by_class(column: Column) -> dict[Kind | None, Sequence[int]]:
     """Return kind → positions of the targets of torchvision's classes; ``None`` → positions of containers."""
-    kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in set(map(type, values)) - HOLDS_NOTHING - {dict}}
+    kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in column.types - HOLDS_NOTHING - {dict}}
+    if len(column.types) == 1 and any(kinds.values()):
+        return {kind: range(len(column.samples)) for kind in kinds.values()}
     groups: dict[Kind | None, list[int]] = {}
-    for position, value in enumerate(values):
+    for position, value in enumerate(column.values):
         kind = kinds.get(type(value))
         if kind is not None or type(value) is dict or (type(value) in kinds and batches.is_container(value)):
             groups.setdefault(kind, []).append(position)
     return groups  # type: ignore[return-value]
-
-
-def _assign_valid(boxes: Sequence[tuple[bool, Slot]], flags: TensorColumn | None) -> None:
-    """Decide which boxes of each dict ``valid`` refers to: the boxes of a target dict, otherwise the first boxes.
-
-    Args:
-        boxes: (whether the boxes are under a key of target dicts, slot) for each slot of boxes.
-        flags: Column of the masks of valid boxes in the input.
-
-    Raises:
-        ArgumentError: If a target dict has boxes under two keys.
-    """
-    taken: frozenset[int] = frozenset()
-    for is_of_target_dicts, slot in sorted(boxes, key=lambda pair: not pair[0]):
-        samples = frozenset(slot.column.samples)
-        if is_of_target_dicts and samples & taken:
-            raise ArgumentError(
-                f"targets of sample {min(samples & taken)} must hold boxes or bbox, got both. Leave one of them out."
-            )
-        slot.valid_samples = samples - taken
-        slot.flags = flags
-        taken |= samples
 
 
 def _check_dicts(records: Any, batch: int) -> None:

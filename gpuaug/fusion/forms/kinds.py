@@ -6,8 +6,8 @@ The owner of a row is the index of its sample, an image or a clip. A *pass* is o
 *parameter table* holds the parameters of the ops per sample. A mask *valid* says which boxes are inside and large enough.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.targets import BOXES, MASKS, Kind, PackedColumn, TensorColumn, as_plain_tensors, split
+from gpuaug.core.targets import (
+    BOXES,
+    MASKS,
+    Column,
+    FlatColumn,
+    Kind,
+    PackedColumn,
+    as_plain_tensors,
+    split,
+    type_name,
+    type_name_of,
+    with_class_of,
+)
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call
@@ -207,16 +219,16 @@ def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
     return np.repeat(np.asarray(samples, np.int64), counts)
 
 
-def located(column: TensorColumn, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
+def located(column: Column, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
     """Return (tensors that hold the masks of a column, flat tensor, offset from its begin to the first mask of each tensor).
 
     ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Masks are then not copied: the flat
     tensor is one of the tensors, and the offsets lead to the others. Packed masks are one tensor already.
     """
-    if not by_address or column.packed is not None:
+    if not by_address or isinstance(column, FlatColumn):
         return (), column.elements, [0, *accumulate(shape.numel() for shape in column.shapes[:-1])]
     with as_plain_tensors():
-        tensors = [tensor.contiguous() for tensor in column.tensors]
+        tensors = [tensor.contiguous() for tensor in column.values]
         base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
         start = base.data_ptr()
         return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
@@ -258,116 +270,121 @@ def _torchvision_format(box_format: Any, clamping_mode: Any, sample: int) -> str
 
 @dataclass(eq=False)
 class Slot:
-    """Targets of one kind at one place of a container."""
+    """Targets of one kind at one place of a container.
+
+    Raises:
+        ArgumentTypeError: If a value is not a tensor. Other errors are raised for tensors that do not fit the images.
+    """
 
     kind: Kind
-    key: str
-    """Key of target dicts that the targets have, or would have, for messages."""
     path: tuple[Any, ...]
     """Place of the targets: keys, field names and indices, without the index of the image."""
-    column: TensorColumn
+    column: Column
     """The targets, with the index of the image or frame of each."""
     call: Call
     per_frame: bool = False
     """Whether the samples of ``column`` are frames of clips."""
-    flags: TensorColumn | None = None
-    """Column of the masks of the input boxes that are valid; ``None`` without."""
-    valid_samples: Collection[int] = ()
-    """Samples whose dict gets a mask of the boxes that are valid."""
-    valid_parts: Sequence[Tensor] = ()
-    """Mask of the valid boxes of each input tensor, after ``parts``."""
-    target: Points | Masks = field(init=False)
-    """The targets in one form, after ``pack``."""
+    valid_samples: Sequence[int] = ()
+    """Samples whose dict gets a mask of the boxes that are valid, ascending."""
+
+    def __post_init__(self) -> None:
+        column, device = self.column, self.call.device
+        for sample, value in zip(column.samples, column.values, strict=True) if not column.are_on(device) else ():
+            if not isinstance(value, Tensor):
+                advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
+                raise ArgumentTypeError(f"{self.key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
+            check_device(f"{self.key} of sample {sample}", value, device)
+        self.target: Points | Masks = self._masks() if self.kind is MASKS else self._points()
+        """The targets in one form."""
+
+    @property
+    def key(self) -> str:
+        """Key of target dicts that the targets have, or would have."""
+        return self.path[-1] if self.path and self.path[-1] in self.kind.keys else self.kind.name
 
     @property
     def valid(self) -> Tensor | None:
         """Mask of the valid boxes of all input tensors, (n,) bool; ``None`` for other kinds."""
         return getattr(self.target, "valid", None)
 
-    def pack(self) -> Points | Masks:
-        """Check the targets, and return them in one form."""
-        self._check_tensors()
-        self.target = self._masks() if self.kind is MASKS else self._points()
-        return self.target
+    def set_valid(self, flags: Column | None, samples: Sequence[int]) -> None:
+        """Set the mask of the input boxes that are valid.
+
+        Args:
+            flags: Column of these masks; ``None`` if all boxes are valid.
+            samples: Samples whose boxes the masks are of, and whose dict gets a mask of the boxes that are valid, ascending.
+        """
+        self.valid_samples = samples
+        column, device = self.column, self.call.device
+        own = {} if flags is None else dict(zip(flags.samples, flags.values, strict=True))
+        if flags is None or own.keys().isdisjoint(samples):
+            return
+        if flags.samples != column.samples or len(samples) < len(column.samples):
+            ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
+            pairs = zip(column.samples, self.counts, strict=True)
+            parts = [own[sample] if sample in own and sample in samples else ones[:count] for sample, count in pairs]
+            flags = Column(column.samples, parts)
+        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != [(count,) for count in self.counts]:
+            self._check_flags(flags)
+        assert isinstance(self.target, Points)
+        self.target.valid = flags.joined
+
+    def valid_parts(self) -> Sequence[Tensor]:
+        """Return the mask of the valid boxes of each of ``valid_samples``."""
+        assert self.valid is not None
+        pairs = zip(self.column.samples, split(self.valid, self.counts), strict=True)
+        samples = set(self.valid_samples)
+        return [part for sample, part in pairs if sample in samples]
 
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
         column = self.column
-        values = self._result()
-        if self.valid is not None:
-            self.valid_parts = split(self.valid, self._counts)
-        if self.kind is MASKS:
-            parts = split(values, self._counts)
-            if 2 in map(len, column.shapes):
-                parts = [part[0] if len(shape) == 2 else part for part, shape in zip(parts, column.shapes, strict=True)]
-        elif column.row_shape is None:
-            parts = [part.view(shape) for part, shape in zip(split(values, self._counts), column.shapes, strict=True)]
-        else:
-            lengths = [shape[0] for shape in column.shapes]
-            parts = split(values.view(sum(lengths), *column.row_shape), lengths)
-        if len(column.dtypes) > 1 and self.kind is not MASKS:
-            parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.tensors, strict=True)]
-        return column.typed(parts, self._changes(), is_pure=self.call.conversions.is_pure)
-
-    def packed(self) -> tuple[PackedColumn, Tensor]:
-        """Return (description, concatenation) of the results. The inputs must be packed."""
-        column = self.column.packed
-        values = self._result()
-        assert column is not None
-        if self.kind is MASKS:
-            column = column._replace(lengths=self._counts, shapes=None)
-        else:
-            values = values.view(self.column.joined.shape)
-        if column.tensor_type is Tensor or self.call.conversions.is_pure:
-            return column.plain(), values
-        changes = self._changes()
-        attributes = [
-            {name: changes.get(name, value) for name, value in attributes.items()} for attributes in column.attributes
-        ]
-        return column._replace(attributes=attributes), values
-
-    def _result(self) -> Tensor:
-        """Return the rows of all results."""
+        packed, values = self.result()
+        if len(column.types) == len(column.dtypes) == 1:
+            return packed.tensors(values)
+        parts = packed.parts(values)
         if self.kind is not MASKS:
-            return self.target.values
-        values = self.target.values[:, 0]
-        dtype = self.call.conversions.masks
-        return values if dtype is None else values.to(dtype)
+            parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, column.values, strict=True)]
+        is_pure = self.call.conversions.is_pure
+        return [
+            part if is_pure and type_name(value) else with_class_of(part, value, **self._attributes(vars(value)))
+            for part, value in zip(parts, column.values, strict=True)
+        ]
 
-    def _changes(self) -> dict[str, Any]:
-        """Return the new values of attributes of torchvision's tensors. Other tensors do not have these attributes."""
+    def result(self) -> tuple[PackedColumn, Tensor]:
+        """Return (description, concatenation) of the results."""
+        column, conversions = self.column, self.call.conversions
+        packed, values = column.packed, self.target.values
+        if self.kind is MASKS:
+            values = values[:, 0] if conversions.masks is None else values[:, 0].to(conversions.masks)
+            packed = packed._replace(lengths=self.counts, shapes=None)
+            if 2 in map(len, column.shapes):
+                shapes = [torch.Size((*shape[:-2], *self.call.out)) for shape in column.shapes]
+                packed = packed._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes)
+        elif column.row_shape is not None:
+            values = values.view(sum(packed.lengths), *column.row_shape)
+        values = values if packed.shapes is None else values.flatten()
+        if conversions.is_pure and type_name_of(packed.tensor_type):
+            return packed.plain(), values
+        return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
+
+    def _attributes(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes of a result. ``own``: attributes of the input, of which other tensors have none."""
         changes: dict[str, Any] = {"canvas_size": self.call.out}
-        name = self.call.conversions.boxes
-        box_format = next((attributes.get("format") for attributes in self.column.attributes), None) if name else None
-        if name and box_format is not None:
-            changes["format"] = type(box_format)[name.upper()]
-        return changes
+        box_format = self.call.conversions.boxes
+        if box_format is not None and "format" in own:
+            changes["format"] = type(own["format"])[box_format.upper()]
+        return {name: changes.get(name, value) for name, value in own.items()}
 
     def _owners(self) -> Array:
-        owners = owners_of(self.column.samples, self._counts)
+        owners = owners_of(self.column.samples, self.counts)
         return owners // self.call.size.images_per_sample if self.per_frame else owners
-
-    def _sides(self) -> list[tuple[int, int]]:
-        """Return (height, width) of the image of each tensor."""
-        return self.call.sides(self.column.samples, per_frame=self.per_frame)
-
-    def _check_tensors(self) -> None:
-        """Raise an error if a value is not a tensor on the device of the images."""
-        column, device = self.column, self.call.device
-        if column.are_on(device):
-            return
-        for sample, value in zip(column.samples, column.tensors, strict=True):
-            if not isinstance(value, Tensor):
-                advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
-                raise ArgumentTypeError(f"{self.key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
-            check_device(f"{self.key} of sample {sample}", value, device)
 
     def _points(self) -> Points:
         """Check boxes or keypoints, and return them in one form."""
         box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
-        packed = self.column.packed if self.kind is BOXES else None
-        self._counts = packed.lengths if packed else [s[0] if len(s) == 2 else s[:-1].numel() for s in self.column.shapes]
-        return Points(self.column.rows(), box_format, self._owners(), self._joined_valid(), clip=self.kind is BOXES)
+        self.counts = self.column.lengths if self.kind is BOXES else [shape[:-1].numel() for shape in self.column.shapes]
+        return Points(self.column.rows(), box_format, self._owners(), clip=self.kind is BOXES)
 
     def _checked_format(self) -> BoxFormat:
         """Check boxes, and return the format, which all boxes must share.
@@ -415,10 +432,11 @@ class Slot:
             of boxes without the attribute. Empty if all tensors are plain.
         """
         column = self.column
-        if column.are_plain:
+        if column.types <= {Tensor}:
             return {}
         first_samples: dict[tuple[Any, ...], int] = {}
-        for sample, shape, own, sides in zip(column.samples, column.shapes, column.attributes, self._sides(), strict=True):
+        all_sides = self.call.sides(column.samples, per_frame=self.per_frame)
+        for sample, shape, own, sides in zip(column.samples, column.shapes, column.attributes, all_sides, strict=True):
             if own.get("canvas_size", sides) != sides:
                 check_canvas(f"{self.key} of sample {sample}", own["canvas_size"], sides)
             values = own.get("format"), own.get("clamping_mode", "soft"), shape.numel() > 0
@@ -430,27 +448,9 @@ class Slot:
                 names.setdefault(name, sample)
         return names
 
-    def _joined_valid(self) -> Tensor | None:
-        """Return the mask of the input boxes that are valid, (n,) bool; ``None`` if no dict has one."""
-        column, flags, device = self.column, self.flags, self.call.device
-        if flags is None:
-            return None
-        if flags.samples != column.samples or len(self.valid_samples) < len(column.samples):
-            own = dict(zip(flags.samples, flags.tensors, strict=True))
-            own = {sample: own[sample] for sample in column.samples if sample in own and sample in self.valid_samples}
-            if not own:
-                return None
-            ones = torch.ones(max(self._counts), dtype=torch.bool, device=device)
-            parts = [own.get(sample, ones[:count]) for sample, count in zip(column.samples, self._counts, strict=True)]
-            flags = TensorColumn(column.samples, parts)
-        shapes = [(count,) for count in self._counts]
-        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != shapes:
-            self._check_flags(flags)
-        return flags.joined
-
-    def _check_flags(self, flags: TensorColumn) -> None:
+    def _check_flags(self, flags: Column) -> None:
         """Raise an error if a mask of valid boxes is not one bool for each box, on the device of the images."""
-        for sample, count, value in zip(self.column.samples, self._counts, flags.tensors, strict=True):
+        for sample, count, value in zip(self.column.samples, self.counts, flags.values, strict=True):
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ArgumentError(
@@ -462,7 +462,7 @@ class Slot:
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
         column = self.column
-        sides = self._sides()
+        sides = self.call.sides(column.samples, per_frame=self.per_frame)
         for sample, shape, own_sides in zip(column.samples, column.shapes, sides, strict=True):
             if len(shape) not in (2, 3):
                 raise ArgumentError(
@@ -475,20 +475,20 @@ class Slot:
                     f"{tuple(shape)}. Resize the masks to that size."
                 )
         if len(column.dtypes) > 1:
-            column = TensorColumn(column.samples, self._of_one_dtype())
-        self._counts = [shape[0] if len(shape) == 3 else 1 for shape in column.shapes]
+            column = Column(column.samples, self._of_one_dtype())
+        self.counts = [shape[0] if len(shape) == 3 else 1 for shape in column.shapes]
         owners = self._owners()
         if self.call.size.ragged:
             by_address = dispatch.backend_name(self.call.device) == "triton"
             sources, values, starts = located(column, by_address=by_address)
-            return Masks(values, owners, places_of(starts, self._counts, sides), sources)
-        if set(map(len, column.shapes)) == {3} and (column.packed is None or column.packed.shapes is None):
+            return Masks(values, owners, places_of(starts, self.counts, sides), sources)
+        if column.row_shape == sides[0]:
             return Masks(column.joined[:, None], owners)
         return Masks(column.elements.view(len(owners), 1, *sides[0]), owners)
 
     def _of_one_dtype(self) -> Sequence[Tensor]:
         """Return masks of one dtype. Tensors without masks may have another dtype, and are converted."""
-        tensors = self.column.tensors
+        tensors = self.column.values
         first = next((index for index, mask in enumerate(tensors) if mask.numel()), 0)
         dtype = tensors[first].dtype
         for sample, mask in zip(self.column.samples, tensors, strict=True):

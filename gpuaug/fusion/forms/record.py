@@ -93,6 +93,8 @@ class Record:
             self._connect_valid()
         self.targets: list[Points | Masks] = [target for adapter in (*self.adapters, *maps) for target in adapter.targets]
         """Masks, boxes and keypoints in one form."""
+        self._points = [target for target in self.targets if isinstance(target, Points)]
+        self._masks = [target for target in self.targets if isinstance(target, Masks)]
         arrays = [array for target in self.targets for array in target.host_arrays]
         if arrays:
             device_arrays = iter(to_device(arrays, call.device))
@@ -100,9 +102,9 @@ class Record:
                 target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
         self._images = next(adapter for adapter in self._dense if adapter.key == "input")
         """Adapter of the first images."""
-        self.has_masks = any(type(target) is Masks for target in self.targets)
+        self.has_masks = bool(self._masks)
         """True if there are masks."""
-        self.has_points = any(type(target) is Points for target in self.targets)
+        self.has_points = bool(self._points)
         """True if there are boxes or keypoints."""
         self.plan_key = (call.images.shape, call.device, self.has_masks, self.has_points) if call.is_usual else None
         """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
@@ -245,7 +247,7 @@ class Record:
         if self.has_points and fields:  # such a plan has no matrices
             for op, rows, size in fields:
                 matrix = self._matrix_or_identity
-                for points in (target for target in self.targets if isinstance(target, Points)):
+                for points in self._points:
                     points.displace(op, rows, size, matrix, self.call.input_sizes)
                 self._matrix = None
         elif self.has_points and plan.box_crop is not None:
@@ -259,7 +261,7 @@ class Record:
         for adapter in self._dense:
             if adapter.key == "input":
                 adapter.value = dispatch.run(plan, adapter.value, table, dtype, memory_format, canvases)
-        for masks in (target for target in self.targets if isinstance(target, Masks)):
+        for masks in self._masks:
             masks.run(plan, table, canvases)
         for index in self._labels:
             for pass_ in plan.passes:
@@ -303,7 +305,7 @@ class Record:
             adapter for adapter in self._dense if adapter.key == "input" or not (images_only or DATA_KEYS[adapter.key] is VALID)
         ]
         if not images_only:
-            for points in (target for target in self.targets if isinstance(target, Points)):
+            for points in self._points:
                 points.apply(self._matrix)
             self._matrix = None
         values, keys = [adapter.current for adapter in selected], [adapter.key for adapter in selected]
@@ -343,7 +345,7 @@ class Record:
         call.out = int(height), int(width)
         if self.has_points:
             matrix = self._matrix_or_identity
-            for points in (target for target in self.targets if isinstance(target, Points)):
+            for points in self._points:
                 points.transform(matrix, self.call.input_sizes, self.call.out, self.call.conversions)
         values = [adapter.output() for adapter in self.adapters]
         for index, labels in self._labels.items():

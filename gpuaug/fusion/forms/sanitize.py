@@ -20,14 +20,11 @@ from gpuaug.core.targets import (
     PER_BOX,
     VALID,
     Column,
-    PackedColumn,
     PackedTargets,
     PendingRows,
-    TensorColumn,
+    TargetsLayout,
     columns,
-    split,
     type_name,
-    type_name_of,
     with_class_of,
 )
 from gpuaug.fusion.forms.record import to_device
@@ -78,43 +75,82 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, per_box)
-    if isinstance(targets, PackedTargets):
-        packed = _sanitize_packed(targets, per_box)
-        if packed is not None:
-            return packed  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
+    if isinstance(targets, PackedTargets) and not _may_stay_packed(targets, per_box):
         targets = targets.unpacked()
-    if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
-        raise ArgumentTypeError(
-            f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
-            "Pass the target dicts that gpuaug.fuse returned."
-        )
-    keys = _keys(targets, per_box)
-    has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-    # If no dict has valid, boxes may be under another key, for which fuse sets no valid.
-    is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
-    samples = [sample for sample, record in enumerate(targets) if not is_without_boxes(record)]  # indices of dicts with boxes
-    records = [targets[sample] for sample in samples]
-    for sample, record in zip(samples, records, strict=True):
-        _check_valid(record, 1, f" of sample {sample}")
-    valid_indices = _ValidIndices(TensorColumn(samples, [record["valid"] for record in records]))
-    columns_by_key = columns(records)
-    shortened = {name: column for name, column in columns_by_key.items() if _has_entry_per_box(column, valid_indices.counts)}
-    keys_to_check = [name for name in (*BOXES.keys, *(per_box or ())) if name not in shortened]
-    _check_lengths(keys_to_check, columns_by_key, valid_indices.counts, samples)
-    for name in shortened.keys() - keys:
-        if not all(map(_is_typed, shortened[name].values)):
-            column = shortened.pop(name)
-            if per_box is None:
-                _check_not_per_box(name, {valid_indices.counts[record] for record in column.samples})
-    # For a dict: a copy, which is changed. For another mapping: only the changes.
-    changes: list[dict[Any, Any]] = [record.copy() if type(record) is dict else {} for record in targets]
-    for name, column in shortened.items():
-        for record, value in zip(column.samples, valid_indices.entries(column), strict=True):
-            changes[samples[record]][name] = value
-    return [
-        change if type(record) is dict else batches.replace(record, change)
-        for record, change in zip(targets, changes, strict=True)
-    ]
+    own: Mapping[Any, Column]
+    if isinstance(targets, PackedTargets):
+        packed = targets
+        keys = _keys(targets.layout.records, per_box)
+        own = targets.columns()
+    else:
+        if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
+            raise ArgumentTypeError(
+                f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
+                "Pass the target dicts that gpuaug.fuse returned."
+            )
+        keys = _keys(targets, per_box)
+        has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+        # If no dict has valid, boxes may be under another key, for which fuse sets no valid.
+        is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
+        records = {sample: record for sample, record in enumerate(targets) if not is_without_boxes(record)}
+        for sample, record in records.items():
+            _check_valid(record, 1, f" of sample {sample}")
+        if not records:
+            return [batches.replace(record, {}) for record in targets]
+        own = columns([*records.values()], [*records])
+        # A list in which nothing is packed. For a mapping that is not a dict, a record holds only the changes.
+        copies: list[dict[Any, Any]] = [record if type(record) is dict else {} for record in targets]
+        packed = PackedTargets((), (), TargetsLayout(list, copies, [], []))
+    valid = own[VALID.name]
+    counts = dict(zip(valid.samples, valid.lengths, strict=True))
+    shortened = _shortened(own, counts, keys, per_box)
+    alike = {name: column for name, column in shortened.items() if _are_alike(column, valid)}
+    if isinstance(targets, PackedTargets) and alike != shortened:
+        return sanitize(targets.unpacked(), per_box=per_box)
+    flags = valid.joined
+    host_flags = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
+    host_flags.copy_(flags, non_blocking=isinstance(targets, PackedTargets))
+    if isinstance(targets, PackedTargets):
+        index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # filled with -1 at the end
+    else:
+        (index,) = to_device([np.flatnonzero(host_flags.numpy())], flags.device)
+    changes = {name: (column.packed, column.joined.index_select(0, index)) for name, column in alike.items()}
+    result = packed.with_columns(changes, PendingRows(frozenset(changes), host_flags))
+    if isinstance(targets, PackedTargets):
+        return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
+    made = result.settled().unpacked()
+    parts = np.split(host_flags.numpy(), np.cumsum([*counts.values()])[:-1])
+    indices = dict(zip(counts, map(np.flatnonzero, parts), strict=True))
+    for name in shortened.keys() - alike.keys():
+        for sample, value in zip(shortened[name].samples, shortened[name].values, strict=True):
+            made[sample][name] = _entries(value, indices[sample])
+    pairs = zip(targets, made, strict=True)
+    return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
+
+
+def _may_stay_packed(targets: PackedTargets, per_box: Collection[str] | None) -> bool:
+    """Return whether packed target dicts have ``valid`` for all boxes, and no entries of boxes outside of packed columns."""
+    valid = targets.columns().get(VALID.name)
+    if valid is None or valid.dtypes != {torch.bool} or valid.joined.ndim > 1 or valid.packed.shapes is not None:
+        return False
+    layout = targets.layout
+    counts = dict(zip(valid.samples, valid.packed.lengths, strict=True))
+    others = zip(layout.others, targets.others, strict=True)
+    return all(sample in counts or _has_no_boxes(record) for sample, record in enumerate(layout.records)) and not any(
+        isinstance(value, _SEQUENCES) and (name in (per_box or ()) or _length(value) == counts.get(sample))
+        for (sample, name), value in others
+    )
+
+
+def _are_alike(column: Column, valid: Column) -> bool:
+    """Return whether a column holds tensors of one class, dtype and row shape, beside all masks of ``valid``."""
+    return (
+        all(issubclass(cls, Tensor) for cls in column.types)
+        and len(column.types) == len(column.dtypes) == 1
+        and column.devices == valid.devices
+        and column.row_shape is not None
+        and column.samples == valid.samples
+    )
 
 
 def _keys(records: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
@@ -125,15 +161,43 @@ def _keys(records: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
     return {*PER_BOX, *([] if labels is None else [labels])}
 
 
-def _has_entry_per_box(column: Column, counts: Sequence[int]) -> bool:
-    """Return whether the tensors, arrays, lists and tuples of a column have as many entries as their dicts have boxes.
+def _shortened(
+    own: Mapping[Any, Column], counts: Mapping[int, int], keys: Collection[str], per_box: Collection[str] | None
+) -> dict[Any, Column]:
+    """Return the columns from which entries are removed: they hold one entry per box.
 
     Args:
-        column: Values of one key in all dicts. At least one value has entries.
-        counts: Number of boxes of each dict.
+        own: Key → column.
+        counts: Number of boxes of each dict that has boxes.
+        keys: Keys that may hold one entry per box.
+        per_box: Keys that the user passed.
+
+    Raises:
+        ArgumentError: If boxes, or a value that ``per_box`` names, do not hold one entry per box; if a key that is not among
+            ``keys`` appears to hold one entry per box.
     """
-    lengths = [(_length(value), counts[record]) for record, value in zip(*column, strict=True) if isinstance(value, _SEQUENCES)]
-    return bool(lengths) and all(length == count for length, count in lengths)
+    shortened = {}
+    for name, column in own.items():
+        lengths = _lengths(column)
+        # Equal dicts, of most columns, are compared in a tenth of the time.
+        if lengths == counts or (lengths and all(counts.get(sample, length) == length for sample, length in lengths.items())):
+            shortened[name] = column
+        elif name in BOXES.keys or name in (per_box or ()):
+            _check_lengths(column, lengths, counts)
+    for name in shortened.keys() - keys:
+        if not all(map(_is_typed, shortened[name].values)):
+            column = shortened.pop(name)
+            if per_box is None:
+                _check_not_per_box(name, {counts[sample] for sample in column.samples})
+    return shortened
+
+
+def _lengths(column: Column) -> dict[int, int]:
+    """Return sample → number of entries of each tensor, array, list or tuple of a column; -1 for a scalar or a namedtuple."""
+    if all(issubclass(cls, Tensor) for cls in column.types):
+        return dict(zip(column.samples, column.lengths, strict=True))
+    pairs = zip(column.samples, column.values, strict=True)
+    return {sample: _length(value) for sample, value in pairs if isinstance(value, _SEQUENCES)}
 
 
 def _is_typed(value: Any) -> bool:
@@ -186,52 +250,6 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: Collection[str] | None
 vars(sanitize).update(takes_packed=True, draws_only_from_seed=True)
 
 
-def _sanitize_packed(targets: PackedTargets, per_box: Collection[str] | None) -> PackedTargets | None:
-    """Remove the boxes that are not valid from packed target dicts, without waiting for the device.
-
-    Args:
-        targets: Packed target dicts.
-        per_box: Keys that the user passed; ``None`` if other keys that appear to hold one entry per box are an error.
-
-    Returns:
-        Packed target dicts whose numbers of boxes the host reads later. ``None`` if the dicts must be unpacked, because the
-        host needs the numbers at once, or to find an error.
-    """
-    own = targets.columns()
-    valid = own.get("valid")
-    if valid is None or valid.dtypes != {torch.bool} or valid.joined.ndim > 1 or valid.packed.shapes is not None:
-        return None
-    layout = targets.layout
-    counts = dict(zip(valid.packed.samples, valid.packed.lengths, strict=True))
-    if any(sample not in counts and not _has_no_boxes(record) for sample, record in enumerate(layout.records)):
-        return None
-    keys = _keys(layout.records, per_box)
-    named = frozenset(per_box or ())
-    for (sample, name), value in zip(layout.others, targets.others, strict=True):
-        if isinstance(value, _SEQUENCES) and (name in named or _length(value) == counts.get(sample)):
-            return None
-    rows: dict[Any, tuple[PackedColumn, Tensor]] = {}
-    for column, flat in ((packed.packed, packed.joined) for packed in own.values()):
-        lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
-        column_counts = dict(zip(column.samples, lengths, strict=True))
-        if column.shapes is not None or column_counts != counts:
-            matches = all(counts.get(sample, length) == length for sample, length in column_counts.items())
-            if matches or column.name in {*_BOX_KEYS, *named}:
-                return None
-            continue
-        class_name = type_name_of(column.tensor_type)
-        if column.name in keys or class_name == "BoundingBoxes" or (class_name == "KeyPoints" and flat.ndim > 2):
-            rows[column.name] = column, flat
-        elif per_box is None:
-            _check_not_per_box(column.name, set(lengths))
-    flags = valid.joined
-    index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # filled with -1 at the end
-    changes = {name: (column, flat.index_select(0, index)) for name, (column, flat) in rows.items()}
-    host_flags = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
-    host_flags.copy_(flags, non_blocking=True)
-    return targets.with_columns(changes, PendingRows(frozenset(changes), host_flags))
-
-
 _SEQUENCES = (Tensor, np.ndarray, list, tuple)
 """Types that may hold one entry per box."""
 
@@ -268,48 +286,13 @@ def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
     )
 
 
-class _ValidIndices:
-    """Indices of the valid boxes of each target dict, on the host.
-
-    Args:
-        valid: Column of the masks of the valid boxes, (n,) bool per dict.
-
-    Cost:
-        One synchronization for all masks, instead of one ``nonzero()`` per mask.
-    """
-
-    def __init__(self, valid: TensorColumn) -> None:
-        self.counts = [shape[0] for shape in valid.shapes]
-        """Number of boxes of each dict, valid or not."""
-        flags = valid.joined.cpu().numpy() if valid.tensors else np.empty(0, bool)
-        self._of_dicts = [np.flatnonzero(part) for part in np.split(flags, np.cumsum(self.counts)[:-1])]
-        self._on_device: dict[Any, Tensor] = {}
-        """Cache of the concatenated indices, by (indices of the dicts, device)."""
-
-    def entries(self, column: Column) -> list[Any]:
-        """Return the entries of the valid boxes of each value of a column. One launch if its tensors are alike."""
-        samples, values = column
-        tensors = TensorColumn(samples, values)
-        are_tensors = all(issubclass(cls, Tensor) for cls in tensors.types)
-        if not are_tensors or len(tensors.dtypes) * len(tensors.devices) > 1 or tensors.row_shape is None:
-            return [self._entries(value, self._of_dicts[sample]) for sample, value in zip(samples, values, strict=True)]
-        indices = [self._of_dicts[sample] for sample in samples]
-        (device,) = tensors.devices
-        key = tuple(samples), device
-        if key not in self._on_device:
-            starts = np.cumsum([0, *(shape[0] for shape in tensors.shapes[:-1])])
-            shifted = [index + start for index, start in zip(indices, starts, strict=True)]
-            (self._on_device[key],) = to_device([np.concatenate(shifted)], device)
-        parts = split(tensors.joined.index_select(0, self._on_device[key]), list(map(len, indices)))
-        return [with_class_of(part, value) for part, value in zip(parts, values, strict=True)]
-
-    def _entries(self, value: Any, indices: Array) -> Any:
-        """Return some entries of a value; the value itself if its type cannot hold one entry per box."""
-        if isinstance(value, Tensor):
-            return with_class_of(value.index_select(0, *to_device([indices], value.device)), value)
-        if isinstance(value, np.ndarray):
-            return value[indices]
-        return type(value)(value[index] for index in indices) if isinstance(value, list | tuple) else value
+def _entries(value: Any, indices: Array) -> Any:
+    """Return some entries of a value; the value itself if its type cannot hold one entry per box."""
+    if isinstance(value, Tensor):
+        return with_class_of(value.index_select(0, *to_device([indices], value.device)), value)
+    if isinstance(value, np.ndarray):
+        return value[indices]
+    return type(value)(value[index] for index in indices) if isinstance(value, list | tuple) else value
 
 
 def _check_valid(record: Any, axes: int, suffix: str) -> None:
@@ -335,27 +318,24 @@ def _check_valid(record: Any, axes: int, suffix: str) -> None:
         )
 
 
-def _check_lengths(
-    keys: Iterable[str], columns_by_key: Mapping[Any, Column], counts: Sequence[int], samples: Sequence[int]
-) -> None:
-    """Raise an error if a value under one of ``keys`` does not hold one entry per box.
+def _check_lengths(column: Column, lengths: Mapping[int, int], counts: Mapping[int, int]) -> None:
+    """Raise an error if a value of a column does not hold one entry per box.
 
     Args:
-        keys: Keys of boxes, and other keys that the user passed as ``per_box``.
-        columns_by_key: Columns of the dicts.
+        column: Column of boxes, or of a key that the user passed as ``per_box``.
+        lengths: Number of entries of each tensor, array, list or tuple of the column.
         counts: Number of entries of ``valid`` of each dict.
-        samples: Index of each dict in the batch, for the error.
     """
-    for name in keys:
-        for record, value in zip(*columns_by_key.get(name, ((), ())), strict=True):
-            if not isinstance(value, _SEQUENCES) or _length(value) == counts[record]:
-                continue
-            if name in _BOX_KEYS:
-                raise ArgumentError(
-                    f"valid of sample {samples[record]} must be one bool for each of its {_length(value)} boxes, got "
-                    f"{counts[record]}. Pass valid as gpuaug.fuse returned it."
-                )
+    name = column.name
+    for sample, value in zip(column.samples, column.values, strict=True):
+        if not isinstance(value, _SEQUENCES) or lengths[sample] == counts.get(sample, lengths[sample]):
+            continue
+        if name in _BOX_KEYS:
             raise ArgumentError(
-                f"{name} of sample {samples[record]} must hold one entry for each of the {counts[record]} boxes if "
-                f"per_box names it, got {type(value).__name__} with {max(_length(value), 0)}. Leave {name!r} out of per_box."
+                f"valid of sample {sample} must be one bool for each of its {lengths[sample]} boxes, got "
+                f"{counts[sample]}. Pass valid as gpuaug.fuse returned it."
             )
+        raise ArgumentError(
+            f"{name} of sample {sample} must hold one entry for each of the {counts[sample]} boxes if "
+            f"per_box names it, got {type(value).__name__} with {max(lengths[sample], 0)}. Leave {name!r} out of per_box."
+        )

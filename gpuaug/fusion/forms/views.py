@@ -76,9 +76,6 @@ def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
         return cls(element for view in views for element in view)
     names = batches.member_names(first)
     result = {name: _concatenated_containers([batches.member(view, name) for view in views], batch) for name in names}
-    if isinstance(first, Mapping) and _VALID in first and BOXES.class_name in map(type_name, first.values()):
-        result[_VALID] = torch.cat([view[_VALID] for view in views])
+    if isinstance(first, Mapping) and VALID.name in first and BOXES.class_name in map(type_name, first.values()):
+        result[VALID.name] = torch.cat([view[VALID.name] for view in views])
     return batches.replace(first, result)
-
-
-(_VALID,) = VALID.keys

@@ -426,3 +426,14 @@ def test_mixes_refuse_masks_and_boxes_as_in_torchvision():
             mix(IMAGES / 255, torch.arange(3), {"mask": MASK})
         with pytest.raises(gpuaug.ArgumentError, match="mixes"):
             gpuaug.fuse(mix)(IMAGES / 255, torch.arange(3), {"mask": MASK}, data_keys=["input", "class", "tv_tensors"])
+
+
+def test_format_of_typed_boxes_beside_plain_ones_is_converted():
+    corners = torch.tensor([[1.0, 2.0, 5.0, 8.0]])
+    typed = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=(10, 12))
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(0.0), v2.ConvertBoundingBoxFormat("CXCYWH")])
+    images = torch.zeros(2, 3, 10, 12, dtype=torch.uint8)
+    _, (plain, converted) = augment(images, [{"boxes": corners}, {"boxes": typed}], data_keys=["input", "targets"])
+    assert type(plain["boxes"]) is torch.Tensor
+    assert converted["boxes"].format is tv_tensors.BoundingBoxFormat.CXCYWH
+    assert_values(converted["boxes"].as_subclass(torch.Tensor), plain["boxes"])

@@ -7,7 +7,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.targets import TensorColumn
+from gpuaug.core.targets import Column
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.kinds import located, owners_of, places_of
 from gpuaug.fusion.ops.base import Size
@@ -45,7 +45,7 @@ def rows_of(modules):
 
 def laid_out(given, samples, *, by_address):
     """Return (flat tensor, layout, tensors to keep) of masks: ``given[i]`` holds the masks of image ``samples[i]``."""
-    sources, values, starts = located(TensorColumn(samples, given), by_address=by_address)
+    sources, values, starts = located(Column(samples, given), by_address=by_address)
     counts = [len(mask) for mask in given]
     places = places_of(starts, counts, [mask.shape[-2:] for mask in given])
     layout = MaskLayout(torch.from_numpy(owners_of(samples, counts)), torch.from_numpy(places).view(-1, 3))
