@@ -54,6 +54,12 @@ class _Combine(v2.Transform):  # type: ignore[misc]
             raise ArgumentError(
                 f"images must be a list of {count} images, or a multiple, for {name}, got {got}. Pass all images of a sample."
             )
+        for index, image in enumerate(images):
+            if not isinstance(image, Tensor) or image.ndim != 3 or not image.numel():
+                raise ArgumentTypeError(
+                    f"images must be tensors (C, H, W) with pixels for {name}, got {shown(image)} at index {index}. "
+                    "Convert other images: v2.functional.to_image(image)."
+                )
         op = self.op_class(name, self)
         op.groups = len(images) // count
         batches = [[image[None] for image in images], *([] if targets is None else [[[*targets]]])]

@@ -16,7 +16,18 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import packed_targets, unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.core.targets import BOXES, KEYPOINTS, MASKS, TARGET_KEYS, TARGET_TYPES, PackedTargets, TargetsLayout, type_name_of
+from gpuaug.core.targets import (
+    BOXES,
+    KEYPOINTS,
+    MASKS,
+    PER_BOX,
+    TARGET_KEYS,
+    TARGET_TYPES,
+    Kind,
+    PackedTargets,
+    TargetsLayout,
+    type_name_of,
+)
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
@@ -82,6 +93,7 @@ class Combination:
         """Mask of the pixels of the canvases on which objects are pasted."""
         if "targets" in values:
             self._targets = _packed(values["targets"], self.size.batch, count, self.device)
+            _check_entries(self._targets, count)
 
     @property
     def plan_key(self) -> ImageKey | None:
@@ -89,10 +101,8 @@ class Combination:
         height, width = self.size.shape[2:]
         if height is None or width is None:
             return None
-        kinds = {
-            TARGET_KEYS.get(column.name, TARGET_TYPES.get(type_name_of(column.tensor_type)))
-            for column in (self._targets.layout.packed if self._targets is not None else ())
-        }
+        columns = self._targets.layout.packed if self._targets is not None else ()
+        kinds = {_kind_of(column.name, column.tensor_type) for column in columns}
         shape = torch.Size((self.size.batch, self.size.channels, height, width))
         return shape, self.device, MASKS in kinds, bool(kinds & {BOXES, KEYPOINTS})
 
@@ -197,7 +207,7 @@ class Combination:
         """Cut pasted objects out of the masks below them, and set boxes to the rectangles around masks.
 
         Raises:
-            ArgumentError: If there is not one column of masks, or boxes differ in number from masks.
+            ArgumentError: If there is not one column of masks.
         """
         op, draws = placement.op, placement.draws
         assert isinstance(op, CopyPasteOp)
@@ -218,17 +228,8 @@ class Combination:
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
-        mask_counts = np.bincount(owners, minlength=len(placement.used))
         for target in boxes:
             box_owners = target.host_arrays[0]
-            counts = np.bincount(box_owners, minlength=len(placement.used)) * placement.used
-            if not np.array_equal(counts, mask_counts):
-                image = int(np.flatnonzero(counts != mask_counts)[0])
-                sample, position = divmod(image, op.count * op.groups)
-                raise ArgumentError(
-                    f"targets must have one mask per box for {op.name}, got {counts[image]} boxes and {mask_counts[image]} "
-                    f"masks in image {position} of sample {sample}. Return as many masks as boxes from the data set."
-                )
             (rows,) = send([np.flatnonzero(applies[box_owners // op.count])], self.device)
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
@@ -257,6 +258,9 @@ class Combination:
         (places,) = send([self._pixels.layouts[:, :3]], self.device)
         return Ragged(data, places, Shapes(sizes.copy(), self._pixels.channels, "chw"))
 
+
+_SCALAR = -1
+"""Length of a tensor without axes, which belongs to an image."""
 
 _UNBOUNDED = 2**24
 """Side of a canvas to which boxes are not clipped, because images are inside of it."""
@@ -356,6 +360,56 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
             )
     records = [record if type(record) is dict else dict(record) for dicts in targets for record in dicts]
     return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
+
+
+def _kind_of(name: Any, cls: type) -> Kind | None:
+    """Return the kind of targets of a key; ``None`` for values that passes do not change. ``cls``: class of the values."""
+    return TARGET_KEYS.get(name, TARGET_TYPES.get(type_name_of(cls)))
+
+
+def _check_entries(targets: PackedTargets, count: int) -> None:
+    """Check that keys with one entry per box have as many entries as there are boxes, in each image.
+
+    Otherwise entries of one image would belong to boxes of another image in the merged dict.
+
+    Args:
+        targets: Target dicts of all images, in the order of the samples.
+        count: Number of images per sample.
+
+    Raises:
+        ArgumentError: If an image has more entries or fewer.
+    """
+    entries: list[tuple[Any, type, int, Sequence[int], list[int]]] = [
+        (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
+        for name, column in targets.columns().items()
+    ]
+    for (image, name), value in zip(targets.layout.others, targets.others, strict=True):
+        if isinstance(value, list | tuple | Tensor):
+            axes = value.ndim if isinstance(value, Tensor) else 1
+            entries.append((name, type(value), axes, [image], [len(value) if axes else _SCALAR]))
+    counts_by_name: dict[Any, dict[int, int]] = {}
+    box_counts: dict[int, int] | None = None
+    for name, cls, axes, images, lengths in entries:
+        kind = _kind_of(name, cls)
+        is_list_of_points = kind is KEYPOINTS and axes == 2
+        are_objects = kind is BOXES or (kind is MASKS and axes == 3)
+        if are_objects or (name in PER_BOX and not is_list_of_points):
+            counts = counts_by_name.setdefault(name, {})
+            counts.update(zip(images, lengths, strict=True))
+            box_counts = counts if box_counts is None and kind is BOXES else box_counts
+    if box_counts is None:
+        return
+    for name, counts in counts_by_name.items():
+        if counts == box_counts or _SCALAR in counts.values():
+            continue
+        for image in sorted({*counts, *box_counts}):
+            expected, got = box_counts.get(image, 0), counts.get(image, 0)
+            if expected != got:
+                sample, position = divmod(image, count)
+                raise ArgumentError(
+                    f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got {got}. "
+                    f"Return boxes and {name} of all objects from the data set."
+                )
 
 
 class _ImagesCall(Call):

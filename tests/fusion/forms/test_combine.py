@@ -1,18 +1,22 @@
 """Combined images: validity of objects at the limit of one tenth, draws ahead, and host time."""
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from support.comparison.values import assert_values
+from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug import CopyPaste, Mosaic
-from gpuaug.core.packed_targets import pack_targets
+from gpuaug import ArgumentError, ArgumentTypeError, CopyPaste, Mosaic
+from gpuaug.core.packed_targets import pack_targets, unpack_targets
 from gpuaug.core.rng import next_seed
+from gpuaug.core.targets import PackedTargets
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.combine_ops import MosaicOp
 
@@ -118,3 +122,73 @@ def test_python_calls_of_a_batch_do_not_grow_with_the_batch(monkeypatch):
         return count
 
     assert calls(40) == calls(4) < 600
+
+
+PER_BOX = {
+    "labels": torch.zeros(3, dtype=torch.int64),
+    "labels of another dtype": torch.zeros(3),
+    "masks": torch.zeros(3, 30, 40, dtype=torch.bool),
+    "keypoints": torch.zeros(3, 5, 2),
+    "area": torch.zeros(3),
+    "names": ["a", "b", "c"],
+    "mask_of_torchvision": tv_tensors.Mask(torch.zeros(3, 30, 40, dtype=torch.bool)),
+}
+"""Key → value for three boxes. One entry or all of them are then removed."""
+
+
+MOSAIC = Mosaic(64)
+FUSED_MOSAIC = gpuaug.fuse(MOSAIC)
+
+
+def combined(run, targets):
+    """Target dict of the mosaic of one sample."""
+    images = [torch.zeros(3, 30, 40, dtype=torch.uint8) for _ in targets]
+    if run == "eager":
+        return MOSAIC(images, targets)[1]
+    samples = [deepcopy(targets) for _ in range(8)]  # a tensor that occurs twice is not packed, nor are a few tensors
+    if run == "packed":
+        samples = pack_targets({"target": samples}, lambda shape, dtype: None)["target"]
+        assert isinstance(samples, PackedTargets)
+    batches = [image.expand(8, -1, -1, -1) for image in images]
+    return unpack_targets(FUSED_MOSAIC(batches, samples, data_keys=KEYS))[1][0]
+
+
+@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+@pytest.mark.parametrize("key", PER_BOX)
+def test_a_key_with_another_number_of_entries_than_boxes_is_refused(run, key):
+    name, value = key.partition(" ")[0], PER_BOX[key]
+    whole = {"boxes": torch.tensor([[1.0, 2, 20, 22]] * 3), "labels": torch.arange(3), name: value}
+    targets = [deepcopy(whole) for _ in range(4)]
+    combined(run, targets)
+    for count in (0, 2):
+        targets[1][name] = tv_tensors.wrap(value[:count], like=value) if isinstance(value, Tensor) else value[:count]
+        with pytest.raises(ArgumentError, match=rf"{name} of image 1 of sample 0 must have one entry per box, 3, got {count}"):
+            combined(run, targets)
+    targets[1] = {name: value for name, value in whole.items() if name != "boxes"}
+    with pytest.raises(ArgumentError, match=r"of image 1 of sample 0 must have one entry per box, 0, got 3"):
+        combined(run, targets)
+
+
+@pytest.mark.parametrize("run", ["eager", "fused", "packed"])
+def test_values_of_an_image_need_not_have_one_entry_per_box(run):
+    targets = [
+        {
+            "boxes": torch.tensor([[1.0, 2, 20, 22]] * count).view(-1, 4),
+            "keypoints": torch.rand(5, 2),  # points, of no object
+            "id": torch.tensor(count),
+            "image_id": count,
+            "size": torch.tensor([30, 40, 3]),
+        }
+        for count in (3, 0, 1, 2)
+    ]
+    target = combined(run, targets)
+    assert [len(target[key]) for key in ("boxes", "valid", "keypoints", "size")] == [6, 6, 20, 3]
+    assert (target["id"], target["image_id"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "image", [b"file", np.zeros((3, 8, 8)), torch.zeros(8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(3, 0, 8)]
+)
+def test_images_of_a_module_are_tensors_with_pixels(image):
+    with pytest.raises(ArgumentTypeError, match=r"images must be tensors \(C, H, W\) with pixels for Mosaic, .* at index 3"):
+        MOSAIC([torch.zeros(3, 8, 8)] * 3 + [image])

@@ -130,6 +130,14 @@ def shapes_and_types_of_a_draw(told):
     assert augment(images, draws=draws).shape == images.shape
 
 
+@example("Convert other images: v2.functional.to_image(image)")
+def image_of_pil_in_a_mosaic(told):
+    image = v2.functional.to_pil_image(torch.zeros(3, 8, 8, dtype=torch.uint8))
+    with told:
+        gpuaug.Mosaic(8)([image] * 4)
+    assert gpuaug.Mosaic(8)([v2.functional.to_image(image)] * 4).shape == (3, 8, 8)
+
+
 @example("Pass draws.of(sample)")
 def draws_of_a_batch_for_one_sample(told):
     mosaic = gpuaug.Mosaic(8)
