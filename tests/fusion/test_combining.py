@@ -385,7 +385,7 @@ RECORD = {"boxes": torch.zeros(0, 4)}
             lambda: gpuaug.fuse([CopyPaste()])(
                 FOUR[:2], [[RECORD, RECORD | {"masks": torch.zeros(int(bool(n)), 8, 8)}] for n in range(2)], data_keys=KEYS
             ),
-            "got 0 boxes and 1 masks in image 1 of sample 1",
+            "masks of image 1 of sample 1 must have one entry per box, 0, got 1",
         ),
         (lambda: Mosaic(8)([FOUR[0][0]] * 3), "a multiple, for Mosaic, got 3. Pass all images of a sample."),
         (lambda: MOSAIC([FOUR[0][None]] * 4), "batches (B, C, H, W) or ragged images for Mosaic_0"),
@@ -396,7 +396,10 @@ RECORD = {"boxes": torch.zeros(0, 4)}
             lambda: paired(ragged=True, boxes="cxcywh_share"),
             "must be in pixels for CopyPaste_0 where images differ",
         ),
-        (lambda: paired(labels=torch.tensor(1)), "labels of the images of a sample must have one shape after the first axis"),
+        (
+            lambda: paired(labels=torch.tensor(1)),
+            "labels of image 0 of sample 0 must have one entry per box, 0, got a single value",
+        ),
     ],
 )
 def test_errors(run, text):

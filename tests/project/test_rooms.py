@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_618,
     "decode": 4_510,
     "feed": 2_447,
-    "fusion": 14_129,
+    "fusion": 14_134,
     "integrations": 49,
     "loader": 1_309,
     "profiler": 1_194,

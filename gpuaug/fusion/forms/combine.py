@@ -6,6 +6,7 @@ that the rows of a packed column, such as all boxes, need not be moved: to combi
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -259,8 +260,8 @@ class Combination:
         return Ragged(data, places, Shapes(sizes.copy(), self._pixels.channels, "chw"))
 
 
-_SCALAR = -1
-"""Length of a tensor without axes, which belongs to an image."""
+_SINGLE = -1
+"""Number of entries of a value without axes."""
 
 _UNBOUNDED = 2**24
 """Side of a canvas to which boxes are not clipped, because images are inside of it."""
@@ -383,32 +384,38 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
     ]
-    for (image, name), value in zip(targets.layout.others, targets.others, strict=True):
-        if isinstance(value, list | tuple | Tensor):
-            axes = value.ndim if isinstance(value, Tensor) else 1
-            entries.append((name, type(value), axes, [image], [len(value) if axes else _SCALAR]))
+    plain_values = (
+        (image, name, value)
+        for image, record in enumerate(targets.layout.records)
+        for name, value in record.items()
+        if value is not None and name in PER_BOX
+    )
+    others = ((*key, value) for key, value in zip(targets.layout.others, targets.others, strict=True))
+    for image, name, value in chain(others, plain_values):
+        axes = value.ndim if isinstance(value, Tensor) else int(isinstance(value, list | tuple | np.ndarray))
+        entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
     counts_by_name: dict[Any, dict[int, int]] = {}
     box_counts: dict[int, int] | None = None
     for name, cls, axes, images, lengths in entries:
         kind = _kind_of(name, cls)
-        is_list_of_points = kind is KEYPOINTS and axes == 2
-        are_objects = kind is BOXES or (kind is MASKS and axes == 3)
-        if are_objects or (name in PER_BOX and not is_list_of_points):
+        # Lists of points and segmentation maps have two axes. Keypoints of objects and masks of objects have three.
+        are_objects = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
+        if are_objects:
             counts = counts_by_name.setdefault(name, {})
             counts.update(zip(images, lengths, strict=True))
             box_counts = counts if box_counts is None and kind is BOXES else box_counts
     if box_counts is None:
         return
     for name, counts in counts_by_name.items():
-        if counts == box_counts or _SCALAR in counts.values():
+        if counts == box_counts:
             continue
         for image in sorted({*counts, *box_counts}):
             expected, got = box_counts.get(image, 0), counts.get(image, 0)
             if expected != got:
                 sample, position = divmod(image, count)
                 raise ArgumentError(
-                    f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got {got}. "
-                    f"Return boxes and {name} of all objects from the data set."
+                    f"{name} of image {position} of sample {sample} must have one entry per box, {expected}, got "
+                    f"{'a single value' if got == _SINGLE else got}. Return boxes and {name} of all objects from the data set."
                 )
 
 

@@ -73,7 +73,6 @@ class Merge:
     def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
         """Return a column with one value per canvas."""
         is_per_box = column.name in PER_BOX or type_name_of(column.tensor_type) in TARGET_TYPES
-        is_per_box &= () not in (column.shapes or ())  # a tensor without axes, such as an ``id``, belongs to the image
         if is_per_box and column.shapes is not None:
             raise ArgumentError(
                 f"{column.name} of the images of a sample must have one shape after the first axis, got "

@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, CopyPaste, Mosaic
+from gpuaug.core import targets as targets_of_dicts
 from gpuaug.core.packed_targets import pack_targets, unpack_targets
 from gpuaug.core.rng import next_seed
 from gpuaug.core.targets import PackedTargets
@@ -164,6 +165,10 @@ def test_a_key_with_another_number_of_entries_than_boxes_is_refused(run, key):
         targets[1][name] = tv_tensors.wrap(value[:count], like=value) if isinstance(value, Tensor) else value[:count]
         with pytest.raises(ArgumentError, match=rf"{name} of image 1 of sample 0 must have one entry per box, 3, got {count}"):
             combined(run, targets)
+    for single in (1, "a", torch.tensor(1)) if name in targets_of_dicts.PER_BOX else ():
+        targets[1][name] = single
+        with pytest.raises(ArgumentError, match=rf"{name} of image 1 .* must have one entry per box, 3, got a single value"):
+            combined(run, targets)
     targets[1] = {name: value for name, value in whole.items() if name != "boxes"}
     with pytest.raises(ArgumentError, match=r"of image 1 of sample 0 must have one entry per box, 0, got 3"):
         combined(run, targets)
@@ -175,15 +180,16 @@ def test_values_of_an_image_need_not_have_one_entry_per_box(run):
         {
             "boxes": torch.tensor([[1.0, 2, 20, 22]] * count).view(-1, 4),
             "keypoints": torch.rand(5, 2),  # points, of no object
-            "id": torch.tensor(count),
+            "segmentation": None,
             "image_id": count,
+            "orig_id": torch.tensor(count),
             "size": torch.tensor([30, 40, 3]),
         }
         for count in (3, 0, 1, 2)
     ]
     target = combined(run, targets)
     assert [len(target[key]) for key in ("boxes", "valid", "keypoints", "size")] == [6, 6, 20, 3]
-    assert (target["id"], target["image_id"]) == (3, 3)
+    assert (target["orig_id"], target["image_id"]) == (3, 3)
 
 
 @pytest.mark.parametrize(
