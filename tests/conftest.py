@@ -54,8 +54,9 @@ if not HAS_CARD:
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts processes in the background with Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Processes of pytest-xdist share the cores.
+# Processes of pytest-xdist share the cores, and so do the interpreters that they start.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
+os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
 
 if sys.platform == "linux":
     share_fork_server()
