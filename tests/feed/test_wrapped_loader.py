@@ -14,6 +14,7 @@ import pytest
 import torch
 from contract.sources import failure
 from PIL import Image
+from support.feed.overridden_loaders import AsTheyAre
 from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
@@ -192,13 +193,6 @@ def test_other_errors_of_default_collate_get_none(samples):
     assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 0 of epoch 0."]
 
 
-class Generator(DataLoader):
-    """A subclass that starts workers at its first next."""
-
-    def __iter__(self):
-        yield from super().__iter__()
-
-
 class KilledWithLock(Dataset):
     """A worker that reads index 2 is killed while it holds a lock that it shares with the training process."""
 
@@ -226,7 +220,7 @@ LOCKS = ["done_event._cond", "index_queue._rlock", "data_queue._wlock"]
     ("kind", "lock", "persistent"),
     [
         (kind, lock, (row + column) % 2 > 0)
-        for row, kind in enumerate([DataLoader, StatefulDataLoader, Generator])
+        for row, kind in enumerate([DataLoader, StatefulDataLoader, AsTheyAre])
         for column, lock in enumerate(LOCKS)
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import internals
 from support.feed.ring_equality import assert_ring_is_plain, assert_same, passes
-from support.feed.ring_inputs import Opaque, without_workers
+from support.feed.ring_inputs import NoList, Opaque, without_workers
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import Ragged, StreamedLoader, collate_ragged
@@ -164,16 +164,6 @@ def opaque(samples):
 def beside_an_opaque(samples):
     images = collate_ragged(samples, channels=1)
     return images, Opaque(images.data[:50])
-
-
-class NoList(tuple):
-    """A container that cannot be rebuilt with other values in it."""
-
-    def __new__(cls, first, second):
-        return super().__new__(cls, (first, second))
-
-    def __reduce__(self):
-        return NoList, tuple(self)
 
 
 def in_no_list(samples):
