@@ -54,8 +54,10 @@ if not HAS_CARD:
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts processes in the background with Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Processes of pytest-xdist share the cores.
-torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
+# Processes of pytest-xdist share the cores, and so do the interpreters that they start.
+THREADS = max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1)
+torch.set_num_threads(THREADS)
+os.environ["OMP_NUM_THREADS"] = str(THREADS)
 
 if sys.platform == "linux":
     share_fork_server()
@@ -266,6 +268,13 @@ def _every_test_draws_as_the_first(_first_state):
     put_back()
     if cards is not None:
         torch.cuda.set_rng_state_all(cards)
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_torch_are_as_many_as_at_first():
+    """Threads of torchdata's nodes set the number to one, for all threads that start later, of this process too."""
+    yield
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)

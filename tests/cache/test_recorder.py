@@ -1,12 +1,11 @@
 """Writing rows: killed runs, damaged files, disks that fail or are slow, and the memory of rows."""
 
 import errno
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from support.cache.cached_loaders import (
     rows_of,
     stages,
 )
-from support.process import processes, waiting
+from support.process import waiting
 
 import gpuaug
 from gpuaug import FeatureCache, GpuAugError
@@ -64,31 +63,25 @@ def test_damaged_shards_are_encoded_again(paths, tmp_path):
         assert streamed.stats().rows_encoded > 0 or name.startswith("bit"), name
 
 
-def test_a_run_that_was_killed_continues(paths, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent("""
-            import sys
-            import time
-            from support.cache.cached_loaders import *
-            from gpuaug.cache import recorder
-            recorder.SHARD_BYTES = 1
-            cache = gpuaug.FeatureCache(sys.argv[1])
-            paths = sorted(map(str, Path(sys.argv[2]).glob("*.png")))
-            for number, batch in enumerate(loader(cache.wrap(Files(paths, as_dict)), stages(cache))):
-                time.sleep(60 if number == int(sys.argv[3]) else 0)
-        """)
-    )
-    folder = tmp_path / "cache"
-    command = [sys.executable, str(script), str(folder), str(tmp_path / "images")]
-    process = subprocess.Popen([*command, "3"], env=processes.variables())
+def test_a_run_that_was_killed_continues(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "SHARD_BYTES", 1)
+    folder, dataset = tmp_path / "cache", Files(paths, as_dict)
+    [wanted] = epochs_of(loader(dataset, stages(None)), 1)  # which compiles the decoders, for both processes
+
+    def train():
+        cache = FeatureCache(folder)
+        for number, _ in enumerate(loader(cache.wrap(dataset), stages(cache))):
+            time.sleep(60 if number == 3 else 0)
+
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
     waiting.until(lambda: list(folder.glob("*/view-0/*.safetensors")))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     cache = FeatureCache(folder)
-    dataset = Files(paths, as_dict)
     streamed = loader(cache.wrap(dataset), stages(cache))
-    assert_equal(epochs_of(streamed, 1)[0], epochs_of(loader(dataset, stages(None)), 1)[0])
+    assert_equal(epochs_of(streamed, 1)[0], wanted)
     assert 0 < streamed.stats().rows_read < COUNT
 
 

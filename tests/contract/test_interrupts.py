@@ -61,14 +61,14 @@ def of_numbers(feed, **options):
 
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 LOADERS = {
-    "list": (of_list, 37),
-    "encoders": (of_encoders, 307),
-    "images": (of_images, 131),
-    "thread": (of_numbers("plain"), 73),
+    "list": (of_list, 61),
+    "encoders": (of_encoders, 613),
+    "images": (of_images, 263),
+    "thread": (of_numbers("plain"), 149),
     "staged": (of_numbers("ring"), 13),
     "workers": (of_numbers("plain", num_workers=1), 101),
-    "workers with ring": (of_numbers("ring", num_workers=1), 421),
-    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 419),
+    "workers with ring": (of_numbers("ring", num_workers=1), 839),
+    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 839),
 }
 CASES = [
     pytest.param(make, step, id=name, marks=pytest.mark.slow if name in ("staged", "workers") else ())

@@ -380,7 +380,7 @@ X264_REORDERED = ("libx264", {"x264-params": "bframes=2:b-adapt=0:scenecut=0:b-p
 def test_the_last_frame_is_shown_for_its_duration(container, codec):
     name, options = codec
     for case, (times_ms, last_ms) in enumerate(
-        itertools.product(([0], [0, 33, 66], [0, 33, 66, 100], [0, 40, 1000, 1040]), (33, 500, 2000))
+        itertools.product(([0], [0, 33, 66], [0, 33, 66, 100], [0, 40, 1000, 1040]), (33, 2000))
     ):
         path = timed_video(f"lasting-{name}-{'x264-params' in options}-{case}.{container}", name, times_ms, last_ms, **options)
         count, last = len(times_ms), len(times_ms) - 1
@@ -392,7 +392,7 @@ def test_the_last_frame_is_shown_for_its_duration(container, codec):
         shown = clip_of(read_clip(path, times_s=[time_ms / 1000 for time_ms in within]))
         assert np.array_equal(shown, wanted[numbers]), (times_ms, last_ms)
         assert np.array_equal(clip_of(read_clip(path, 1, start_s=end_ms / 1000 - 0.002)), wanted[[last]])
-        for beyond_ms in (end_ms + 2, end_ms + 5000, 1e300):
+        for beyond_ms in (end_ms + 2, 1e300):
             for choice in ({"times_s": [0, beyond_ms / 1000]}, {"frames": 1, "start_s": beyond_ms / 1000}):
                 with pytest.raises(DecodeError, match=f"it has {count} frames, and the clip needs frame"):
                     clip_of(read_clip(path, **choice))

@@ -65,6 +65,8 @@ def test_feed_ring_refuses_unsuitable_sources_with_reason(case):
         assert len(list(loader)) == len(loader)
         assert loader.stats().slot_batches == 0
         loader.close()
+    if isinstance(wrapped, Reused):
+        del wrapped.batches  # of an iterator that becomes garbage, workers are waited for in vain
 
 
 @pytest.mark.parametrize("workers", [0, 2])

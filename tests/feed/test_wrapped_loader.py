@@ -14,6 +14,7 @@ import pytest
 import torch
 from contract.sources import failure
 from PIL import Image
+from support.feed.overridden_loaders import AsTheyAre
 from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
@@ -136,9 +137,9 @@ NOT_COLLATED = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(("samples", "way_out"), NOT_COLLATED.values(), ids=NOT_COLLATED)
-def test_errors_of_default_collate_get_a_note(samples, way_out, num_workers):
+@pytest.mark.parametrize(("name", "num_workers"), [*((name, 0) for name in NOT_COLLATED), ("files", 1)])
+def test_errors_of_default_collate_get_a_note(name, num_workers):
+    samples, way_out = NOT_COLLATED[name]
     arrived, error = failure(StreamedLoader(DataLoader(samples, batch_size=2, num_workers=num_workers), device="cpu"))
     assert not arrived
     assert error.__notes__ == [
@@ -155,14 +156,13 @@ def collated_by_a_user(samples):
     return {"batch": gpuaug.collate_encoded(samples)}
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("collate", "image"),
+    ("collate", "image", "num_workers"),
     [
-        (gpuaug.collate_ragged, IMAGE),
-        (functools.partial(gpuaug.collate_ragged, convert=True), IMAGE),
-        (gpuaug.collate_encoded, PNG),
-        (collated_by_a_user, PNG),
+        (gpuaug.collate_ragged, IMAGE, 0),
+        (functools.partial(gpuaug.collate_ragged, convert=True), IMAGE, 0),
+        (gpuaug.collate_encoded, PNG, 0),
+        (collated_by_a_user, PNG, 1),
     ],
 )
 def test_collate_functions_of_gpuaug_are_not_proposed_in_place_of_themselves(collate, image, num_workers):
@@ -193,13 +193,6 @@ def test_other_errors_of_default_collate_get_none(samples):
     assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 0 of epoch 0."]
 
 
-class Generator(DataLoader):
-    """A subclass that starts workers at its first next."""
-
-    def __iter__(self):
-        yield from super().__iter__()
-
-
 class KilledWithLock(Dataset):
     """A worker that reads index 2 is killed while it holds a lock that it shares with the training process."""
 
@@ -223,9 +216,14 @@ class KilledWithLock(Dataset):
 LOCKS = ["done_event._cond", "index_queue._rlock", "data_queue._wlock"]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("lock", LOCKS)
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader, Generator])
+@pytest.mark.parametrize(
+    ("kind", "lock", "persistent"),
+    [
+        (kind, lock, (row + column) % 2 > 0)
+        for row, kind in enumerate([DataLoader, StatefulDataLoader, AsTheyAre])
+        for column, lock in enumerate(LOCKS)
+    ],
+)
 def test_loop_ends_after_a_worker_was_killed_with_a_lock(monkeypatch, kind, lock, persistent):
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # what DataLoader gives its workers to end
     for iterator in (_MultiProcessingDataLoaderIter, _StatefulMultiProcessingDataLoaderIter):

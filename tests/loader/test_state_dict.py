@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint.stateful
 import torchdata.stateful_dataloader.stateful
+from support.feed.overridden_loaders import AtOnce
 from support.files.encoded import encoded
 from support.loader.checkpoints import (
     BATCHES,
@@ -62,17 +63,10 @@ def test_state_dict_exists_where_it_is_true(source):
     assert all(isinstance(loader, protocol) for protocol in PROTOCOLS)
 
 
-class OwnWay(DataLoader):
-    """Iterated in a way of its own."""
-
-    def __iter__(self):
-        return super().__iter__()
-
-
 WITHOUT = {
     "an iterator": lambda: iter([torch.ones(2)]),
     "prepared by a framework": lambda: Prepared(PLAIN),
-    "a subclass that overrides how a DataLoader is iterated": lambda: OwnWay(TensorDataset(torch.ones(4))),
+    "a subclass that overrides how a DataLoader is iterated": lambda: AtOnce(TensorDataset(torch.ones(4))),
     "a stream": lambda: DataLoader(Shards()),
     "batches out of order": lambda: DataLoader(TensorDataset(torch.ones(4)), num_workers=1, in_order=False),
     "a sampler that gives its indices once": lambda: DataLoader(TensorDataset(torch.ones(4)), batch_sampler=iter([[0, 1]])),

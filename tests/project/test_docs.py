@@ -8,10 +8,11 @@ import pytest
 import torch
 from support.comparison.replay import left_to_kornia
 from support.ops import documented
+from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from bench.figures import tables
-from gpuaug import Stats, collate_ragged, fuse
+from gpuaug import Stats, StreamedLoader, collate_ragged, fuse
 from gpuaug.fusion.lower import refusals, torchvision
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,11 @@ def run_examples(page, matches):
     for match in matches:
         line = match.string[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
+    for value in list(namespace.values()):  # workers of an iterator that becomes garbage are waited for, for five seconds each
+        if isinstance(value, StreamedLoader):
+            value.close()
+        if isinstance(value, DataLoader):
+            value._iterator = None
     return namespace
 
 

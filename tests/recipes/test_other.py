@@ -7,14 +7,12 @@ from support.comparison.values import assert_values
 from support.ops.recipes import (
     Recipe,
     assert_equals_kornia,
-    assert_equals_torchvision,
     drawn,
     left_to_the_library,
 )
 from torch import nn
 
 import gpuaug
-from bench.data.recipes import lerobot as written
 from bench.data.recipes import torchgeo
 
 FLOATS = {"dtype": torch.float32}
@@ -129,19 +127,3 @@ def test_grey_of_torchgeo_is_left_to_kornia():
     augment = gpuaug.fuse(torchgeo.trainer(*torchgeo.flips(), torchgeo.RandomGrayscale(torch.ones(4), p=0.2)))
     explanation = augment.explain((4, 4, 64, 80), dtype=torch.float32)
     assert [line.modules for line in explanation.lines if line.reason] == [("RandomGrayscale_2",)]
-
-
-@pytest.fixture(params=["as written", "installed"])
-def package(request):
-    found = written if request.param == "as written" else written.installed()
-    if found is None:
-        pytest.skip("pip install --no-deps lerobot")
-    return found
-
-
-def test_transforms_of_lerobot_are_fused_entirely_and_equal_torchvision(package):
-    """Three of six for each frame, in their own order."""
-    source = "huggingface/lerobot@7427f318 src/lerobot/transforms/transforms.py"
-    made = package.ImageTransforms(package.ImageTransformsConfig(enable=True))
-    # The nearest pixel of an affine map may be another.
-    assert_equals_torchvision(Recipe(source, lambda: made, 4, atol=2e-5, share=5e-4, **FLOATS), ragged=False)

@@ -106,7 +106,7 @@ RUNS = [(0, 0, 0), (2, 2, 0), (2, 0, 0)]
 
 @pytest.mark.parametrize(
     ("kind", "workers", "depth", "rank"),
-    [*((kind, 0, 2, 1) for kind in STAGES), *((kind, *run) for kind in ("fused", "windows of files") for run in RUNS)],
+    [*((kind, 0, 2, 1) for kind in STAGES), *(("fused", *run) for run in RUNS), ("windows of files", *RUNS[1])],
 )
 def test_an_epoch_equals_one_of_the_stage_alone(kind, workers, depth, rank):
     got = epochs_of(loader(changing(kind), workers=workers, depth=depth, rank=rank))

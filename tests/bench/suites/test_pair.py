@@ -19,7 +19,11 @@ def test_a_process_imports_the_gpuaug_of_its_checkout(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", pair_child.ROWS)
-def test_every_row_runs_on_a_cpu(name, class_folder):
+def test_every_row_runs_on_a_cpu(name, class_folder, monkeypatch):
+    monkeypatch.setattr(pair_child, "TRAINING_BATCH", 4)
+    monkeypatch.setattr(
+        pair_child.models, "Classifier", lambda classes, _, build=pair_child.models.Classifier: build(classes, 1)
+    )
     make, case, _ = pair_child.ROWS[name]
     options = Namespace(device=torch.device("cpu"), workers=0, size=32, batch=4, files=class_folder)
     with ExitStack() as stack:

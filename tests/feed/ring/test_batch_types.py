@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches.nested_batches import NESTED
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
-from support.feed.ring_inputs import NOT_PLACED, PLACED, made, target_dicts, twice, values
-from torch.nn.utils.rnn import PackedSequence
+from support.feed.ring_inputs import NOT_PLACED, PLACED, NoList, made, target_dicts, twice, values
 
 from gpuaug import StreamedLoader
 from gpuaug.core import packed_targets
@@ -76,24 +75,9 @@ def test_batches_share_no_memory_with_slots():
     assert len(set(addresses)) == len(addresses)
 
 
-class NoList(tuple):
-    """A container that cannot be rebuilt with other values in it."""
-
-    def __new__(cls, first, second):
-        return super().__new__(cls, (first, second))
-
-    def __reduce__(self):
-        return NoList, tuple(self)
-
-
 def test_container_that_cannot_be_rebuilt_uses_no_slot():
     got, _ = assert_ring_is_plain(made(lambda i: NoList(values(i, 2), i), num_workers=1), slots=False)
     assert type(got[0][0]) is NoList
-
-
-def test_packed_sequence_arrives_as_packed_sequence():
-    got, _ = assert_ring_is_plain(made(PLACED["an object that moves itself"], num_workers=1))
-    assert all(type(batch[0]) is PackedSequence for batch in got[0])
 
 
 @pytest.fixture

@@ -36,15 +36,14 @@ from gpuaug.feed.feed import Feed
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "workers"), [(0, 0), (1, 1), (2, 2), (3, 2)])
 def test_batches_that_a_loader_keeps_and_changes_are_those_of_the_plain_feed(seed, workers):
     assert_ring_is_plain(made(AtRandom, num_workers=workers, seed=100 * seed), epochs=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_way_to_override_iteration_uses_slots(kind):
-    assert_ring_is_plain(made(kind), epochs=3)
+    assert_ring_is_plain(made(kind), epochs=2)
 
 
 def test_batches_that_another_thread_reads_are_copies():
@@ -57,7 +56,7 @@ def is_in_ring(batch, loader):
 
 
 def test_workers_of_a_second_iterator_do_not_write_into_the_ring_of_the_first():
-    with StreamedLoader(made(SideBySide)(), device="cpu", feed="ring") as loader:
+    with StreamedLoader(made(SideBySide, num_workers=1)(), device="cpu", feed="ring") as loader:
         assert sum(1 for _ in loader) == COUNT + 1
         assert {(is_in_ring(first, loader), is_in_ring(second, loader)) for first, second in loader} == {(True, False)}
 
@@ -134,7 +133,7 @@ class KeepsOneOfThree(DataLoader):
 
 @pytest.mark.parametrize("kind", [AsTheyAre, KeepsOneOfThree])
 def test_every_slot_is_free_again_after_an_epoch(kind):
-    with StreamedLoader(made(kind)(), device="cpu", feed="ring") as loader:
+    with StreamedLoader(made(kind, num_workers=1)(), device="cpu", feed="ring") as loader:
         count = sum(1 for _ in loader)
         for _ in range(4):
             leave_by_break(loader)
@@ -190,12 +189,11 @@ def test_larger_batches_get_larger_slots():
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["one epoch", "persistent"])
 def test_loop_that_ends_early_leaves_nothing(leave, options, held):
     want = list(AsTheyAre(Samples(), batch_size=2))
-    loader = StreamedLoader(made(AsTheyAre, **options)(), device="cpu", feed="ring")
+    loader = StreamedLoader(made(AsTheyAre, num_workers=1, **options)(), device="cpu", feed="ring")
     list(loader)
     before = taken()
-    for _ in range(2):
-        leave(loader)
-        assert_same(list(loader), want)
+    leave(loader)
+    assert_same(list(loader), want)
     loader.close()
     until(lambda: not grown(before))
     del loader
@@ -227,7 +225,7 @@ def test_error_of_a_data_set_arrives_and_the_next_epoch_uses_slots(kind):
 def test_batch_that_cannot_be_sent_is_an_error_in_its_place(kind, feed):
     wrapped = kind(range(40), batch_size=2, collate_fn=with_unsendable, num_workers=1)
     with StreamedLoader(wrapped, device="cpu", feed=feed) as loader:
-        for _ in range(8):
+        for _ in range(8 if feed == "ring" else 2):  # more often than there are slots
             got = []
             before = loader.stats().slot_batches
             with pytest.raises(TypeError, match="number 10 cannot be sent"):
@@ -249,7 +247,7 @@ def test_old_workers_do_not_write_into_slots_of_new_ones():
 
     with StreamedLoader(made(Kept)(), device="cpu", feed="ring") as loader:
         want = list(loader)
-        for _ in range(3):
+        for _ in range(2):
             leave_by_break(loader)
             assert_same(list(loader), want)
         iterators.clear()
@@ -318,7 +316,7 @@ class Stateful(DataLoader):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_state_after_each_batch_resumes_as_without_slots(workers):
-    def rest(feed, stop):
+    def rest(feed, stop, workers):
         with StreamedLoader(made(Stateful, num_workers=workers)(), device="cpu", feed=feed) as loader:
             list(loader)
             for index, _ in enumerate(loader):
@@ -330,9 +328,9 @@ def test_state_after_each_batch_resumes_as_without_slots(workers):
             return list(resumed)
 
     for stop in (0, 5, COUNT):
-        got = rest("ring", stop)
+        got = rest("ring", stop, workers)
         assert len(got) == COUNT - stop
-        assert_same(got, rest("plain", stop))
+        assert_same(got, rest("plain", stop, 0))
 
 
 def test_slots_are_in_use_until_the_copy_has_ended(monkeypatch):

@@ -132,7 +132,8 @@ class Told:
             return False
         messages = [str(each.message) for each in self._caught if issubclass(each.category, gpuaug.GpuAugWarning)]
         if error is not None:
-            kinds = {site.kind for site in sites() if text_of(str(error)) in site.listed} & KINDS.keys()
+            text = text_of(str(error))
+            kinds = {site.kind for site in sites() if text in site.listed} & KINDS.keys()
             assert not kinds or type(error).__name__ in kinds
             messages += [str(error), *getattr(error, "__notes__", [])]
         found = {part for message in messages for part in self.parts if part in (text_of(message) or "")}

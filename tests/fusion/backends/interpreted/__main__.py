@@ -19,13 +19,17 @@ from fusion.backends.interpreted.acceleration import (
 )
 from triton.runtime.interpreter import InterpreterBuilder
 
-from gpuaug.fusion.backends.triton import backend, boxes
+from gpuaug.fusion.backends.triton import backend, boxes, patches
 from gpuaug.fusion.backends.triton.filters import frame, levels
 from gpuaug.fusion.backends.triton.launch import Launch
+from gpuaug.fusion.backends.triton.tiles import images
 
 
 def shrink_blocks():
-    """Make blocks small, so that small images have several. The interpreter takes its time for each, and for a blur's rows."""
+    """Make blocks small, so that small images have several, but not many: the interpreter takes its time for each.
+
+    A blur's rows take time as well. Blocks of patches and of tiles are larger than on a GPU, and images have two to nine.
+    """
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.MEAN_TILE = (16, 32)
     backend.CONTRAST_BLOCK = 256
@@ -35,6 +39,8 @@ def shrink_blocks():
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64
     levels.SPLIT_PIXELS = 110
+    patches.TILE = (16, 64)
+    images.TILE = (32, 32)
 
 
 def check_addresses():
