@@ -126,7 +126,7 @@ class Decoder:
         if not self._page_locking_failed:
             try:
                 buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
-            except RuntimeError as error:
+            except MemoryError as error:
                 self._page_locking_failed = True
                 reason = str(error).partition("\n")[0]
                 warnings.warn(

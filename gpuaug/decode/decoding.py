@@ -209,9 +209,7 @@ class Decoding:
         for encoded, windows in members:
             try:
                 self.works.append(self._decoder.allocate(encoded, self._all_problems, windows))
-            except torch.OutOfMemoryError:
-                raise  # the loader adds advice
-            except (RuntimeError, MemoryError) as error:
+            except MemoryError as error:
                 raise self._allocation_error(encoded, error) from error
         self._future: Future[list[Event]] = self._decoder.start(self._pools, self.works)
 

@@ -77,8 +77,20 @@ class Work(Generic[AnyLayout]):
 
 
 def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
-    """Return a flat tensor of ``length`` bytes for pixels of type ``dtype``. ``length`` must be a multiple of the item size."""
+    """Return a flat tensor of ``length`` bytes for pixels of type ``dtype``. ``length`` must be a multiple of the item size.
+
+    Raises:
+        MemoryError: If host memory cannot be allocated.
+    """
     with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
-        data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        try:
+            data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        except torch.OutOfMemoryError:
+            raise  # the loader adds advice
+        except RuntimeError as error:
+            # An error with more frames is that of a signal handler, such as torch's when a worker has died.
+            if getattr(error.__traceback__, "tb_next", None) is not None:
+                raise
+            raise MemoryError(str(error)) from error
         data = data if POISON is None else data.fill_(POISON)
         return data if dtype == torch.uint8 else data.view(dtype)

@@ -1,8 +1,10 @@
 """Failures of threads, of the card and of decoders: raised at their batch when nothing uses its memory or files any more."""
 
 import itertools
+import multiprocessing
 import re
 import threading
+import time
 from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
@@ -14,10 +16,11 @@ from support import internals
 from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from support.process.waiting import WAIT_S
+from torch.utils.data import DataLoader
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.streams import InLineLane, Lanes
-from gpuaug.decode import nvjpeg
+from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import base, cpu, loops, registry
 from gpuaug.decode.decoders import hybrid as hybrid_module
@@ -263,3 +266,32 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
                 engines.begin(work, np.arange(4), resources)
         engines.begin(work, np.arange(4), resources)()
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("pin_memory", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_host_memory_that_cannot_be_allocated_is_a_memory_error(pin_memory):
+    with pytest.raises(MemoryError):
+        work.allocate_pixels(2**50, torch.device("cpu"), pin_memory=pin_memory)
+
+
+@pytest.mark.timeout(WAIT_S)
+def test_the_death_of_a_worker_while_memory_is_allocated_is_not_an_error_about_memory(monkeypatch):
+    files = DataLoader(FILES * 8, 3, num_workers=1, collate_fn=collate_encoded)
+
+    class Torch:
+        """Module whose ``empty`` is interrupted."""
+
+        __getattr__ = partial(getattr, torch)
+
+        def empty(self, *args, **options):
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            while True:
+                time.sleep(0.01)  # torch's signal handler raises its error here
+
+    with StreamedLoader(files, [DecodeStage(threads=1)], device="cpu", depth=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        monkeypatch.setattr(work, "torch", Torch())
+        with pytest.raises(RuntimeError, match="killed by signal"):
+            next(batches)

@@ -398,7 +398,8 @@ RECORD = {"boxes": torch.zeros(0, 4)}
         ),
         (
             lambda: paired(labels=torch.tensor(1)),
-            "labels of image 0 of sample 0 must have one entry per box, 0, got a single value",
+            "labels of image 0 of sample 0 must have one entry per box, 0, got a single value. Return boxes and labels of "
+            "all objects from the data set.",
         ),
     ],
 )

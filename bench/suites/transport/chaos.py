@@ -11,11 +11,10 @@ The last line adds the next trials of the seed, for four minutes, to those in th
 Every trial has a seed, from which it draws a source (a list, a generator, ``DataLoader`` workers with the ring, a
 ``StatefulDataLoader``), the form of its batches (images, encoded images, JPEG files, clips, files for an image processor of a
 vision-language model, images for an encoder with a structured result, files with a feature cache), stages, a depth, a second
-loader that the loop reads too, and a fault with the batch at which it happens. Delays are
-random too: on the host of samples in workers and generators, stages, decoding threads and the training loop; on a GPU also of
-the copy lane, the lane of each stage and the training stream. The delivered batches must equal, bit for bit, those of a loader
-with ``depth=0`` and without delays. Each sample must come exactly once and in order, by its index and by a checksum that was
-computed on the host.
+loader that the loop reads too, and a fault with the batch at which it happens. Delays are random too: on the host of samples in
+workers and generators, stages, decoding threads and the training loop; on a GPU also of the copy lane, the lane of each stage
+and the training stream. The delivered batches must equal, bit for bit, those of a loader with ``depth=0`` and without delays.
+Each sample must come exactly once and in order, by its index and by a checksum that was computed on the host.
 """
 
 import faulthandler
@@ -240,16 +239,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     machine = environment(options.device)
     start = perf_counter()
     earlier = _earlier(options)
-    next_number = earlier["next"]
-    numbers = range(next_number, next_number + options.trials) if options.trial is None else [options.trial]
+    numbers = range(earlier["next"], earlier["next"] + options.trials) if options.trial is None else [options.trial]
     chunks = [numbers[start_trial : start_trial + CHUNK_TRIALS] for start_trial in range(0, len(numbers), CHUNK_TRIALS)]
     chunk_results: list[tuple[Counter[str], Counter[str], list[int]]] = []
     problem = ""
     next_report = REPORT_S
     with ExitStack() as stack:
-        finished_chunks = _finished_chunks(options, chunks, stack)
         try:
-            for chunk_result in finished_chunks:
+            for chunk_result in _finished_chunks(options, chunks, stack):
                 chunk_results.append(chunk_result)
                 elapsed = perf_counter() - start
                 if elapsed > next_report:
