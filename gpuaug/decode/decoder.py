@@ -32,7 +32,7 @@ from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
 from gpuaug.decode.layout import BatchLayout, Layout, Options, WindowsOf
-from gpuaug.decode.work import Work, allocate_pixels
+from gpuaug.decode.work import HostMemoryError, Work, allocate_pixels
 
 
 class Decoder:
@@ -126,7 +126,7 @@ class Decoder:
         if not self._page_locking_failed:
             try:
                 buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
-            except MemoryError as error:
+            except HostMemoryError as error:
                 self._page_locking_failed = True
                 reason = str(error).partition("\n")[0]
                 warnings.warn(

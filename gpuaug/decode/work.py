@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
+from gpuaug.core.errors import GpuAugError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Lane
 from gpuaug.decode.layout import BatchLayout
@@ -76,11 +77,15 @@ class Work(Generic[AnyLayout]):
         return result
 
 
+class HostMemoryError(GpuAugError, MemoryError):
+    """Host memory cannot be allocated, or not be page-locked. Callers add what to lower."""
+
+
 def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
     """Return a flat tensor of ``length`` bytes for pixels of type ``dtype``. ``length`` must be a multiple of the item size.
 
     Raises:
-        MemoryError: If host memory cannot be allocated.
+        HostMemoryError: If host memory cannot be allocated.
     """
     with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
         try:
@@ -91,6 +96,6 @@ def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torc
             # An error with more frames is that of a signal handler, such as torch's when a worker has died.
             if getattr(error.__traceback__, "tb_next", None) is not None:
                 raise
-            raise MemoryError(str(error)) from error
+            raise HostMemoryError(*error.args) from error
         data = data if POISON is None else data.fill_(POISON)
         return data if dtype == torch.uint8 else data.view(dtype)

@@ -78,7 +78,7 @@ def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch
 
     def refusing(*args, pin_memory=False):
         if pin_memory and not locks:
-            raise MemoryError("CUDA error: out of memory")
+            raise work.HostMemoryError("CUDA error: out of memory")
         return empty(*args, pin_memory=pin_memory)
 
     monkeypatch.setattr(decoder, "allocate_pixels", refusing)

@@ -456,7 +456,7 @@ def test_images_are_decoded_where_their_memory_cannot_be_page_locked(monkeypatch
     def refusing(length, device, dtype=torch.uint8, *, pin_memory=False):
         if pin_memory:
             refused.append(length)
-            raise MemoryError("CUDA error: out of memory\nCompile with more")
+            raise work.HostMemoryError("CUDA error: out of memory\nCompile with more")
         return allocated(length, device) if device.type == "cuda" else empty(length, dtype=torch.uint8)
 
     monkeypatch.setattr(decoder, "allocate_pixels", refusing)
