@@ -90,11 +90,10 @@ def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torc
     with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
         try:
             data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
-        except torch.OutOfMemoryError:
-            raise  # the loader adds advice
         except RuntimeError as error:
+            is_device_memory = isinstance(error, torch.OutOfMemoryError) and device.type != "cpu"  # the loader adds advice
             # An error with more frames is that of a signal handler, such as torch's when a worker has died.
-            if getattr(error.__traceback__, "tb_next", None) is not None:
+            if is_device_memory or getattr(error.__traceback__, "tb_next", None) is not None:
                 raise
             raise HostMemoryError(*error.args) from error
         data = data if POISON is None else data.fill_(POISON)

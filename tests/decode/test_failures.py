@@ -266,10 +266,9 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("pin_memory", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_host_memory_that_cannot_be_allocated_is_a_memory_error(pin_memory):
+def test_host_memory_that_cannot_be_allocated_is_a_memory_error():
     with pytest.raises(MemoryError):
-        work.allocate_pixels(2**50, torch.device("cpu"), pin_memory=pin_memory)
+        work.allocate_pixels(2**50, torch.device("cpu"))
 
 
 def test_an_error_of_a_signal_handler_is_not_an_error_about_memory(monkeypatch):

@@ -66,7 +66,7 @@ BUDGETS = {
     "cache": 1_054,
     "cli": 297,
     "core": 1_618,
-    "decode": 4_517,
+    "decode": 4_516,
     "feed": 2_447,
     "fusion": 14_134,
     "integrations": 49,
