@@ -41,8 +41,8 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
     Args:
         error: Error. The same object may be raised several times.
         note: Text of the note.
-        replaces: Older notes of the error that begin with this text are removed. Default: ``note``, so that a note is not added
-            twice.
+        replaces: Prefix. Older notes of the error that begin with it are removed. Default: ``note``, so that a note is not
+            added twice.
     """
     with contextlib.suppress(Exception):  # a note that cannot be added must not hide the error
         notes = vars(error).setdefault("__notes__", [])
@@ -50,7 +50,7 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
 
 
 def shown(value: object) -> str:
-    """Return one line of text for an error message: the shape of a tensor or array, else the ``repr``, shortened."""
+    """Return one line of text for an error message: type and shape of a tensor or array; of others the ``repr``, shortened."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
@@ -145,7 +145,7 @@ def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
     """
     plain: Any = value.item() if isinstance(value, np.generic) else value
     for choice in choices:
-        # The types are compared, too, because 1.0 and True equal 1, and comparing an array returns an array.
+        # Not ``==`` alone: 1.0 and True equal 1, and the result of comparing an array is an array.
         if isinstance(plain, type(choice)) and not isinstance(plain, bool) and plain == choice:
             return choice
     *first, last = (repr(choice) for choice in choices)
@@ -157,17 +157,21 @@ class SelectionError(GpuAugError, LookupError):
 
 
 class DeviceError(GpuAugError, RuntimeError):
-    """A device cannot be used: it is missing, a tensor or module is on another device, or Triton is required and cannot run."""
+    """A device cannot be used: it is missing, a tensor or module is on another device, or Triton is required and cannot run.
+
+    Also raised if the ``backend`` of a ``DecodeStage`` names a decoder that cannot be used on the device.
+    """
 
 
 class DecodeError(GpuAugError, ValueError):
-    """An encoded image cannot be decoded."""
+    """An encoded image or clip cannot be decoded, or the sample with it cannot be replaced."""
 
 
 class IteratorEndedError(GpuAugError, RuntimeError):
     """``next`` of an iterator was called after the end of the iterator.
 
-    An iterator ends when its loader is closed or loads a state, or when a newer iterator takes over its workers.
+    An iterator ends when its loader is closed or loads a state, or when a newer iterator takes over its workers or its data
+    set. A process that was forked after the iterator began cannot continue the iterator.
     """
 
 

@@ -23,6 +23,7 @@ class LaunchLock:
     """Lock that a thread holds while it launches a batch. Not re-entrant."""
 
     def __init__(self) -> None:
+        # Not a Lock: ``release`` of an RLock raises an error, and does nothing, if this thread does not hold it.
         self._lock = threading.RLock()
         self._holder: int | None = None
 
@@ -40,6 +41,8 @@ class LaunchLock:
 
     def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
         """Call ``work``, unless this thread is launching, or another thread's launch does not end within ``timeout_s``.
+
+        ``timeout_s``: seconds; 0 to return at once, -1 to wait without a limit.
 
         Returns:
             Whether ``work`` was called.
@@ -73,7 +76,9 @@ class RunAheadLimit:
         self._events: deque[Event] = deque()
 
     def add(self, event: Event, ahead: int) -> float | None:
-        """Append an event after a training step. If more than ``ahead`` events are stored, remove the oldest and wait for it.
+        """Append an event that was recorded after a training step, and wait if more than ``ahead`` events are then stored.
+
+        The oldest events are removed until ``ahead`` remain. The wait is for the last event that was removed.
 
         Returns:
             Seconds waited, or ``None`` without a wait. The caller counts the waits, because
@@ -110,8 +115,8 @@ class LoaderState:
     def reclaim(self) -> None:
         """Drop intermediate tensors of stages, and free slots (page-locked memory) that have been read.
 
-        Does nothing while a thread is launching. The garbage collector may close an abandoned iterator in the middle of a
-        launch, whose lane has not yet waited for the last readers of the tensors.
+        Does nothing while a thread is launching: when the garbage collector closes an abandoned iterator in the middle of a
+        launch, the lane of the launch may not have waited yet for the last readers of the tensors.
         """
 
         def free() -> None:
@@ -122,10 +127,11 @@ class LoaderState:
 
 
 class OneThreadIterator(Iterator[Batch]):
-    """Iterator over the batches of a generator. Raises if two threads call ``next`` at the same time."""
+    """Iterator over the batches of a generator. ``next`` raises an error while another call of ``next`` is running."""
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
+        # Generators have this method, too: it raises an error inside the iteration.
         self.throw = batches.throw
 
     def __next__(self) -> Batch:
@@ -134,7 +140,7 @@ class OneThreadIterator(Iterator[Batch]):
         Raises:
             GpuAugError: If another call of ``next`` has not returned.
         """
-        nested = rng.generator_lock.in_context
+        is_in_stage = rng.generator_lock.in_context
         computes_gradients = torch.is_grad_enabled()
         try:
             return next(self._batches)
@@ -144,7 +150,9 @@ class OneThreadIterator(Iterator[Batch]):
                     "next() cannot run, because another call of next() of this iterator has not returned. "
                     "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
                 ) from None
-            if not nested:
+            # An interrupt may have left contexts of the generators of random numbers open. A thread within a stage still uses
+            # the context of the stage, which the iterator that runs the stage exits.
+            if not is_in_stage:
                 rng.generator_lock.recover()
             # After an interrupt within torch.no_grad(), its __exit__ may not have run.
             torch.set_grad_enabled(computes_gradients)
@@ -168,5 +176,8 @@ class OneThreadIterator(Iterator[Batch]):
 
 
 def _is_running(error: BaseException) -> bool:
-    """Whether Python raised the error, because another call of the generator is running. Otherwise a stage raised the error."""
+    """Whether Python raised the error because another call of the generator is running, and not a stage.
+
+    Python raises this error before the generator runs, so the traceback has the caller's frame only.
+    """
     return isinstance(error, ValueError) and error.__traceback__ is not None and error.__traceback__.tb_next is None

@@ -1,5 +1,6 @@
-"""The first call of a stage's transform: parts of the transform that move or mix pixels, and members that it receives.
+"""The first call of a stage's transform: which of its parts move or mix pixels, and which members of the batch it changes.
 
+``hints.py`` warns by these facts of targets or labels that no longer match the images. *Members* are the entries of a batch.
 *Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
 """
 
@@ -33,15 +34,15 @@ _GEOMETRIC = re.compile(
     r"|torchvision\.transforms\.functional\.(affine|\w*crop|elastic_transform|[hv]flip|pad|perspective|resize|rotate)"
     r"|torchvision\.transforms\._presets\.(ImageClassification|SemanticSegmentation|VideoClassification)"
 )
-"""Qualified names of classes and functions of the libraries that move pixels."""
+"""Qualified names of the classes and functions of Kornia and torchvision that move pixels."""
 
 _PIXEL_MIXING = re.compile(r"kornia\.augmentation\._[23]d\.mix\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix")
-"""Qualified names of classes that mix the pixels of images, but not their targets."""
+"""Qualified names of classes that mix the pixels of images. They leave the targets unchanged."""
 
 _LABEL_MIXING = re.compile(
     r"kornia\.augmentation\._2d\.mix\.(mixup|cutmix)\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix"
 )
-"""Qualified names of classes that mix images and their labels."""
+"""Qualified names of the classes among them that mix the labels, too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class FirstCall:
     selection: Selection
     """``on`` and ``into`` of the stage."""
     typed_names: tuple[Any, ...] = ()
-    """Names of the members at the end of ``values`` that are passed only because they contain torchvision's tensors."""
+    """Names of the last members in ``values``: those not in ``on``, passed because they contain torchvision's tensors."""
 
     @cached_property
     def module(self) -> Any:
@@ -73,18 +74,18 @@ class FirstCall:
 
     @cached_property
     def moving(self) -> str:
-        """Names of the parts that move pixels."""
+        """Names of the parts that move pixels, separated by commas; empty if there are none."""
         modules = [module for part in self._parts if _is_fused(part) for module in part.geometric_modules]
         return _listed([*_matches(self._parts, _GEOMETRIC), *modules])
 
     @cached_property
     def mixing(self) -> str:
-        """Names of the parts that mix the pixels of images."""
+        """Names of the parts that mix the pixels of images; form as in ``moving``."""
         return _listed(_matches(self._parts, _PIXEL_MIXING))
 
     @cached_property
     def mixing_labels(self) -> str:
-        """Names of the parts that mix images and their labels."""
+        """Names of the parts that mix images and their labels; form as in ``moving``."""
         return _listed(_matches(self._parts, _LABEL_MIXING))
 
     @cached_property
@@ -98,7 +99,7 @@ class FirstCall:
 
     @cached_property
     def by_type(self) -> list[bool]:
-        """For each of ``values``: whether the transform changes torchvision's tensors in it, but no plain tensors."""
+        """For each of ``values``: whether the transform changes only those tensors in it that have a class of torchvision."""
         keys = self.selection.normalized_keys
         if keys is None:
             num_selected = len(self.values) - len(self.typed_names)
@@ -108,11 +109,11 @@ class FirstCall:
         return [*selected, *(True for _ in self.typed_names)]
 
     def _is_by_type(self, value: Any) -> bool:
-        """Return whether ``by_type`` is True for an argument without data key after the images."""
+        """Return the entry of ``by_type`` for an argument after the images, in a call without data keys."""
         if self.is_fused:
             return not isinstance(value, torch.Tensor) and holds_targets(value)
         cls = torchvision_class(self.module)
-        user_parts = (part for part in self._parts if library_class(part) is None)  # may transform images and targets
+        user_parts = (part for part in self._parts if library_class(part) is None)  # may change plain tensors
         return cls is not None and difference(self.module, cls) is None and not any(user_parts)
 
     @cached_property
@@ -139,7 +140,7 @@ class FirstCall:
         return [name for name, key in self._data_keys.items() if key == "targets"]
 
     def with_members(self, on: Mapping[Any, str]) -> str:
-        """Return code for a stage that transforms the members of ``on``, too."""
+        """Return code for a stage that transforms more members. ``on``: member → data key."""
         selected = self._data_keys or {0 if self.selection.on is ... else self.selection.on: "input"}
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
@@ -152,7 +153,7 @@ class FirstCall:
 
 
 def _target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the target dicts of a batch of images, or of clips, which has a list of one dict per frame for each clip."""
+    """Yield all target dicts of a batch. A sample has one dict; a clip may have a list with one dict per frame."""
     for target in targets:
         if isinstance(target, Mapping):
             yield target
@@ -161,11 +162,12 @@ def _target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_fused(part: Any) -> bool:
+    """Return whether a part is the result of ``gpuaug.fuse``, which has this attribute."""
     return hasattr(part, "geometric_modules")
 
 
 def _matches(parts: list[Any], names: re.Pattern[str]) -> Iterator[Any]:
-    """Yield the functions whose qualified name matches ``names``, and the instances of classes whose name matches."""
+    """Yield the parts that match ``names``: functions by qualified name, others by that of their class or a base class."""
     for part in parts:
         objects = (part,) if hasattr(part, "__qualname__") else type(part).__mro__
         if any(names.fullmatch(f"{item.__module__}.{item.__qualname__}") for item in objects):

@@ -29,9 +29,9 @@ Backend = Literal["auto", "engines", "hybrid", "nvdec", "cpu"]
 _log = logging.getLogger("gpuaug")
 
 _NO_ENGINES = {7, 9}
-"""nvJPEG's status codes for a card without JPEG engines.
+"""nvJPEG's status codes for a card without JPEG engines: architecture mismatch, implementation not supported.
 
-After any other status, a later attempt to create the decoder may work.
+Any other status means that the decoder could not be created now, for example for lack of memory.
 """
 
 
@@ -41,11 +41,11 @@ class Absence:
 
     cause: Literal["not asked for", "device", "library", "no engines", "failed"]
     words: str
-    """Description of the cause: a clause that follows *because*."""
+    """Description of the cause, for messages, after *because* or a colon. Advice may follow it as a sentence."""
 
     @property
     def description(self) -> str:
-        """Row of ``DecoderTable``."""
+        """Text after the name in a row of ``DecoderTable``."""
         return f"not used: {self.words}"
 
 
@@ -87,8 +87,8 @@ def find(backend: Backend, device: torch.device) -> DecodersByName:
         else:
             decoders[decoder_type.name] = Absence("not asked for", f"backend={backend!r}")
     if not usable(decoders):
-        library = f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'"
-        _report_absence("images", backend, decoders, library, "Free memory of the card that other processes use")
+        install_advice = f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'"
+        _report_absence("images", backend, decoders, install_advice, "Free memory of the card that other processes use")
     else:
         if isinstance(engines := decoders["engines"], Absence) and engines.cause != "not asked for":
             _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
@@ -116,8 +116,8 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
     if backend != "cpu":
         nvdec = _find_on_card(NvDec, device, _create_nvdec)
     if isinstance(nvdec, Absence):
-        driver = "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
-        _report_absence("clips", backend, {"nvdec": nvdec}, libav.INSTALL, driver)
+        other_advice = "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
+        _report_absence("clips", backend, {"nvdec": nvdec}, libav.INSTALL, other_advice)
     pyav = PyAv() if libav.find_module() is not None else Absence("library", f"PyAV is not installed. {libav.INSTALL}")
     return {"nvdec": nvdec, "pyav": pyav}
 
@@ -132,7 +132,7 @@ def _find_on_card(
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
 ) -> FileDecoder | Absence:
-    """Return the decoder of a device, or the reason why there is none. ``create`` is called until it has returned a decoder."""
+    """Return the decoder of a device, or the reason why there is none. After a failure the next call tries ``create`` again."""
     if device.type != "cuda":
         return Absence("device", f"the device is {device}")
     with _creation_lock:
@@ -160,15 +160,17 @@ def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecode
     try:
         if nvdec_sessions.library() is None:
             return Absence("library", "PyNvVideoCodec is not installed")
-        torch.cuda.mem_get_info(device)  # raises without memory for a CUDA context: the library would end the process
+        # Raises an error if there is no memory for a CUDA context. PyNvVideoCodec would end the process.
+        torch.cuda.mem_get_info(device)
         decoder = decoder_type(device)
-    except Exception as error:  # importing PyNvVideoCodec loads libraries of the driver
+    except Exception as error:  # any type: the import of PyNvVideoCodec loads libraries of the driver, which may fail
         return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
+    # ``caps``: limits of each codec that the card decodes.
     return decoder if decoder.caps else Absence("no engines", "the card has no video engines")
 
 
 def _report_absence(content: str, backend: Backend, decoders: DecodersByName, install_advice: str, other_advice: str) -> None:
-    """Warn or raise an error if no decoder of a card is used, and the user expects one.
+    """Warn that no decoder of a card is used, or raise an error if ``backend`` names one. No warning if the device is the CPU.
 
     Args:
         content: "images" or "clips".
@@ -180,7 +182,7 @@ def _report_absence(content: str, backend: Backend, decoders: DecodersByName, in
     reasons = [absence for absence in decoders.values() if isinstance(absence, Absence) and absence.cause != "not asked for"]
     if not reasons:
         return
-    absence = reasons[-1]
+    absence = reasons[-1]  # of the decoder that could have replaced the others
     if backend in decoders:
         raise DeviceError(
             f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {absence.words}. Leave it out."

@@ -1,8 +1,11 @@
 """Combination of the images of a sample, and of their target dicts, before the passes of a pipeline.
 
 A sample holds k images and k target dicts. Images arrive as k *members* of B images each, as ``collate_encoded`` returns them,
-and target dicts as one list of k dicts per sample. Inside, the N = k · B images and dicts are in the order of the samples, so
-that the rows of a packed column, such as all boxes, need not be moved: to combine target dicts adds up numbers of rows.
+and target dicts as one list of k dicts per sample. An op combines each *group* of consecutive images of a sample into one, the
+group's *canvas*.
+
+In this file the N = k · B images are in the order of the samples: first all images of the first sample. So are the dicts, and
+the rows of a packed column, such as all boxes. To merge the dicts of a group, rows keep their order, and are counted per group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +50,10 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.program.program import ImageKey
 
 LEAST_VISIBLE = 0.1
-"""Smallest share of the area of a box that must be on the canvas for the box to be valid."""
+"""Smallest share of the area of a box that must be on the canvas for the box to be valid.
+
+Also the smallest share of the pixels of an object that pasted objects must leave visible.
+"""
 
 
 class Combination:
@@ -60,7 +66,7 @@ class Combination:
         boxes: Format of boxes in target dicts.
 
     Raises:
-        ArgumentTypeError, ArgumentError: If the inputs are not the images and target dicts of samples of as many images as the
+        ArgumentTypeError, ArgumentError: If the inputs are not images and target dicts, with as many of both per sample as the
             ops combine.
     """
 
@@ -79,8 +85,8 @@ class Combination:
                 "dicts have room for masks, keypoints and labels."
             )
         values = dict(zip(self.keys, inputs, strict=True))
-        count = ops[0].groups * ops[0].count
-        members = checked_members(values["input"], count, names)
+        images_per_sample = ops[0].groups * ops[0].count
+        members = checked_members(values["input"], images_per_sample, names)
         self.size = combined_size(ops, size_of(members[0]))
         """Size of the combined images."""
         self._pixels = pixels_of(members)
@@ -91,10 +97,10 @@ class Combination:
         self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)
         self._targets: PackedTargets | None = None
         self._cover: Tensor | None = None
-        """Mask of the pixels of the canvases on which objects are pasted."""
+        """Mask of the pixels of the canvases on which objects are pasted, from ``_paste``."""
         if "targets" in values:
-            self._targets = _packed(values["targets"], self.size.batch, count, self.device)
-            _check_entries(self._targets, count)
+            self._targets = _packed(values["targets"], self.size.batch, images_per_sample, self.device)
+            _check_entries(self._targets, images_per_sample)
 
     @property
     def plan_key(self) -> ImageKey | None:
@@ -113,7 +119,9 @@ class Combination:
 
     @torch.no_grad()
     def run(self, draws: Sequence[OpDraws]) -> list[Any]:
-        """Return the combined images and targets, in the order of the inputs. ``draws``: draws of each op.
+        """Return the combined images and targets, in the order of the inputs.
+
+        ``draws``: draws of each op, in order. The draws of later ops of the pipeline may follow.
 
         Raises:
             ArgumentError: If objects are pasted, and there are no target dicts with masks.
@@ -125,6 +133,7 @@ class Combination:
                     "target dicts with masks beside the images."
                 )
             placement = op.placement(op_draws, self._pixels.sizes)
+            # Targets first: they need the sizes of the images before the op, and pixels need the cover that they compute.
             if self._targets is not None and len(placement.used):
                 self._targets = self._combined_targets(self._targets, placement)
             self._pixels = self._combined_pixels(placement)
@@ -142,6 +151,7 @@ class Combination:
         if not op.overlays:
             dispatch.write_tiles(out, pixels, tiles[used], fill)
         else:
+            # Two images per group: the first fills the canvas, the second is written over it if the op is applied.
             weights = op.weights(draws)
             applies = used[1::2]
             dispatch.write_tiles(out, pixels, tiles[::2], fill)
@@ -153,7 +163,7 @@ class Combination:
         """Return target dicts of the canvases of an op."""
         op, canvases = placement.op, placement.canvases
         sizes = self._pixels.sizes
-        places = placement.tiles[:, :4]
+        rectangles = placement.tiles[:, :4]  # top, left, height and width of the resized image on its canvas
         have_one_size = bool((canvases == canvases[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
@@ -163,11 +173,11 @@ class Combination:
         call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
         call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
-        # Matrices map (x, y, 1), in coordinates of pixel centres.
-        scale = places[:, 2:] / sizes
+        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Rectangles and sizes have y before x.
+        scale = rectangles[:, 2:] / sizes
         matrices = np.zeros((len(sizes), 9), np.float32)
         matrices[:, (4, 0)] = scale
-        matrices[:, (5, 2)] = places[:, :2] + scale / 2 - 0.5
+        matrices[:, (5, 2)] = rectangles[:, :2] + scale / 2 - 0.5
         matrices[:, 8] = 1
         hosts = [array for target in container.targets for array in target.host_arrays]
         matrix, layouts, *arrays = send([matrices.reshape(-1, 3, 3), self._pixels.layouts[:, :3], *hosts], self.device)
@@ -184,13 +194,15 @@ class Combination:
                         "segmentation maps out, or combine them in the data set."
                     )
                 masks[slot.path[-1]] = self._placed_masks(target, placement)
+                # No pixels: ``Merge.result`` puts the placed masks into the column.
                 target.values = target.values.new_empty((len(target.host_arrays[0]), 1, 0, 0))
-            elif target.clip:
+            elif target.clip:  # boxes; keypoints are not clipped
                 boxes.append(target)
             else:
                 target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
         if isinstance(op, CopyPasteOp):
             self._paste(masks, boxes, placement, matrix, layouts)
+            # ``_paste`` has mapped the boxes to the canvases.
             matrix = torch.eye(3, device=self.device).expand_as(matrix)
         for target in boxes:
             corners, _ = target.corners(matrix, layouts) if op.size is not None else (None, None)
@@ -198,6 +210,7 @@ class Combination:
             if op.size is not None and corners is not None and target.valid is not None:
                 visible = _areas(corners.clamp(0, op.size)) >= LEAST_VISIBLE * _areas(corners)
                 target.valid = target.valid & visible
+        # Not packed if the container had to unpack the dicts.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
         return Merge(packed, placement).result(masks)
@@ -205,7 +218,9 @@ class Combination:
     def _paste(
         self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor
     ) -> None:
-        """Cut pasted objects out of the masks below them, and set boxes to the rectangles around masks.
+        """Cut pasted objects out of the masks below them, and map boxes to the canvases.
+
+        Where the op is applied, boxes become the rectangles around what is left of the masks.
 
         Raises:
             ArgumentError: If there is not one column of masks.
@@ -219,16 +234,18 @@ class Combination:
             )
         ((owners, flat),) = masks.values()
         # Index of each object in its image.
-        numbers = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        positions = np.arange(len(owners)) - np.searchsorted(owners, owners)
         groups = owners // op.count
-        roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, numbers), ABOVE, ABSENT))
+        roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, positions), ABOVE, ABSENT))
         self._cover, statistics = dispatch.paste_objects(as_bits(flat), groups, roles, placement.canvases)
         applies = draws["applies"].ravel()
         (index,) = send([np.flatnonzero(applies[groups])], self.device)
+        # Numbers of pixels; then ``edges``: smallest row and column, largest row and column.
         before, after, *edges = statistics[index].float().unbind(1)
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
+        # An image has one box per mask, in the same order (``_check_entries``), so ``corners`` has one row per row of ``rows``.
         for target in boxes:
             box_owners = target.host_arrays[0]
             (rows,) = send([np.flatnonzero(applies[box_owners // op.count])], self.device)
@@ -236,11 +253,13 @@ class Combination:
 
     def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
         """Return the masks of the images that are used, on their canvases."""
-        owners, places = masks.host_arrays
-        places = places.reshape(-1, 3)[placement.used[owners]]
+        owners, offsets_and_sizes = masks.host_arrays
+        offsets_and_sizes = offsets_and_sizes.reshape(-1, 3)[placement.used[owners]]
         owners = owners[placement.used[owners]]
-        layouts = layouts_of(Shapes(places[:, 1:], 1, "chw"))
-        layouts[:, 0] = places[:, 0]
+        layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
+        layouts[:, 0] = offsets_and_sizes[:, 0]
+        # Tile of the image of each mask, with a canvas per mask: the region is the whole canvas, and the canvases lie one after
+        # the other in ``out``. ``backends/tiles.py`` describes the columns.
         tiles = placement.tiles[owners]
         tiles[:, 4:6] = 0
         tiles[:, 6:8] = tiles[:, 8:10]
@@ -264,7 +283,7 @@ _SINGLE = -1
 """Number of entries of a value without axes."""
 
 _UNBOUNDED = 2**24
-"""Side of a canvas to which boxes are not clipped, because images are inside of it."""
+"""Side to which boxes are clipped if canvases differ in size: too large to clip any, as images lie within such canvases."""
 
 
 def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged]:
@@ -281,7 +300,7 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
         )
     if len(images) != count:
         raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
-    forms = []
+    types = []
     for index, member in enumerate(images):
         check_input("input", member)
         size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
@@ -290,17 +309,17 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-        forms.append(f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}")
-        if forms[index] != forms[0]:
+        types.append(f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}")
+        if types[index] != types[0]:
             raise ArgumentError(
-                f"images of a sample must have one type, got {forms[0]}, and {forms[index]} at index {index}. Convert them in "
+                f"images of a sample must have one type, got {types[0]}, and {types[index]} at index {index}. Convert them in "
                 "the data set."
             )
     return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
 
 
 def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:
-    """Return inputs in which samples of several images have their first image and its targets alone.
+    """Return inputs with one image per sample: of samples with several images, the first image and its target dict.
 
     Args:
         inputs: Inputs of a pipeline that does not combine images.
@@ -314,9 +333,9 @@ def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequ
         if key == "input" and _are_batches(value):
             values[index] = value[0]
         elif key == "targets":
-            dicts = value.unpacked() if isinstance(value, PackedTargets) else value
-            is_nested = isinstance(dicts, list | tuple) and all(isinstance(own, list | tuple) and own for own in dicts)
-            values[index] = [own[0] for own in dicts] if is_nested else value
+            lists = value.unpacked() if isinstance(value, PackedTargets) else value
+            is_nested = isinstance(lists, list | tuple) and all(isinstance(dicts, list | tuple) and dicts for dicts in lists)
+            values[index] = [dicts[0] for dicts in lists] if is_nested else value
     return values
 
 
@@ -380,6 +399,8 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     Raises:
         ArgumentError: If an image has more entries or fewer.
     """
+    # Key, class, number of axes, images that have the key, number of entries in each of them. First of the packed columns, then
+    # of the other values, one image at a time.
     entries: list[tuple[Any, type, int, Sequence[int], list[int]]] = [
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
@@ -390,7 +411,7 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         for name, value in record.items()
         if value is not None and name in PER_BOX
     )
-    others = ((*key, value) for key, value in zip(targets.layout.others, targets.others, strict=True))
+    others = ((image, name, value) for (image, name), value in zip(targets.layout.others, targets.others, strict=True))
     for image, name, value in chain(others, plain_values):
         axes = value.ndim if isinstance(value, Tensor) else int(isinstance(value, list | tuple | np.ndarray))
         entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
@@ -399,8 +420,8 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     for name, cls, axes, images, lengths in entries:
         kind = _kind_of(name, cls)
         # Lists of points and segmentation maps have two axes. Keypoints of objects and masks of objects have three.
-        are_objects = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
-        if are_objects:
+        is_per_object = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
+        if is_per_object:
             counts = counts_by_name.setdefault(name, {})
             counts.update(zip(images, lengths, strict=True))
             box_counts = counts if box_counts is None and kind is BOXES else box_counts

@@ -1,4 +1,7 @@
-"""Merge of the target dicts of several images into one dict."""
+"""Merge of the target dicts of several images into one dict.
+
+An op combines each *group* of consecutive images into one image, the group's *canvas*.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,8 +39,8 @@ class PlacedMasks(NamedTuple):
 class Merge:
     """Merge of the target dicts of each group into one dict.
 
-    Keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes, are concatenated: by image, then as in the
-    dict. Other keys have the value of the first image. Images that a canvas does not show are left out.
+    Keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes, are concatenated, in the order of the
+    images. Images that the canvas does not show are left out. Other keys have the value of the first image.
 
     Args:
         packed: Target dicts of N images.
@@ -57,6 +60,7 @@ class Merge:
             for name, column in self._packed.columns().items()
         }
         layout = self._packed.layout
+        # (index of the canvas, key) → values that are not packed, in the order of the images.
         others: dict[tuple[int, Any], list[Any]] = {}
         for (image, name), value in zip(layout.others, self._packed.others, strict=True):
             if self._kept(name in PER_BOX)[image]:
@@ -67,7 +71,7 @@ class Merge:
         return PackedTargets(tuple(flat for _, flat in new.values()), tuple(values), new_layout)
 
     def _kept(self, is_per_box: bool) -> NDArray[np.bool_]:
-        """Mask of the images whose values are kept."""
+        """Mask of the images whose values of a key are kept: all that canvases show, or the first of each group."""
         return self._placement.used if is_per_box else self._is_first
 
     def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
@@ -85,17 +89,19 @@ class Merge:
             (rows,) = send([np.flatnonzero(np.repeat(kept, lengths))], flat.device)
             flat = flat.index_select(0, rows)
         positions = np.flatnonzero(kept)
-        owners = images[positions] // self._count
-        canvases = np.flatnonzero(np.bincount(owners))
-        new_lengths = np.bincount(owners, lengths[positions])[canvases].astype(np.int64).tolist()
-        first_positions = positions[np.searchsorted(owners, canvases)].tolist()
+        # Index of the group of each value that is kept, which is also the index of its canvas.
+        groups = images[positions] // self._count
+        canvases = np.flatnonzero(np.bincount(groups))
+        new_lengths = np.bincount(groups, lengths[positions])[canvases].astype(np.int64).tolist()
+        first_positions = positions[np.searchsorted(groups, canvases)].tolist()
+        # One dict per value, or a single dict if all are equal.
         attributes = column.attributes
         if len(attributes) > 1:
             attributes = [attributes[position] for position in first_positions]
-        if any("canvas_size" in own for own in attributes):
+        if any("canvas_size" in entries for entries in attributes):
             sizes = map(tuple, self._placement.canvases[canvases].tolist())
             attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
-            attributes = [{**own, "canvas_size": size} for own, size in zip(attributes, sizes, strict=True)]
+            attributes = [{**entries, "canvas_size": size} for entries, size in zip(attributes, sizes, strict=True)]
         shapes = None if column.shapes is None else [column.shapes[position] for position in first_positions]
         return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
 
@@ -103,6 +109,7 @@ class Merge:
         """Return the column of masks, which are (n, H, W) per canvas."""
         owners, flat = placed
         images = np.asarray(column.samples, np.int64)
+        # Canvases that show at least one image whose dict has the key.
         canvases = np.unique(images[self._placement.used[images]] // self._count)
         counts = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
         sizes = self._placement.canvases[canvases].tolist()
@@ -114,13 +121,17 @@ class Merge:
 
 
 def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
-    """Multiply the column of weights of the boxes, or add it. ``weights``: (N,) weight of each image."""
+    """Multiply the column ``"weight"``, one number per object, by the weights of the images. Add the column if there is none.
+
+    ``weights``: (N,) weight of each image.
+    """
     columns = packed.columns()
-    name = next((name for kind in (BOXES, LABELS, KEYPOINTS) for name in kind.keys if name in columns), None)
-    if name is None:
+    # Key of a column with one row per object, from which the number of objects per image is known.
+    object_key = next((key for kind in (BOXES, LABELS, KEYPOINTS) for key in kind.keys if key in columns), None)
+    if object_key is None:
         return packed
-    samples, lengths = columns[name].packed.samples, columns[name].packed.lengths
-    (flat,) = send([np.repeat(weights[np.asarray(samples, np.int64)], lengths)], columns[name].joined.device)
+    samples, lengths = columns[object_key].packed.samples, columns[object_key].packed.lengths
+    (flat,) = send([np.repeat(weights[np.asarray(samples, np.int64)], lengths)], columns[object_key].joined.device)
     column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
     if "weight" in columns:
         column, flat = columns["weight"].packed, columns["weight"].joined * flat

@@ -29,10 +29,10 @@ MOST_BATCHES = 64
 """Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""
 
 MOST_SAMPLES = 8192
-"""Maximum number of samples whose tables are computed at once, over all views. This takes 1 ms; 2 to 4 ms with a policy."""
+"""Maximum number of samples whose tables are computed at once, over all views. This takes 1 ms; 2 to 4 with a RandAugment."""
 
 _MOST_BLOCKS = 4
-"""Maximum number of cached blocks. Several are needed if a pipeline is called twice per batch, or by several loaders."""
+"""Maximum number of cached ``_Block``. Several are needed if a pipeline is called twice per batch, or by several loaders."""
 
 
 class _Block(NamedTuple):
@@ -40,7 +40,7 @@ class _Block(NamedTuple):
 
     plan: Plan
     key: tuple[Any, ...]
-    """Properties of a call, besides its plan and seed, on which its table depends."""
+    """Properties of a call on which its table depends, without plan, seed, and number of views, a setting of the pipeline."""
     tables: HostTables | DeviceCropTables
     index_by_seed: dict[int, int]
     """Index of the batch, by seed of its call."""
@@ -49,10 +49,10 @@ class _Block(NamedTuple):
 
 
 class TablePrefetch:
-    """Prefetched parameter tables of one pipeline. The number of batches doubles while seeds are predicted correctly."""
+    """Prefetched parameter tables of one pipeline. The number of batches per block doubles while seeds are as predicted."""
 
     def __init__(self) -> None:
-        # Replaced as a whole and never modified, so that two threads can draw from one pipeline.
+        # A new tuple replaces the old one, which is never modified, so that two threads can draw from one pipeline.
         self._blocks: tuple[_Block, ...] = ()
 
     def table(
@@ -71,13 +71,14 @@ class TablePrefetch:
         The draws equal the draws of a call without prefetching, bit for bit. The last digits of matrices may differ.
 
         Args:
-            plan: Plan that reads the table.
+            plan: Plan that reads the table, without ``draws_one_batch_at_a_time``.
             size: Size of the batch.
             device: Device of the table.
-            image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image.
+            image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image, (B, 3), or
+                (B, 4) if only a window of each image was decoded.
             has_points: Whether there are boxes or keypoints.
             views: Number of views per image.
-            seed: Seed of the call. Default: the next one.
+            seed: Seed of the call. Default: ``next_seed()``.
 
         Cost:
             One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
@@ -85,7 +86,7 @@ class TablePrefetch:
             itself only. No synchronization.
         """
         seed = next_seed() if seed is None else seed
-        # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
+        # If only windows were decoded, the host has drawn the crops to choose them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         tables, index = self._tables(plan, size, device, seed, has_points, has_windows, views)
         return tables.table(index, size, image_layouts)
@@ -99,7 +100,10 @@ class TablePrefetch:
         seed: int,
         has_points: bool,
     ) -> tuple[OpDraws, ...]:
-        """Return the draws of the first ops of a plan, for a call on images of one size. ``table`` has the other arguments."""
+        """Return the draws of the first ops of a plan, which combine images before the passes. All images have one size.
+
+        See ``table`` for the other arguments.
+        """
         tables, index = self._tables(plan, size, device, seed, has_points)
         assert isinstance(tables, HostTables)
         return tables.draws(index, first_ops)
@@ -118,14 +122,15 @@ class TablePrefetch:
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))
-        used_block = None  # block whose batches precede this call, and that has predicted the seed of this call
+        preceding_block = None  # block whose batches precede this call, and that has predicted the seed of this call
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
                     return block.tables, block.index_by_seed[seed]
-                used_block = block if used_block is None and block.next_seed == seed else used_block
+                preceding_block = block if preceding_block is None and block.next_seed == seed else preceding_block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
-        count = min(2 * len(used_block.index_by_seed), MOST_BATCHES, limit) if used_block is not None else 1
+        count = min(2 * len(preceding_block.index_by_seed), MOST_BATCHES, limit) if preceding_block is not None else 1
+        # ``seeds`` are the seeds of ``count`` calls, the current call first.
         *seeds, following_seed = seed, *following_seeds(count)
         view_seeds = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
         upcoming = UpcomingBatches(plan, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points)
@@ -137,7 +142,8 @@ class TablePrefetch:
         elif size_dependent := size_dependent_ops(plan):
             tables = HostTables(upcoming, size_dependent)
         else:
+            # The table of this call only, with the sizes of its images. It is not cached.
             return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])), 0
         new_block = _Block(plan, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following_seed)
-        self._blocks = (new_block, *(block for block in self._blocks if block is not used_block))[:_MOST_BLOCKS]
+        self._blocks = (new_block, *(block for block in self._blocks if block is not preceding_block))[:_MOST_BLOCKS]
         return tables, 0

@@ -3,12 +3,13 @@
 A table has one row per sample, with the parameters of all ops. A *pass* is one kernel that reads and writes all images. Its
 *gather ops* move pixels, such as crops; its *front* is the gather, filter or mix that it begins with. *Ragged* images differ in
 size. Before a ragged batch arrives, only uniform numbers are drawn for the gather ops of the first pass. The columns of these
-ops depend on the image sizes, and are computed when the batch arrives.
+ops depend on the image sizes, and are computed when the batch arrives. The later passes read images of one size: plans with
+passes that write ragged images are not prefetched (``Plan.draws_one_batch_at_a_time``).
 
 *Points* are boxes and keypoints. For them, a row ends with the matrices that map input to output pixel coordinates.
 
-The table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms
-with a RandAugment, instead of 0.26 to 0.35 ms and 0.91 ms without prefetching (two CPU cores, 2026-11-26).
+With prefetching, the table of 256 ragged images takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter,
+and 0.15 ms with a RandAugment; without, 0.26 to 0.35 ms and 0.91 ms (two CPU cores, 2026-11-26).
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, m
 def size_dependent_ops(plan: Plan) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
-    # Before the first batch of a plan there is no template, the row of the columns that are equal for all batches. The draws of
-    # the ops below depend on numbers per batch, on a choice of their container or on the index of the view, besides the
-    # uniform numbers per sample.
+    # The template is the row of the columns that are equal for all batches. The first batch of a plan computes it. Uniform
+    # numbers per sample do not suffice for an op with numbers per batch (``same_on_batch``, ``p_batch``), in a container that
+    # picks modules at random (``gates``), or whose draws depend on the index of the view (``views``).
     if plan.template is None or any(
         op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops
     ):
@@ -47,7 +48,7 @@ class HostTables:
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
         plan = upcoming.plan
         uniforms_per_op = dict(zip(plan.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
-        # Number of uniform numbers per sample, by op. Only these numbers are drawn now, as ``draws["numbers"]``.
+        # Number of uniform numbers per sample, by size-dependent op. Only these numbers are drawn now, as ``draws["numbers"]``.
         deferred = {op: uniforms_per_op[op] for op in size_dependent}
         self._upcoming = upcoming
         self._uniforms: dict[Op, Array] = {}
@@ -71,9 +72,9 @@ class HostTables:
             self._complete = upcoming.by_batch(table).unbind()
 
     def draws(self, index: int, ops: Sequence[Op]) -> tuple[OpDraws, ...]:
-        """Return the draws of ops that run before the passes, for one batch. ``index``: index of the batch."""
-        batch = self._upcoming.size.batch * self._upcoming.views
-        return tuple(select_samples(self._draws_by_op[op], slice(index * batch, (index + 1) * batch)) for op in ops)
+        """Return the draws of ops that combine images before the passes, for one batch. ``index``: index of the batch."""
+        num_samples = self._upcoming.size.batch * self._upcoming.views
+        return tuple(select_samples(self._draws_by_op[op], slice(index * num_samples, (index + 1) * num_samples)) for op in ops)
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
         """Return the complete table of a batch, (V · B, K) float32, for V views of B samples and K columns.
@@ -84,7 +85,7 @@ class HostTables:
             image_layouts: Not used. ``DeviceCropTables.table`` uses it.
 
         Cost:
-            With size-dependent ops, one asynchronous copy from pinned memory.
+            With size-dependent ops, as ``make_table``: one asynchronous copy from pinned memory, and for many samples a launch.
         """
         if self._complete:
             return self._complete[index]
@@ -98,6 +99,7 @@ class HostTables:
             (drawn_op,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
             draws_by_op[op] = drawn_op.draws
             current_size = drawn_op.out
+        # A gather op of the first pass that is not size-dependent is a part of a drawn op, such as a RandAugment.
         for op, draws in self._draws_by_op.items():
             if has_points or op in plan.passes[0].gather_ops:
                 draws_by_op[op] = select_samples(draws, samples)

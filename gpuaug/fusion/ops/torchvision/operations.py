@@ -1,7 +1,8 @@
 """Operations of torchvision's policies, ``v2.RandAugment``, ``v2.TrivialAugmentWide`` and ``v2.AutoAugment``, as ops.
 
 The strength of an operation is its *magnitude*. The ops do not draw: the policy (``policies/torchvision.py``) draws
-``"magnitude"``, (B,) float64, for its operations. The *units* of an op are the dtype of its input images.
+``"magnitude"``, (B,) float64, for its operations, and adds ``"adjustment"`` for an ``Adjustment``. The *units* of an op are the
+dtype of its input images, whose value range thresholds and fill values refer to.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,10 @@ from gpuaug.fusion.pixels import LARGEST
 
 
 class AffineOperation(warp.Affine):
-    """ShearX, ShearY, TranslateX and TranslateY. Shears keep the upper left corner of the image fixed."""
+    """ShearX, ShearY, TranslateX and TranslateY. Shears keep the upper left corner of the image fixed.
+
+    The magnitude of a shear is the tangent of its angle; the magnitude of a translation is the shift in pixels.
+    """
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         centre = [0, 0] if name.startswith("Shear") else None
@@ -72,9 +76,10 @@ ADJUSTMENT_INDEX = {"Brightness": 0, "Contrast": 1, "Color": 2}
 class Adjustment(color.ColorJitter):
     """Brightness, Contrast and Color: ``v2.ColorJitter`` with a single adjustment, by the factor 1 + magnitude.
 
-    All three operations share one kernel.
+    One op of a pass can run all three operations, so ``draws["adjustment"]`` is an index, or one index per sample.
     """
 
+    # All three, because ``explain()`` describes the op of a pass.
     description = ", ".join(ADJUSTMENT_INDEX).lower()
 
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
@@ -90,7 +95,7 @@ class Adjustment(color.ColorJitter):
         return {"magnitude": float(draws["magnitude"][sample])}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the factor of brightness, contrast and saturation, and an order that contains one of them."""
+        """Write one factor for brightness, contrast and saturation, a hue of 0, and an order with only the drawn adjustment."""
         factor = 1 + draws["magnitude"]
         for column, values in enumerate((factor, factor, factor, 0, draws["adjustment"], OMITTED, OMITTED, OMITTED), 1):
             out[:, column] = values
@@ -117,7 +122,7 @@ class Posterize(color.Posterize):
     """Posterize. The magnitude is the number of bits per value that are not set to 0."""
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the step between two output levels, and 0.5, with which values are rounded to the nearest byte."""
+        """Write the step between two output levels, and 0.5, the offset that rounds values to the nearest byte."""
         out[:, 1] = np.exp2(8 - draws["magnitude"])
         out[:, 2] = 0.5
 
@@ -133,7 +138,8 @@ class Solarize(color.Solarize):
         """Do nothing, because the policy has no threshold."""
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the threshold in [0, 1], and 0 for the addition."""
+        """Write the threshold in [0, 1], and 0 for the number that only Kornia's transform adds to the pixels."""
+        # For bytes, the threshold is between two levels, so that rounding errors of pixels do not matter.
         magnitude = draws["magnitude"]
         out[:, 1] = color.float_threshold(255 * magnitude) / 255 if self.units == torch.uint8 else magnitude
         out[:, 2] = 0
