@@ -1,9 +1,10 @@
 """Index of a view: shard and position of each row, by the ``RowId`` of its sample.
 
-A *row* is the recorded results of the stages for one sample. A *view* is the rows that were recorded in one epoch, in one
-folder. A *shard* is a file of rows, ``<number>-<process>-<time>.safetensors``, with ascending numbers. A ``RowId`` identifies a
-sample by four integers: two halves of a hash of its name, the size of its file, and the time of the last change of the file, or
-a hash of the bytes if there is no file (``core/encoded.py``).
+A *row* is the recorded results of the stages for one sample. A *view* is a folder with the rows that were recorded in one
+epoch. Rows that were missing in a later epoch of the view, ``epoch % views``, are added to it. A *shard* is a file of rows,
+``<number>-<process>-<time>.safetensors``, with ascending numbers. A ``RowId`` identifies a sample by four integers: two halves
+of a hash of its name, the size of its file, and the time of the last change of its file. In place of the time, a sample without
+a file has a hash of its bytes (``core/encoded.py``).
 """
 
 import logging
@@ -62,8 +63,9 @@ class Index:
             shard = _checked_shard(path, (status.st_size, status.st_mtime_ns)) if number <= last_number else None
             if shard is not None:
                 self._shards.append(shard)
-        # ``find`` returns the first of several rows with the same id. This must be the row of the earliest epoch: if a rank
-        # begins an epoch before another rank has written the row of a sample, it encodes the sample a second time.
+        # A view may have several rows of a sample: if a rank begins an epoch before another rank has written the row of an
+        # earlier epoch, it encodes the sample again. ``find`` returns the first row with an id. In this order, it is the row of
+        # the earliest epoch, as if the row had been written in time.
         self._shards.sort(key=lambda shard: shard.epoch)
         ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
@@ -71,11 +73,11 @@ class Index:
         first_rows = np.cumsum(lengths) - lengths
         order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
-        """(N, 4) ``RowId`` of each row of all shards, in ascending order of the first number."""
+        """(N, 4) ``RowId`` of each row of all shards, in ascending order of the first of the four integers."""
         self._positions = np.column_stack([shard_of_row, np.arange(len(ids)) - first_rows[shard_of_row]])[order]
         """(N, 2) index of the shard, and index of the row in the shard."""
-        self._first_numbers = np.ascontiguousarray(self._ids[:, 0])
-        """(N,) first number of each ``RowId``, in which ``find`` searches."""
+        self._first_integers = np.ascontiguousarray(self._ids[:, 0])
+        """(N,) first integer of each ``RowId``, in which ``find`` searches."""
 
     def __len__(self) -> int:
         return len(np.unique(self._ids, axis=0))
@@ -83,8 +85,8 @@ class Index:
     def find(self, row_ids: Sequence[RowId]) -> list[Row | None]:
         """Return the row of each sample; ``None`` if it has no row, if its image file has changed, or if the row is damaged."""
         searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
-        begins = np.searchsorted(self._first_numbers, searched).tolist()
-        ends = np.searchsorted(self._first_numbers, searched, side="right").tolist()
+        begins = np.searchsorted(self._first_integers, searched).tolist()
+        ends = np.searchsorted(self._first_integers, searched, side="right").tolist()
         return [self._find_between(row_id, begin, end) for row_id, begin, end in zip(row_ids, begins, ends, strict=True)]
 
     def _find_between(self, row_id: RowId, begin: int, end: int) -> Row | None:

@@ -1,15 +1,15 @@
 """Decoding of batches on background threads, with several decoders at once. The header of a file alone selects its decoder.
 
-A *lane* is a CUDA stream with a name; without CUDA, an object with the same methods, whose work runs at once. *Engines* are the
-JPEG decoding hardware of a card.
+A *lane* is a CUDA stream with a name. Without CUDA, it is an object with the same methods, whose work runs *in line*, that is,
+when it is called. A *card* is a GPU. *Engines* are the JPEG decoding hardware of a card.
 
 A call to the engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never wait for
 the interpreter. Other threads prepare batches.
 
-**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. Other lanes may
-still read memory that was freed on the copy lane, so the copy lane waits for these lanes. The engines do not wait for any CUDA
-stream: they write at once. Therefore, before a thread decodes into the allocated memory, it waits on the host for an event that
-the copy lane records after these waits.
+**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. PyTorch may
+return memory that was freed there while other lanes still read it, so the copy lane first waits for these lanes. After these
+waits, the copy lane records the *memory event* of the batch. The engines do not wait for any CUDA stream: they write at once.
+Therefore a thread waits on the host for the memory event before it decodes into the memory.
 """
 
 import time
@@ -61,7 +61,7 @@ class Decoder:
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """Name of each decoder → seconds that threads have waited for it. Approximate, because threads add without a lock."""
         self._pixels: list[weakref.ref[Tensor]] = []
-        """Device buffers that are not freed yet."""
+        """Device buffers, ``data`` and ``raw`` of ``Work``, that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
         """Page-locked buffers of batches that are being decoded."""
 
@@ -72,7 +72,7 @@ class Decoder:
         """
         if encoded_type not in self.decoders_by_type:
             self.decoders_by_type[encoded_type] = decoders = self._find(encoded_type)
-            # A lane for each concurrent call of the decoders on the card. The first lane exists already.
+            # As many lanes as concurrent calls of these decoders. Decoders of images and of clips share the lanes.
             for call in range(len(self._card_lanes), sum(decoder.max_calls for decoder in decoders if decoder.on_card)):
                 self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
                 self._idle_card_lanes.put(self._card_lanes[-1])
@@ -121,8 +121,8 @@ class Decoder:
 
     def _staging(self, values: int, dtype: torch.dtype) -> Tensor:
         """Return a host buffer for ``values`` values: page-locked, or pageable if page-locking fails."""
-        length = values * dtype.itemsize
-        host, buffer_bytes = torch.device("cpu"), buffer_length(length)
+        size = values * dtype.itemsize
+        host, buffer_bytes = torch.device("cpu"), buffer_length(size)
         if not self._page_locking_failed:
             try:
                 buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
@@ -130,7 +130,7 @@ class Decoder:
                 self._page_locking_failed = True
                 reason = str(error).partition("\n")[0]
                 warnings.warn(
-                    f"Copies of decoded images make the decoder wait, because {length / 1e6:.1f} MB could not be page-locked "
+                    f"Copies of decoded images make the decoder wait, because {size / 1e6:.1f} MB could not be page-locked "
                     f"({reason}). Lower depth, or batch_size of the DataLoader.",
                     GpuAugWarning,
                     stacklevel=2,
@@ -141,39 +141,40 @@ class Decoder:
         return allocate_pixels(buffer_bytes, host, dtype)
 
     def start(self, pools: Pools, works: list[Work[BatchLayout]]) -> Future[list[Event]]:
-        """Submit a batch.
+        """Start to decode a batch on a thread of ``pools.batches``.
 
         The result of the future is the list of the decoders' events, or the error of a library or the card.
         """
-        memory_is_free = self.copy_lane.record_event()
-        return pools.batches.submit(self._decode, pools, works, memory_is_free)
+        memory_event = self.copy_lane.record_event()
+        return pools.batches.submit(self._decode, pools, works, memory_event)
 
     def settle(self) -> None:
         """Make the copy lane wait for all queued decoding, so that memory that was freed on the copy lane can be reused."""
         for lane in self._card_lanes:
             self.copy_lane.wait(lane.record_event())
 
-    def _decode(self, pools: Pools, works: list[Work[BatchLayout]], memory_is_free: Event) -> list[Event]:
+    def _decode(self, pools: Pools, works: list[Work[BatchLayout]], memory_event: Event) -> list[Event]:
         """Decode a batch. Runs on a thread of ``Pools.batches``.
 
         Args:
             pools: Threads of the iterator.
             works: Decoding task of each encoded member of the batch.
-            memory_is_free: Event after which the device memory of the batch can be written.
+            memory_event: Event after which the device memory of the batch can be written.
 
         Returns:
             One event per decoder.
         """
-        if not self._lanes.in_line:
+        if not self._lanes.in_line:  # prepare this thread for CUDA calls
             nvjpeg.enter(self._lanes.device)
         resources = Resources(self._lanes, self._lane, self._idle_card_lanes, pools)
         begun: list[tuple[str, Callable[[], Event]]] = []  # name of a decoder, and function that waits for it
         events: list[Event] = []
         errors: list[BaseException] = []
         try:
+            # Decoders that write to host memory first: they need not wait for the memory event.
             for on_card in (False, True):
                 if on_card:
-                    memory_is_free.synchronize()
+                    memory_event.synchronize()
                 for work in works:
                     for number, decoder in enumerate(self.decoders_of(type(work.encoded))):
                         indices = np.flatnonzero(work.layout.decoders == number)
@@ -181,9 +182,9 @@ class Decoder:
                             begun.append((decoder.name, decoder.begin(work, indices, resources)))
         except BaseException as error:
             errors.append(error)
-        # Wait for all decoders even after an error, because memory that is reused must not be written by a decoder. In reverse
-        # order: the function of the hybrid decoder (nvJPEG on the CPU and the card) decodes when it is called, and the engines,
-        # which come before it, work in the background meanwhile.
+        # Wait for all decoders even after an error, because memory that is reused must not be written by a decoder.
+        # In reverse order: the hybrid decoder (nvJPEG on the CPU and the card) begins only in its ``finish``. The engines come
+        # before it: they began in ``begin``, and work in the background meanwhile.
         for name, finish in reversed(begun):
             start = time.perf_counter()
             try:

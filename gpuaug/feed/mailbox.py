@@ -15,7 +15,7 @@ PAUSE = 0.5
 Only one thread executes Python at a time. A training step begins with launches from Python (the forward pass). From about the
 middle of the step, the training thread waits in C++ for the backward pass. Python code of another thread then causes no delay.
 With 7 ms of small operations and 6 ms of such a wait per step, a loop over batches of one worker took 26 ms per step without
-pauses and 20 ms with pauses (two busy cores without a GPU, one-off, 2026-11-29).
+pauses and 20 ms with pauses (measured once, on two busy cores without a GPU, 2026-11-29).
 """
 
 MAX_PAUSE_S = 0.05
@@ -35,8 +35,8 @@ class Pulled:
     stream: Any = None
     """Handle of the CUDA stream on which the loader has written tensors of the batch that are on the GPU."""
     slot: Any = None
-    """``Slot`` (part of shared memory) or ``SlotsOfBatch`` with the tensors of the batch, or ``None``. Deleting it frees the
-    memory. False if no tensor is in a slot."""
+    """Slots of the ring (shared, page-locked memory) that hold tensors of the batch: a ``Slot``, or ``SlotsOfBatch``, which is
+    empty, and thus false, if no tensor is in a slot. ``None`` for a batch without slots. Deleting the object frees them."""
     state: Any = None
     """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""
     start_and_end_s: tuple[float, float] = (0.0, 0.0)
@@ -46,8 +46,8 @@ class Pulled:
 class Mailbox:
     """Bounded queue between the pulling thread and the training thread. Either thread can close it.
 
-    A mailbox has two queues, whose waits are in C: a queue of items, and a queue of permits to put an item. A ``Condition``
-    would wait in Python, and hold the interpreter's lock.
+    A mailbox has a queue of items, and a queue of permits to put an item. Both are a ``SimpleQueue``, which waits in C. A
+    ``Condition`` would run Python code before and after each wait, for which it needs the interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,7 @@ class Mailbox:
         self._items: SimpleQueue[Pulled] = SimpleQueue()
         self._permits: SimpleQueue[None] = SimpleQueue()
         self._missing_permits = QUEUED
+        """Number of permits that the next ``refill`` adds: at first ``QUEUED``, later one per item that was taken."""
         self._closed = False
         self.refill()
 
@@ -65,7 +66,8 @@ class Mailbox:
         """Wait until an item may be put, and pause if another item is ready.
 
         Args:
-            pull_s: Seconds that pulling the last item took. The pause is shorter by this time.
+            pull_s: Seconds that pulling the last item took. The pause is shorter by this time, because pulling the next item is
+                expected to take as long.
 
         Returns:
             ``False`` if the mailbox was closed.
@@ -92,7 +94,7 @@ class Mailbox:
         return item
 
     def refill(self) -> None:
-        """Add a permit for each item that was taken. Called when a training step begins."""
+        """Add a permit per item that was taken since the last call. Called when a training step begins."""
         now_s = time.perf_counter()
         step_s = now_s - self._refilled_s
         self._refilled_s = now_s

@@ -65,13 +65,13 @@ class Source:
     begins_anywhere = False
     """Whether an epoch can begin at any batch without loading earlier batches."""
     variables: Sequence[Variable] = ()
-    """States of generators and epochs that samplers of the loader change."""
+    """Variables that samplers of the loader change: states of generators, and epochs of samplers."""
 
     def __init__(self, loader: Any) -> None:
         self.has_state = is_stateful(loader)
         """Whether the state can be saved and loaded."""
         self.draws_ahead = DrawsAhead()
-        """Draws of the sampler in the epoch that was begun last, as far as they are known."""
+        """Draws of the sampler in the newest epoch; without entries if only the loader reads its sampler."""
         # A DataLoader stores its position in its iterators: the next iterator begins at the first batch or at a loaded state.
         is_dataloader = isinstance(getattr(loader, "base_dataloader", loader), DataLoader)
         self.stores_position = self.has_state and not is_dataloader
@@ -100,7 +100,8 @@ class Source:
         """Check that ``load`` can load ``state``.
 
         Raises:
-            ArgumentError: If ``state`` belongs to another type of loader, or to torchdata's loader with other workers.
+            ArgumentError: If ``state`` belongs to another type of loader; for torchdata's loader, also if its number of workers
+                differs.
         """
         if not self.accepts(state):
             name = type(loader).__name__
@@ -122,15 +123,18 @@ class Source:
         return None
 
     def is_before_first(self, state: Any) -> bool:
-        """Return whether ``state`` is from before the first batch, and is loaded by ``restart``."""
+        """Return whether ``state`` is from before the first batch. Then ``restart`` loads it, instead of ``load``."""
         return state is None
 
     def can_restart(self, loader: Any) -> bool:
-        """Return whether ``restart`` suffices after batches were read: no object in this process stores a position."""
+        """Return whether the first epoch can begin anew by ``restart`` after batches were read.
+
+        It cannot if an object in this process stores a position that ``restart`` does not reset.
+        """
         return self.begins_anywhere
 
     def restart(self, loader: Any, state: Any) -> None:
-        """Load ``state``, which is from before the first batch, after workers have ended."""
+        """Load ``state``, which is from before the first batch. Call after workers have ended. Default: nothing to load."""
 
     def load(self, loader: Any, state: Any, start: Start, *, ended: bool) -> Start:
         """Load a state, and return the start of the next epoch.
@@ -143,6 +147,7 @@ class Source:
         """
         if state is not None:
             loader.load_state_dict(copy.deepcopy(state))
+        # Without start.batches: the loader itself goes on after the batches of its state.
         return Start(state=state, same_order=start.same_order)
 
     def discard(self, loader: Any) -> bool:
@@ -151,7 +156,10 @@ class Source:
 
 
 def is_by_index(loader: Any) -> bool:
-    """Return whether ``loader`` is a list, or a ``DataLoader`` of a map-style dataset whose sampler can be replaced."""
+    """Return whether ``loader`` is a list or tuple, or a ``DataLoader`` of a map-style dataset whose sampler can be replaced.
+
+    The sampler cannot be replaced if the loader has a state of its own, or overrides the iteration.
+    """
     if not isinstance(loader, DataLoader) or is_stateful(loader) or not uses_iteration_of(loader, DataLoader):
         return type(loader) in {list, tuple}
     return not isinstance(loader.dataset, IterableDataset)
@@ -165,6 +173,11 @@ def is_index_state(state: Any) -> bool:
 class IndexedSource(Source):
     """Adapter of a list, or of a ``DataLoader`` of a map-style dataset.
 
+    A state of a ``DataLoader`` during an epoch describes the beginning of the epoch: ``"settings"``, ``"rank"``, ``"epochs"``
+    and ``"generators"`` (see ``state``). ``EpochIndices`` adds ``"order"``, the number and the checksum of the items of the
+    sampler so far. ``begin`` may add ``"begun"``, the states of generators after the iterator was created. A state at the end
+    of an epoch describes the end, and has under ``"last"`` the state after all batches of this epoch.
+
     Args:
         loader: The user's loader.
     """
@@ -175,25 +188,29 @@ class IndexedSource(Source):
         self._dataset: Any = loader.dataset if self._by_index else loader
         self.sampler: Any = index_sampler(loader) if self._by_index else None
         """Batch sampler of the loader, or its sampler if it has no batch sampler."""
-        # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
-        # iterator, which can be iterated only once.
+        # An epoch cannot be resumed with in_order=False, because the batches that were processed may not be the first of the
+        # epoch, or if the sampler is an iterator, because it can be iterated only once.
         self.has_state = self.begins_anywhere = getattr(loader, "in_order", True) and not isinstance(self.sampler, Iterator)
         names = [type(sampler).__name__ for sampler in (self.sampler, getattr(loader, "sampler", None))]
         self._sampler_names = " of ".join(dict.fromkeys(names))
-        paths = parts(loader) if self._by_index else {}
+        parts_by_path = parts(loader) if self._by_index else {}
         self._parts_with_epoch = {
             path: part
-            for path, part in paths.items()
+            for path, part in parts_by_path.items()
             if callable(getattr(part, "set_epoch", None)) and as_int(getattr(part, "epoch", None)) is not None
         }
-        self.generators = generators_of({path or "loader": part for path, part in paths.items() if path != "dataset"})
-        """Attribute path → generator of a sampler, or of the loader, which draws seeds of workers; not torch's global one."""
-        samplers = [part for path, part in paths.items() if path not in ("", "dataset")]
+        self.generators = generators_of({path or "loader": part for path, part in parts_by_path.items() if path != "dataset"})
+        """Attribute path → generator of a sampler, or of the loader, from which seeds of workers are drawn.
+
+        Torch's global generator is omitted.
+        """
+        samplers = [part for path, part in parts_by_path.items() if path not in ("", "dataset")]
         custom_samplers = [part for part in samplers if type(part).__module__.partition(".")[0] not in _LIBRARIES]
         self.has_custom_sampler = bool(custom_samplers)
         """Whether the loader has a sampler that is not of ``_LIBRARIES``."""
-        # torch draws the seeds of workers from the loader's generator: once for persistent workers, else once per epoch.
-        # For persistent workers, torchdata also creates one more iterator of the sampler.
+        # Whether persistent_workers changes the order. torch draws the seeds of workers from the loader's generator, which may
+        # also be a sampler's: once for persistent workers, else once per epoch. For persistent workers, torchdata also creates
+        # one more iterator of the sampler. A generator ``None`` is torch's global one; ``self`` stands for no generator.
         order_depends_on_workers = any(getattr(part, "generator", self) is loader.generator for part in samplers) or (
             is_stateful(loader) and not isinstance(self._dataset, IterableDataset)
         )
@@ -204,11 +221,11 @@ class IndexedSource(Source):
         ]
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
         """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
-        self._rank = attribute_of("rank", paths.values())
-        self.ranks = attribute_of("num_replicas", paths.values())
+        self._rank = attribute_of("rank", parts_by_path.values())
+        self.ranks = attribute_of("num_replicas", parts_by_path.values())
 
     def settings(self) -> dict[str, Any]:
-        """Return name → value of the settings, other than the order, on which the batches of an epoch depend."""
+        """Return name → value of the settings on which, besides the order of the samples, the batches of an epoch depend."""
         length = None
         with suppress(Exception):  # a dataset need not have a length
             length = len(self._dataset)
@@ -282,9 +299,12 @@ class IndexedSource(Source):
             set_states(self.generators, state["generators"])
 
     def load(self, loader: Any, state: Any, start: Start, *, ended: bool) -> Start:
-        """Set the epochs of samplers, at the end of an epoch also their generators, and return the start of the next epoch."""
+        """Set the epochs of samplers, and return the start of the next epoch.
+
+        For a state at the end of an epoch, set generators, too. Otherwise, ``begin`` sets them.
+        """
         self.epochs = state["epochs"]
-        if not ended:
+        if not ended:  # with a worker_seed that is not None, begin draws the order of the saved epoch
             return start._replace(worker_seed=0, state=state.get("last", state))
         with generator_lock:  # the sampler may draw from torch's global generator
             self.restore_end(state, same_order=start.same_order)
@@ -295,9 +315,11 @@ class IndexedSource(Source):
         return True
 
     def restore_end(self, state: Mapping[str, Any], *, same_order: bool) -> None:
-        """Set generators, and counts and generators of a custom sampler, to their values at the end of the epoch of ``state``.
+        """Set generators, and attributes of a custom sampler, to their values at the end of the epoch of ``state``.
 
-        Call on the thread that may draw from torch's global generator. The epochs of samplers are not changed.
+        A custom sampler may, for example, count its iterations, or draw from other generators than ``generators``. Therefore it
+        is iterated once more from the beginning of that epoch to the end. Call on the thread that may draw from torch's global
+        generator. The epochs of samplers are not changed.
 
         Args:
             state: State at the end of an epoch.
@@ -307,11 +329,11 @@ class IndexedSource(Source):
             GpuAugError: If the order differs.
         """
         if self.has_custom_sampler and "last" in state:
-            indices = EpochIndices(self, Start(0, 0, state["last"], same_order))
+            indices = EpochIndices(self, Start(worker_seed=0, state=state["last"], same_order=same_order))
             epochs = self.epochs
             states_before = states_of(indices.generators)
             try:
-                deque(indices, maxlen=0)
+                deque(indices, maxlen=0)  # iterates, and stores nothing
             finally:
                 self.epochs = epochs
                 set_states(indices.generators, states_before)
@@ -336,7 +358,7 @@ class IndexedSource(Source):
             return islice(iter(loader), start.batches, None), lambda _ended: state
         indices = EpochIndices(self, start)
         self.draws_ahead = indices.draws_ahead
-        read_open_to_end(self.variables)
+        read_open_to_end(self.variables)  # later, other open iterations must not draw from the same generators
         states_before = states_of(indices.generators)
         iterator = None
         replacements: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": indices}
@@ -350,19 +372,20 @@ class IndexedSource(Source):
                 iterator = iter(loader)
                 indices.begin()
             if loader._iterator is not None:
-                loader._iterator._index_sampler = self.sampler
+                loader._iterator._index_sampler = self.sampler  # like the loader, which ``replaced`` has restored
             indices.check_order()
         except BaseException:
             end_workers(iterator)
             loader._iterator = None
             set_states(indices.generators, states_before)
             raise
-        if start.worker_seed is not None:  # the program restores torch's global generator itself
+        if start.worker_seed is not None:  # the order was drawn from saved states: give the program's state back
             set_states({GLOBAL: torch.default_generator}, states_before)
         if start.state is not None:
             set_states(self.generators, start.state.get("begun", {}))
         if indices.order_is_drawn and not loader.num_workers:
-            # The DataLoader has drawn the seed of its workers after the order, and these states include this draw.
+            # After the order was drawn, the DataLoader has drawn a seed for workers, even without workers. A resumed epoch
+            # draws this seed from another generator, so these states restore the effect of the draw.
             indices.start_state["begun"] = states_of(self.generators)
         prefetched = loader.num_workers * (loader.prefetch_factor or 0)
         indices.draws_ahead.items_before_first = start.batches + iterator._num_yielded + prefetched

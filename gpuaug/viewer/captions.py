@@ -25,7 +25,10 @@ _NEUTRAL = {"additions": 0.0, "gain": 1.0}
 
 
 def draw_lines(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return one line per module that was applied to the sample, without the modules of ``_WITHOUT_DRAWS``."""
+    """Return one line per module that was applied to the sample, without the modules of ``_WITHOUT_DRAWS``.
+
+    ``draws``: module name → name of a random parameter → value (``Draws.of``).
+    """
     lines = [
         _module_text(_short_name(name), dict(numbers))
         for name, numbers in draws.items()
@@ -64,9 +67,14 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_samp
 
 
 def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Callable[[Any], str]:
-    """Return a function from a class index to a name: the entry in ``classes``, else the index in ``unnamed_format``.
+    """Return a function from a class index to a name: its entry in ``classes``, or without an entry the formatted index.
 
-    The function returns strings unchanged.
+    The returned function returns strings unchanged.
+
+    Args:
+        classes: Names of the classes, or ``None``. The attribute ``classes`` of a dataset may also be something else, which is
+            ignored.
+        unnamed_format: Format string of an index without an entry.
     """
     if not isinstance(classes, list | tuple):
         classes = ()
@@ -91,19 +99,19 @@ def is_labels(value: Any, count: int) -> bool:
 
 
 def are_class_names(value: Any, count: int) -> bool:
-    """Return whether a value is a list of strings, the same number for each of ``count`` samples."""
+    """Return whether ``value`` is a list or tuple of strings, with a multiple of ``count`` items: one or more per sample."""
     has_length = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
     return has_length and all(isinstance(item, str) for item in value)
 
 
 def _short_name(name: str) -> str:
-    """Return the name of a module without its path, its index, ``Random`` and ``V2``."""
+    """Return the name of a module without its path, ``Random``, ``V2``, its index (``_3``) and its repetition (`` (2)``)."""
     class_name = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
     return class_name.removeprefix("Random").removesuffix("V2")
 
 
 def _module_text(module: str, numbers: dict[str, float]) -> str:
-    """Return the text about one module: its short name ``module``, then its random parameters ``numbers``."""
+    """Return the text about one module: its short name ``module``, then its random parameters. Removes items of ``numbers``."""
     parts = []
     for names in _RECTANGLES:
         if all(name in numbers for name in names):
@@ -111,18 +119,18 @@ def _module_text(module: str, numbers: dict[str, float]) -> str:
             parts.append(f"{wide}x{high} at {left}, {top}")
     if "x" in numbers and "y" in numbers:
         parts.append(f"at {round(numbers.pop('x'))}, {round(numbers.pop('y'))}")
-    if "times" in numbers:
+    if "times" in numbers:  # quarter turns
         parts.append(f"{round(numbers.pop('times')) % 4 * 90}°")
     parts += [f"{numbers.pop(name):.1f}°" for name in ("degrees", "angle") if name in numbers]
     for stem, word, neutral in _PAIRS:
         x, y = (numbers.pop(f"{stem}_{axis}", neutral) for axis in "xy")
         if (x, y) != (neutral, neutral):
             equal = stem == "scale" and x == y
-            parts.append(f"{word} {_rounded(x)}" if equal else f"{word} {_rounded(x)}, {_rounded(y)}")
+            parts.append(f"{word} {_formatted(x)}" if equal else f"{word} {_formatted(x)}, {_formatted(y)}")
     channels = [str(round(numbers.pop(name))) for name in list(numbers) if name.startswith(("channels_", "channel_idx_"))]
     parts += [" ".join(channels)] if channels else []
     if "lambda" in numbers:
-        parts.append(_rounded(numbers.pop("lambda")))
+        parts.append(_formatted(numbers.pop("lambda")))
     if "partner" in numbers:
         parts.append(f"of sample {round(numbers.pop('partner'))}")
     for name, value in numbers.items():
@@ -130,11 +138,12 @@ def _module_text(module: str, numbers: dict[str, float]) -> str:
             continue  # four corners, which are visible in the picture
         stem = name.removesuffix("_factor")
         if value != _NEUTRAL.get(stem):
-            parts.append(_rounded(value) if stem == module.lower() else f"{stem} {_rounded(value)}")
+            parts.append(_formatted(value) if stem == module.lower() else f"{stem} {_formatted(value)}")
+    # "0.40 of sample 3": no comma between lambda and partner
     return " ".join([module, ", ".join(parts)]).strip().replace(", of sample", " of sample")
 
 
-def _rounded(value: float) -> str:
+def _formatted(value: float) -> str:
     """Format a number with two decimals; an integer without decimals; below 0.01 with one significant digit."""
     if value == round(value):
         return f"{value:.0f}"

@@ -40,7 +40,7 @@ SATURATION_AND_HUE = 4 | HUE
 """Flags: saturation and hue are active."""
 
 NO_NAN = 16
-"""Flag: no value of the images is NaN."""
+"""Flag: all values of the input are in [0, 1], so that none is NaN."""
 
 TORCHVISION_GREY = 32
 """Flag: grey values use torchvision's weights of the channels."""

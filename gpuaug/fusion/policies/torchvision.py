@@ -2,7 +2,8 @@
 
 A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
 augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
-*lowered*: the operations run as ops in fused passes. A *layer* is the k-th operation of all choices.
+*lowered*: the operations run as ops in fused passes. Layer k consists of the k-th operation of each choice, so that a sample
+runs at most one operation of a layer.
 """
 
 import functools
@@ -21,9 +22,10 @@ from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjustment
 from gpuaug.fusion.policies.picking import Choice, Policy
 
 Operation = tuple[str, float, int | None]
-"""Operation of a policy, as in ``v2.AutoAugment``.
+"""Operation of a policy, as in ``v2.AutoAugment``: (name, probability, bin).
 
-(name, probability that a sample that picked the operation runs it, index of the bin of all samples or ``None`` to draw a bin).
+The operation runs with this probability in a sample that picked its choice. The bin is the index of the magnitude of all
+samples; ``None`` to draw a bin per sample.
 """
 
 
@@ -52,6 +54,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         bins = (bin_ for choice in self.choices for *_, bin_ in choice.operations if bin_ is not None)
+        # As in torchvision, a negative index counts from the last bin.
         if any(not -self._bins <= bin_ < self._bins for bin_ in bins):
             return "the magnitude of an operation is not one of its bins"
         ops = (op for op in self.ops if isinstance(op, TorchvisionOp))
@@ -61,7 +64,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         """Pick choices, and draw the magnitudes of their operations.
 
         Returns:
-            ``"layers"``, as ``Picking`` describes.
+            ``"apply_mask"`` and ``"layers"``, as in the docstrings of ``Policy`` and ``Picking``.
         """
         applies = self.draw_apply_mask(sampler, size.batch)
         # Indices of choices, (picks, B). A sample may pick a choice twice.
@@ -83,11 +86,11 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             numbers: Uniform numbers in [0, 1), (3, B): whether the operation runs, its bin, and its sign.
             size: Size of the images.
         """
-        tables, has_magnitude, is_signed = self._magnitudes(index, size.height, size.width)
+        magnitudes, has_magnitude, is_signed = self._magnitudes(index, size.height, size.width)
         # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
-        runs, bins, signs = numbers
-        magnitude = tables[picks, (bins * tables.shape[1]).astype(np.int64)]
-        magnitude = np.where(is_signed[picks] & (signs < 0.5), -magnitude, magnitude)
+        run_numbers, bin_numbers, sign_numbers = numbers
+        magnitude = magnitudes[picks, (bin_numbers * magnitudes.shape[1]).astype(np.int64)]
+        magnitude = np.where(is_signed[picks] & (sign_numbers < 0.5), -magnitude, magnitude)
         layer: dict[int, OpDraws] = {}
         for choice, op in self.layer(index).items():
             p = self.choices[choice].operations[index][1]
@@ -95,7 +98,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             if isinstance(op, Adjustment):
                 draws["adjustment"] = op.adjustment
             mask = applies & (picks == choice)
-            layer[choice] = {**draws, "apply_mask": mask & (runs < p) if p < 1 else mask}
+            layer[choice] = {**draws, "apply_mask": mask & (run_numbers < p) if p < 1 else mask}
         return layer
 
     @functools.lru_cache(256)  # noqa: B019
@@ -109,17 +112,18 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             has a magnitude; and whether its sign is random, (choices,) bool.
         """
         space: Any = self.module._AUGMENTATION_SPACE
-        tables: list[Any] = [0.0] * len(self.choices)
+        magnitudes_of_choices: list[Any] = [0.0] * len(self.choices)
         has_magnitude, is_signed = np.zeros((2, len(self.choices)), bool)
         for choice in self.layer(index):
             name, _, bin_ = self.choices[choice].operations[index]
-            magnitudes_of, is_signed[choice] = space[name]
-            with initial_settings():
-                magnitudes = magnitudes_of(self._bins, height, width)
+            magnitudes_for, is_signed[choice] = space[name]
+            with initial_settings():  # torchvision creates tensors without device and dtype
+                magnitudes = magnitudes_for(self._bins, height, width)
             if magnitudes is not None:
                 has_magnitude[choice] = True
-                tables[choice] = magnitudes.double().numpy()[slice(None) if bin_ is None else [bin_]]
-        return np.stack(np.broadcast_arrays(*tables, np.zeros(1))[:-1]), has_magnitude, is_signed
+                magnitudes_of_choices[choice] = magnitudes.double().numpy()[slice(None) if bin_ is None else [bin_]]
+        # Choices without a magnitude, or with a fixed bin, get equal values in all bins. zeros(1): at least one bin.
+        return np.stack(np.broadcast_arrays(*magnitudes_of_choices, np.zeros(1))[:-1]), has_magnitude, is_signed
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls of the operations that run for ``sample``, in order."""

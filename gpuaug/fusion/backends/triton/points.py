@@ -1,9 +1,12 @@
 """Pointwise ops as device functions, which kernels call between reading and storing a pixel.
 
-A *program* is a compile-time list of (code of the op, its first column in the row, flags, conversion of its result to bytes),
-one entry per op, so that a kernel contains only the code of these ops (``PointProgram``). Parameters that differ between
-samples are loaded from the sample's row of the parameter table. Arithmetic is in ``pixel_math.py``. The method ``apply`` of an
-op computes the same in torch.
+A *program* is a compile-time list with one entry per op, so that a kernel contains only the code of these ops. An entry is
+(code of the op, first column of the op in the row, flags, scale, offset). Scale and offset convert the result of the op to
+bytes; a scale of 0 means no conversion. The first entry may have code 0: it only converts the result of the gather or filter
+that precedes the ops (``PointProgram``).
+
+Parameters that differ between samples are loaded from the sample's row of the parameter table. Arithmetic is in
+``pixel_math.py``. The method ``apply`` of an op computes the same in torch.
 """
 
 import triton
@@ -67,8 +70,9 @@ FROM_CONTRAST = tl.constexpr(color_jitter.FROM_CONTRAST)
 def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.constexpr):
     """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
-    ``IS_JITTER``: adjust as Kornia's ``ColorJitter``, whose contrast scales differences from ``mean``; else as ``ColorJiggle``.
-    ``FLAGS``: flags of ``color_jitter.py``: bit n if adjustment n is active, ``NO_NAN``, ``TORCHVISION_GREY`` and ``IN_BYTES``.
+    ``row``: address of the apply mask; the factors of the adjustments 0 to 3 follow. ``IS_JITTER``: adjust as Kornia's
+    ``ColorJitter``, whose contrast scales differences from ``mean``; else as ``ColorJiggle``. ``FLAGS``: flags of
+    ``color_jitter.py``: bit n if adjustment n is active, ``NO_NAN``, ``TORCHVISION_GREY`` and ``IN_BYTES``.
     """
     if FLAGS & 1:
         if adjustment == 0:
@@ -99,6 +103,7 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
             r, g, b = rotate_hue(r, g, b, tl.load(row + 4))
     if IN_BYTES & FLAGS:
         if adjustment < 4:
+            # The two rules differ in their scales only.
             scale = tl.where(adjustment == 3, TRUNCATED_256[0], TRUNCATED[0])
             r, g, b = pixel_to_bytes(r, g, b, scale, TRUNCATED[1])
     return r, g, b
@@ -118,7 +123,7 @@ def permute_channels(r, g, b, channels):
 
 @triton.jit
 def per_channel(FORMULA: tl.constexpr, r, g, b, first, second):
-    """Apply a formula of a pixel and two parameters to three channels."""
+    """Return ``FORMULA(channel, first, second)`` of three channels. ``first``, ``second``: parameters or flags of the op."""
     return FORMULA(r, first, second), FORMULA(g, first, second), FORMULA(b, first, second)
 
 
@@ -127,7 +132,11 @@ def apply_op(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Apply one op to the pixels of a sample. ``row`` begins with the apply mask of the op, which is not 0."""
+    """Apply one op to the pixels of a sample. See ``apply_point_ops`` for the channels.
+
+    ``row``: address of the apply mask of the op, which is not 0; the parameters of the op follow. ``sample``: index of the
+    image, or of the frame of a clip, in the batch.
+    """
     green_index: tl.constexpr = 1 if RGB else 0
     blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
@@ -165,7 +174,8 @@ def apply_op(
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
         in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
         clamps: tl.constexpr = CLAMPS_NOISE & FLAGS
-        # The flags hold the number of frames of a clip. Each frame has another noise field.
+        # FRAMES masks the number of frames per clip in the flags. The row has the noise field of a clip's first frame. Each
+        # later frame has the next field.
         field = (tl.load(row + 5).to(tl.int32) + sample % (FRAMES & FLAGS)) % FIELDS
         r = noisy(r, noise_mean + deviation * normal(x, y, plane, field, width, seed), in_bytes, clamps)
         if RGB:
@@ -194,21 +204,21 @@ def apply_op(
         g = FORMULA(g, tl.load(means + green_index), tl.load(stds + green_index))
         b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
     elif CODE == JITTER or CODE == JIGGLE:
-        if not NO_NAN & FLAGS:
+        if not NO_NAN & FLAGS:  # with this flag, the input is in [0, 1]
             r, g, b = clamp01(r), clamp01(g), clamp01(b)
-        from_contrast = 0  # becomes 1 at the contrast
+        from_contrast = 0  # 1 at contrast and at the adjustments after it
         # A loop, because four copies would not fit into the instruction cache.
         for position in range(4):
             adjustment = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
                 from_contrast = tl.where(adjustment == 1, 1, from_contrast)
-                # Skip the adjustments that the other kernel runs: one kernel runs those before the contrast, one the rest.
-                other_kernel = 1 if BEFORE_CONTRAST & FLAGS else 0
-                adjustment = tl.where(from_contrast == other_kernel, 4, adjustment)
+                # One kernel runs the adjustments before contrast, another kernel the rest. Each skips those of the other.
+                skipped = 1 if BEFORE_CONTRAST & FLAGS else 0
+                adjustment = tl.where(from_contrast == skipped, 4, adjustment)
             r, g, b = adjust(r, g, b, row, mean, adjustment, CODE == JITTER, FLAGS)
         if not BEFORE_CONTRAST & FLAGS:
             if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
-                # The other adjustments end with a clamp.
+                # After hue, and after saturation of ColorJiggle. The other adjustments end with a clamp.
                 r, g, b = clamp01(r), clamp01(g), clamp01(b)
             if PERMUTES & FLAGS:
                 r, g, b = permute_channels(r, g, b, row + 9)
@@ -220,7 +230,11 @@ def apply_op_or_pick(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Apply an op, or, for ``ONE_OF``, the op whose code is in the row. ``FLAGS`` then has a bit per possible code."""
+    """Apply an op, or, for ``ONE_OF``, an op that was picked per sample.
+
+    The row of ``ONE_OF`` is its apply mask, the code of the picked op, and the row of the picked op. ``FLAGS`` of ``ONE_OF``
+    has a bit per possible code. Ops that can be picked have no flags.
+    """
     if CODE == ONE_OF:
         picked_code = tl.load(row + 1).to(tl.int32)
         for code in tl.static_range(1, ONE_OF):
@@ -237,13 +251,13 @@ def apply_point_ops(
     r, g, b, x, y, sample, plane, height, width, row, mean,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Run a program of ``OP_COUNT`` ops on a tile of one sample. ``mean``: mean grey of the image, for a contrast.
+    """Run a program of ``OP_COUNT`` entries on a tile of one sample. ``mean``: mean grey of the image, for a contrast.
 
     With ``RGB``, r, g and b are the three channels. Without, r is channel ``plane``, and g and b are copies of it, which are
     never stored, so that the compiler removes their computation.
     """
     for index in tl.static_range(OP_COUNT):
-        if PROGRAM[index][1] < 0:
+        if PROGRAM[index][1] < 0:  # converts the result of a gather, which needs no apply mask
             r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3], PROGRAM[index][4])
         else:
             op_row = row + PROGRAM[index][1]

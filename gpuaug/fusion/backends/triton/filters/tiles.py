@@ -1,12 +1,14 @@
 """Device functions that filter kernels share: tile indices, reads beyond the border, stores.
 
 A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
-thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line to all outputs that
-depend on the line. All threads have equal weights, so a tap takes one multiplication, and no shuffle. Loops over lines are
-unrolled, so that the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along
-the first axis, tiles are flattened to one axis before they are loaded or stored (``flatten``).
+thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line, times its weight, to
+all outputs that depend on it. As a thread has all pixels along the last axis, and all threads use the same weights, a tap takes
+one multiplication, and no exchange between threads. Loops over lines are unrolled, so that the compiler can keep a tile in
+registers. Where the compiler cannot infer that addresses are contiguous along the first axis, tiles are flattened to one axis
+before they are loaded or stored (``flatten``).
 
-In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis.
+In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. In its kernel,
+``ACROSS`` and (ACROSS, ALONG) are the outputs of all tiles of the block.
 
 A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
 denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
@@ -35,7 +37,10 @@ kernel is the number of tiles in its blocks.
 """
 
 LINES = tl.constexpr(8)
-"""Lines per load. Triton's compile time grows with the number of loads, and faster with the code per load."""
+"""Lines per load. With fewer lines there are more loads, with more lines more code per load.
+
+Triton's compile time grows with both, and faster with the code per load.
+"""
 
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 """Value of the constant ``BORDER`` by padding mode."""
@@ -46,14 +51,15 @@ def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.con
     """Return the pixel indices of the outputs of the block's tiles.
 
     Args:
-        tiles: Number of tiles of an image along the first axis.
+        tiles: Number of tiles of the image along the first axis. Tiles are numbered along the first axis first.
         ALONG: Outputs of a tile along the last axis.
         ACROSS: Outputs of the block's tiles along the first axis.
         TILES: Number of tiles of the block.
 
     Returns:
-        Index of the tile's first output along the last axis, a scalar or (ACROSS, 1); indices along the last axis, (1, ALONG)
-        or (ACROSS, ALONG); indices along the first axis, (ACROSS, 1). The second shape if the block has several tiles.
+        - Index of the tile's first output along the last axis: a scalar, or (ACROSS, 1) if the block has several tiles.
+        - Indices along the last axis: (1, ALONG), or (ACROSS, ALONG) if the block has several tiles.
+        - Indices along the first axis: (ACROSS, 1).
     """
     index = tl.arange(0, ACROSS)[:, None]
     tile_across: tl.constexpr = ACROSS // TILES
@@ -80,7 +86,7 @@ def border_index(index, size, BORDER: tl.constexpr):
 def load_pixels(pointer, inside, BORDER: tl.constexpr, BYTES: tl.constexpr):
     """Load pixels: bytes as 0 to 255, other types in [0, 1]. With a constant border, pixels that are not ``inside`` are 0."""
     if BORDER == 0:
-        # != 0, because in the interpreter of Triton 3.9 the & of a scalar mask and a block mask is a block of integers.
+        # != 0, because ``inside`` may be integers: the & of a scalar and a block mask in the interpreter of Triton 3.9.
         return as_float(tl.load(pointer, mask=inside != 0, other=0), BYTES)
     return as_float(tl.load(pointer), BYTES)
 
@@ -115,9 +121,9 @@ def load_lines(pointer, inside, BORDER: tl.constexpr, BYTES: tl.constexpr):
 
 @triton.jit
 def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
-    """Load ``REACH`` pixels per line, the first at an aligned address; 0 where ``in_bounds`` is false.
+    """Load ``REACH`` adjacent pixels per line, the first at an aligned address; 0 where ``in_bounds`` is false.
 
-    ``offsets``: (columns, lines) offsets from ``pointer``.
+    ``offsets``: (REACH, lines) offsets from ``pointer``.
     """
     address = pointer + offsets
     return tl.load(tl.max_contiguous(tl.multiple_of(address, (REACH, 1)), (REACH, 1)), mask=in_bounds, other=0)
@@ -127,9 +133,9 @@ def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
 def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl.constexpr):
     """Return the outputs ``total``, (ACROSS, ALONG), plus ``lines``, (ACROSS, N), weighted by a Gaussian.
 
-    A line is added only to the outputs that depend on it, because a weight of 0 would not remove NaN. ``start``: index of the
-    first of the lines, counted from the first line that the tile depends on. ``exponent``, ``norm``: results of
-    ``gaussian_exponent`` and ``gaussian_norm``. ``TAPS``: size of the Gaussian in lines.
+    A line is added only to the outputs that depend on it, because a weight of 0 would not remove NaN. ``start``: index of
+    ``lines[:, 0]`` among all lines that the tile depends on. ``exponent``, ``norm``: results of ``gaussian_exponent`` and
+    ``gaussian_norm``. ``TAPS``: size of the Gaussian in lines.
     """
     count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
@@ -191,8 +197,8 @@ def load_exact_tile(pointer, in_bounds, BYTES: tl.constexpr):
 def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
     """Load (r, g, b) of a tile by ``load_exact``; without ``RGB``, one channel three times.
 
-    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image.
-    Column indices are not clamped instead, because the compiler could not infer that clamped addresses are contiguous.
+    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image. A
+    mask, because with clamped column indices the compiler could not infer that addresses are contiguous.
     """
     r = load_exact(pointer, BYTES, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, BYTES)
     g = r
@@ -228,13 +234,14 @@ def store_tile(
     ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and
     ``X_LAST``, with x from ``first_x`` on.
     """
+    # 0.0: mean of the image, which no op of this pass uses.
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
-    if WORDS:
+    if WORDS:  # from here on, the last axis is pairs of pixels, and 4 words per pair
         r = tl.reshape(r, r.shape[0], r.shape[1] // 2, 2)
         g = tl.reshape(g, r.shape)
         b = tl.reshape(b, r.shape)
         packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
-        # Of four packed words per pair of pixels, the last is not stored. Strides are halved: a word has two elements.
+        # Of the four words of a pair, the last is not stored. Strides are halved: a word has two elements.
         word = tl.arange(0, 4 * r.shape[1])[None, :]
         offset = first_x // 2 * 3 + word // 4 * 3 + word % 4
         target = out.to(tl.pointer_type(tl.int32)) + y * (out_h // 2) + offset
