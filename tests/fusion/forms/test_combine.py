@@ -174,6 +174,12 @@ def test_a_key_with_another_number_of_entries_than_boxes_is_refused(run, key):
         combined(run, targets)
 
 
+def test_entries_of_different_shapes_are_refused():
+    targets = [{"boxes": torch.tensor([[1.0, 2, 20, 22]]), "keypoints": torch.zeros(1, 5 + index % 2, 2)} for index in range(4)]
+    with pytest.raises(ArgumentError, match="keypoints of the images of a sample must have one shape after the first axis"):
+        combined("eager", targets)
+
+
 @pytest.mark.parametrize("run", ["eager", "fused", "packed"])
 def test_values_of_an_image_need_not_have_one_entry_per_box(run):
     targets = [
