@@ -413,7 +413,7 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     )
     others = ((image, name, value) for (image, name), value in zip(targets.layout.others, targets.others, strict=True))
     for image, name, value in chain(others, plain_values):
-        axes = value.ndim if isinstance(value, Tensor) else int(isinstance(value, list | tuple | np.ndarray))
+        axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
         entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
     counts_by_name: dict[Any, dict[int, int]] = {}
     box_counts: dict[int, int] | None = None

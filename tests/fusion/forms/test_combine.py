@@ -165,7 +165,7 @@ def test_a_key_with_another_number_of_entries_than_boxes_is_refused(run, key):
         targets[1][name] = tv_tensors.wrap(value[:count], like=value) if isinstance(value, Tensor) else value[:count]
         with pytest.raises(ArgumentError, match=rf"{name} of image 1 of sample 0 must have one entry per box, 3, got {count}"):
             combined(run, targets)
-    for single in (1, "a", torch.tensor(1)) if name in targets_of_dicts.PER_BOX else ():
+    for single in (1, "a", torch.tensor(1), np.array(1)) if name in targets_of_dicts.PER_BOX else ():
         targets[1][name] = single
         with pytest.raises(ArgumentError, match=rf"{name} of image 1 .* must have one entry per box, 3, got a single value"):
             combined(run, targets)
