@@ -137,8 +137,8 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
     Args:
         column: The column.
         any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
-        device: Device of tensors of which only the values are read: they may have any strides and size. Default: the host, and
-            tensors must be as before, once they are split.
+        device: Device of the tensors, if only their values are needed. Tensors may then have any strides and any size. Default:
+            the host, and splitting the concatenation must restore each tensor with its strides.
     """
     exact = device is None
     if len(column.types) > 1 or not column.are_on(device or _HOST):

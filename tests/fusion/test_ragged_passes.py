@@ -192,3 +192,12 @@ def test_normalize_of_any_number_of_bands_stands_in_front():
         gpuaug.ArgumentError, match=r"mean of Normalize_1 must have one value, or one per channel .* got 13 for 3"
     ):
         augment(pack(images_of(SIZES)))
+
+
+@pytest.mark.parametrize("name", ["two drawn sizes", "colour between", "turn in a larger frame, letterbox"])
+def test_each_view_is_that_of_its_draws(name):
+    images = pack(images_of(SIZES))
+    several = gpuaug.fuse(PIPELINES[name](), ragged=True, views=3)
+    draws = several.draw(images, seed=0)
+    alone = [gpuaug.fuse(PIPELINES[name](), ragged=True)(images, draws=view) for view in draws.views]
+    assert torch.equal(several(images, draws=draws), torch.cat(alone))

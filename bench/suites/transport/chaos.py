@@ -13,8 +13,8 @@ Every trial has a seed, from which it draws a source (a list, a generator, ``Dat
 vision-language model, images for an encoder with a structured result, files with a feature cache), stages, a depth, a second
 loader that the loop reads too, and a fault with the batch at which it happens. Delays are random too: on the host of samples in
 workers and generators, stages, decoding threads and the training loop; on a GPU also of the copy lane, the lane of each stage
-and the training stream. The delivered batches must equal, bit for bit, those of a loader with ``depth=0`` and without delays.
-Each sample must come exactly once and in order, by its index and by a checksum that was computed on the host.
+and the training stream. A loader with ``depth=0`` and without delays must return the same batches, bit for bit. Each sample
+must come exactly once and in order, by its index and by a checksum that was computed on the host.
 """
 
 import faulthandler

@@ -220,7 +220,7 @@ class Combination:
     ) -> None:
         """Cut pasted objects out of the masks below them, and map boxes to the canvases.
 
-        Where the op is applied, boxes become the rectangles around what is left of the masks.
+        In samples to which the op is applied, each box becomes the rectangle around the visible pixels of its mask.
 
         Raises:
             ArgumentError: If there is not one column of masks.

@@ -369,7 +369,7 @@ class Slot:
         return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
 
     def _attributes(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a result. ``own``: attributes of the input, of which other tensors have none."""
+        """Return the attributes of a result. ``own``: attributes of the input; empty if it is a plain tensor."""
         changes: dict[str, Any] = {"canvas_size": self.call.out}
         box_format = self.call.conversions.boxes
         if box_format is not None and "format" in own:

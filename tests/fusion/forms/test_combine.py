@@ -28,7 +28,7 @@ JUST_BELOW, JUST_ABOVE = [0, 1.9, 40, 22], [0, 2.1, 40, 22]
 
 
 def mosaic(run):
-    """Target dict of a mosaic of which the first image has lost its 20 upper rows."""
+    """Return the target dict of a mosaic that does not show the 20 upper rows of its first image."""
     images = [torch.zeros(3, 40, 40, dtype=torch.uint8)] * 4
     targets = [{"boxes": torch.tensor(boxes).view(-1, 4)} for boxes in ([JUST_BELOW, JUST_ABOVE], [], [], [])]
     numbers = {"applies": True, "y": 20.0, "x": 40.0}

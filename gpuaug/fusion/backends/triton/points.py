@@ -212,7 +212,8 @@ def apply_op(
             adjustment = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
                 from_contrast = tl.where(adjustment == 1, 1, from_contrast)
-                # One kernel runs the adjustments before contrast, another kernel the rest. Each skips those of the other.
+                # One kernel runs the adjustments before contrast, and skips contrast and the adjustments after it. Another
+                # kernel runs contrast and the adjustments after it, and skips the adjustments before it.
                 skipped = 1 if BEFORE_CONTRAST & FLAGS else 0
                 adjustment = tl.where(from_contrast == skipped, 4, adjustment)
             r, g, b = adjust(r, g, b, row, mean, adjustment, CODE == JITTER, FLAGS)
