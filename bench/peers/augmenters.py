@@ -170,12 +170,19 @@ def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
 
 
 def _streamed_targets(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
-    """Call that reads a loader of target dicts on the host and images on the device, with stages that remove invalid boxes."""
+    """Call that reads a loader of target dicts, whose stages augment images and boxes and remove invalid boxes."""
+    augment = gpuaug.TransformStage(fused_pipeline(case, OURS_TORCHVISION), on={0: "input", 1: "targets"})
+    return _streamed_dicts(batch, [augment, gpuaug.TransformStage(gpuaug.sanitize, on=1)], stack)
+
+
+def _handed_over(_case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    """Call that reads a loader of target dicts, whose stage returns them as they are."""
+    return _streamed_dicts(batch, [gpuaug.TransformStage(lambda targets: targets, on=1)], stack)
+
+
+def _streamed_dicts(batch: Batch, stages: list[gpuaug.TransformStage], stack: ExitStack) -> AugmentCall:
+    """Call that reads a loader with images on the device and target dicts on the host."""
     batches = loaders.repeat_batches([(batch.images, move(batch.targets, torch.device("cpu")))])
-    stages = [
-        gpuaug.TransformStage(fused_pipeline(case, OURS_TORCHVISION), on={0: "input", 1: "targets"}),
-        gpuaug.TransformStage(gpuaug.sanitize, on=1),
-    ]
     streamed = gpuaug.StreamedLoader(batches, stages, device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(streamed.close)
     iterator = iter(streamed)
@@ -256,6 +263,7 @@ ANTIALIASED = "gpuaug, antialiased"
 OURS_TORCHVISION = "gpuaug, from torchvision"
 OURS_PADDED = "gpuaug, padded boxes"
 STREAMED = "gpuaug, streamed"
+HAND_OVER = "gpuaug, hand-over"
 WORKERS = "torchvision v2, workers"
 
 AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
@@ -272,6 +280,7 @@ AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
     OURS_TORCHVISION: partial(_gpuaug_targets, name=OURS_TORCHVISION),
     OURS_PADDED: partial(_gpuaug, name=OURS_PADDED),
     STREAMED: _streamed,
+    HAND_OVER: _handed_over,
 }
 """Name of a row: function that returns its call, and registers the clean-up after the case on the stack."""
 
@@ -306,6 +315,7 @@ def row_names(case: Case) -> list[str]:
         STREAMED: case.name == "cls" or case.boxes,
         COMPILED: case.name in ("seed", "cls", "ssl"),
         ANTIALIASED: case.name in ("seed", "cls", "ssl"),
+        HAND_OVER: case.boxes,
         OURS_PADDED: case.boxes and case.name != "ssd",  # the crop by boxes of ssd takes target dicts
         FUSE_AUGMENTATIONS: not case.preset,
         DALI: case.name in dali.PIPELINES,

@@ -369,19 +369,20 @@ class PendingRows:
     Args:
         names: Keys of the columns whose rows are removed. The flat tensor of such a column has the remaining rows first, and
             undefined rows after them.
+        lengths: Number of rows per dict before the removal, equal for all of these columns.
         keep_mask: (n,) host tensor, true for each row that remains, in the order before the removal. The device may not have
             written the mask yet.
     """
 
-    __slots__ = ("keep_mask", "names")
+    __slots__ = ("keep_mask", "lengths", "names")
 
-    def __init__(self, names: frozenset[Any], keep_mask: Tensor) -> None:
-        self.names, self.keep_mask = names, keep_mask
+    def __init__(self, names: frozenset[Any], lengths: Sequence[int], keep_mask: Tensor) -> None:
+        self.names, self.lengths, self.keep_mask = names, lengths, keep_mask
 
-    def counts(self, lengths: Sequence[int]) -> list[int]:
-        """Return the number of remaining rows per dict. ``lengths``: number of rows per dict before the removal."""
+    def counts(self) -> list[int]:
+        """Return the number of remaining rows per dict."""
         remaining_before = np.concatenate(([0], np.cumsum(self.keep_mask.numpy())))
-        counts: list[int] = np.diff(remaining_before[np.cumsum([0, *lengths])]).tolist()
+        counts: list[int] = np.diff(remaining_before[np.cumsum([0, *self.lengths])]).tolist()
         return counts
 
 
@@ -427,12 +428,15 @@ class PackedTargets:
         """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
-        settled_columns = {}
-        for name, column in self.columns().items():
-            if name in self.pending.names:
-                counts = self.pending.counts(column.packed.lengths)
-                settled_columns[name] = column.packed._replace(lengths=counts), column.joined[: sum(counts)]
-        return self.with_columns(settled_columns)
+        counts = self.pending.counts()
+        total = sum(counts)
+        return self.with_columns(
+            {
+                name: (column.packed._replace(lengths=counts), column.joined[:total])
+                for name, column in self.columns().items()
+                if name in self.pending.names
+            }
+        )
 
     def unpacked(self) -> Any:
         """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.

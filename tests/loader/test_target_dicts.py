@@ -91,7 +91,7 @@ def test_dicts_are_unpacked_for_stages_that_read_them(monkeypatch, dropping):
 def test_host_waits_for_the_device_before_it_reads_the_number_of_boxes(monkeypatch):
     order = []
     counts = gpuaug.core.targets.PendingRows.counts
-    monkeypatch.setattr(gpuaug.core.targets.PendingRows, "counts", lambda rows, of: order.append("read") or counts(rows, of))
+    monkeypatch.setattr(gpuaug.core.targets.PendingRows, "counts", lambda rows: order.append("read") or counts(rows))
     passed = type(gpuaug.core.streams._PASSED_EVENT)
     monkeypatch.setattr(passed, "synchronize", lambda _: order.append("wait"))
     streamed([augment(True), gpuaug.TransformStage(gpuaug.sanitize, on=1)])

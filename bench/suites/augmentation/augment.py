@@ -42,6 +42,8 @@ gpuaug, padded boxes        the same with boxes (B, n, 4), and "valid" marks the
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory; with boxes, target dicts
                             on the host and images on the device through a StreamedLoader, whose stages augment them and
                             remove invalid boxes
+gpuaug, hand-over           the same loader, with a stage that returns the target dicts as they are: the least host time of a
+                            loader of target dicts (cases with boxes)
 
 Rows with Kornia's modules exist only for the preset hflip, because Kornia lacks transforms of the other presets. DALI lacks
 transforms of ssd only.
@@ -163,7 +165,7 @@ def rows_of(
         ours = next((candidate for candidate in rows if candidate.name == case.ours), None)
         if ours is not None:
             record["gpuaug_over_row"] = median(a / b for a, b in zip(ours.rounds, row.rounds, strict=True))
-        if bandwidth is not None and row.name not in (augmenters.STREAMED, augmenters.WORKERS):
+        if bandwidth is not None and row.name not in (augmenters.STREAMED, augmenters.HAND_OVER, augmenters.WORKERS):
             record |= _gpu_figures(record, case, batch, bandwidth)
         records.append(record)
     return records, skipped
@@ -186,7 +188,7 @@ def reference_batch_size(options: Namespace) -> int:
 
 def queued_launches(name: str) -> int | None:
     """Return the approximate number of kernels that a call launches on the current stream. ``None``: it uses other streams."""
-    if name in (augmenters.DALI, augmenters.STREAMED, augmenters.WORKERS):
+    if name in (augmenters.DALI, augmenters.STREAMED, augmenters.HAND_OVER, augmenters.WORKERS):
         return None
     ours = (*_OURS, augmenters.ANTIALIASED, augmenters.OURS_PADDED)
     return call_rows.FEW_LAUNCHES if name in ours else call_rows.MANY_LAUNCHES

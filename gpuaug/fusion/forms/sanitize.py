@@ -7,6 +7,7 @@ dicts for which the host waits for the device, because only the device knows how
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
                 f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
                 "Pass the target dicts that gpuaug.fuse returned."
             )
-        keys = _keys(targets, per_box)
+        keys = _keys([record for record in targets if isinstance(record, Mapping)], per_box)
         has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
         # If no dict has valid, boxes may be under another key, for which fuse sets no valid.
         is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
@@ -115,7 +116,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     else:
         (index,) = to_device([np.flatnonzero(host_flags.numpy())], flags.device)
     changes = {name: (column.packed, column.joined.index_select(0, index)) for name, column in alike.items()}
-    result = packed.with_columns(changes, PendingRows(frozenset(changes), host_flags))
+    result = packed.with_columns(changes, PendingRows(frozenset(changes), valid.lengths, host_flags))
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     made = result.settled().unpacked()
@@ -153,11 +154,11 @@ def _are_alike(column: Column, valid: Column) -> bool:
     )
 
 
-def _keys(records: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
-    """Return the keys that may hold one entry per box. ``per_box``: keys that the user passed."""
+def _keys(records: Iterable[Mapping[Any, Any]], per_box: Collection[str] | None) -> set[str]:
+    """Return the keys of target dicts that may hold one entry per box. ``per_box``: keys that the user passed."""
     if per_box is not None:
         return {"valid", *per_box}
-    labels = label_key(name for record in records if isinstance(record, Mapping) for name in record)
+    labels = label_key(dict.fromkeys(chain.from_iterable(records)))
     return {*PER_BOX, *([] if labels is None else [labels])}
 
 

@@ -11,8 +11,8 @@ from bench.peers import augmenters
 pytestmark = left_to_kornia  # RandAugment as its users have it, equalize and auto_contrast included
 
 
-ELSEWHERE = {"fuse-augmentations", "DALI", "Kornia compiled", "gpuaug, streamed"}
-"""Rows that take a library that may be missing, minutes, or other images."""
+ELSEWHERE = {"fuse-augmentations", "DALI", "Kornia compiled", "gpuaug, streamed", "gpuaug, hand-over"}
+"""Rows that take a library that may be missing, minutes, or other images, or that augment nothing."""
 
 CPU = torch.device("cpu")
 
@@ -65,6 +65,7 @@ FOLLOWING = [
     for case in augmenters.cases(64)
     if case.name in ("hflip", "lsj")  # a bright rectangle can be found again
     for name in augmenters.row_names(case)
+    if name != augmenters.HAND_OVER  # it returns the images uint8, as they are
 ]
 
 
