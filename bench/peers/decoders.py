@@ -16,7 +16,7 @@ from torch import Tensor
 import gpuaug
 from bench.data import loaders
 from bench.harness.optional_rows import MissingError
-from bench.peers.file_loaders import Batches, FileCase, LoaderSpec, streamed
+from bench.peers.file_loaders import Batches, FileCase, LoaderSpec, streamed, torchcodec_decoders
 from bench.peers.nvjpeg import BatchedDecoder
 from gpuaug.benchkit.photos import class_folders
 
@@ -96,12 +96,8 @@ def _nvimagecodec(case: FileCase, _stack: ExitStack) -> Batches:
 
 
 def _torchcodec(case: FileCase, _stack: ExitStack) -> Batches:
-    try:
-        from torchcodec.decoders import decode_jpeg
-    # The import raises a RuntimeError where libraries that torchcodec is linked to are missing.
-    except (ImportError, RuntimeError) as error:
-        raise MissingError(f"not installed: {error}") from None
-    return _decode_tensors(case, lambda files: decode_jpeg(files, device=case.device))
+    decoders = torchcodec_decoders()
+    return _decode_tensors(case, lambda files: decoders.decode_jpeg(files, device=case.device))
 
 
 def _torchvision(case: FileCase, _stack: ExitStack) -> Batches:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms.v2.functional import resize
 
 import gpuaug
 from bench.data import loaders, pipelines
@@ -32,13 +34,15 @@ DALI = "DALI"
 DALI_CPU = "DALI, CPU"
 DALI_WHOLE = "DALI, whole images"
 SPDL = "SPDL, fuse"
+TORCHCODEC = "torchcodec, fuse"
+LITDATA = "LitData, fuse"
 OURS = "gpuaug"
 OURS_ENGINES = "gpuaug, engines"
 OURS_CPU = "gpuaug, CPU"
 OURS_MIN_SIDE = "gpuaug, min_side"
 MAPPED = "memory-mapped"
 
-_SPDL_PX = 256  # side to which SPDL resizes images, since it has no ragged batches
+_RESIZED_PX = 256  # side to which SPDL and torchcodec resize images, since they have no ragged batches
 
 Batches = Iterator[tuple[Any, Any]]
 """Endless (images, labels) on the device, with one label per image."""
@@ -93,7 +97,10 @@ def queue_length(settings: Settings) -> int:
 
 def versions() -> dict[str, str]:
     """Return the versions of installed packages that decode."""
-    packages = ("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg", "simplejpeg", "pillow", "spdl")
+    packages = (
+        *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg", "simplejpeg", "pillow"),
+        *("spdl", "torchcodec", "litdata"),
+    )
     versions_by_package = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -187,7 +194,7 @@ def _spdl(case: FileCase, stack: ExitStack, *, threads: int) -> Batches:
 
     def load(batch: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
         paths, labels = zip(*batch, strict=True)
-        buffer = spdl.io.load_image_batch(paths, width=_SPDL_PX, height=_SPDL_PX, pix_fmt="rgb24")
+        buffer = spdl.io.load_image_batch(paths, width=_RESIZED_PX, height=_RESIZED_PX, pix_fmt="rgb24")
         images = spdl.io.to_torch(buffer).permute(0, 3, 1, 2)
         return (images.pin_memory() if case.device.type == "cuda" else images), torch.tensor(labels)
 
@@ -195,6 +202,76 @@ def _spdl(case: FileCase, stack: ExitStack, *, threads: int) -> Batches:
     pipeline = builder.add_sink(loaders.DEPTH).build(num_threads=threads)
     stack.enter_context(pipeline.auto_stop())
     return iter(Serial(pipeline, case.device, fused(case, ragged=False)))
+
+
+def read_bytes(path: str) -> bytes:
+    """Return the content of a file."""
+    return Path(path).read_bytes()
+
+
+def lists(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], Tensor]:
+    """Collate files and labels to a list and a tensor."""
+    files, labels = zip(*samples, strict=True)
+    return list(files), torch.tensor(labels)
+
+
+def torchcodec_decoders() -> Any:
+    """Return the module ``torchcodec.decoders``.
+
+    Raises:
+        MissingError: If torchcodec is not installed, or libraries that it is linked to are missing.
+    """
+    try:
+        from torchcodec import decoders
+    except (ImportError, RuntimeError) as error:
+        raise MissingError(f"not installed: {error}") from None
+    return decoders
+
+
+def _torchcodec(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
+    """Workers read files; torchcodec decodes each batch on the device, with one call."""
+    decoders = torchcodec_decoders()
+    dataset = ImageFolder(case.root, loader=read_bytes)
+    loader = loaders.endless(dataset, case.batch_size, case, collate=lists, pin=False, **settings)
+    augment = fused(case, ragged=False)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for files, labels in loader:
+            images = [resize(image, [_RESIZED_PX] * 2) for image in decoders.decode_jpeg(files, device=case.device)]
+            yield augment(torch.stack(images)), labels.to(case.device, non_blocking=True)
+
+    return _close_with(batches(), stack)
+
+
+def _decoded_sample(sample: tuple[bytes, int]) -> tuple[Tensor, int]:
+    file, label = sample
+    return decode_image(torch.frombuffer(bytearray(file), dtype=torch.uint8), mode=ImageReadMode.RGB), label
+
+
+def _litdata(case: FileCase, stack: ExitStack, *, workers: int) -> Batches:
+    """Workers read files from LitData's chunks, and decode them by torchvision."""
+    try:
+        import litdata
+        from litdata.streaming.cache import Cache
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    folder = stack.enter_context(TemporaryDirectory())
+    # litdata.optimize() would set the start method of all later processes to "spawn".
+    cache = Cache(folder, chunk_bytes="64MB")
+    for index, (path, label) in enumerate(ImageFolder(case.root).samples):
+        cache[index] = (read_bytes(path), label)
+    cache.done()
+    cache.merge()
+    dataset = litdata.StreamingDataset(folder, shuffle=True, transform=_decoded_sample)
+    loader = litdata.StreamingDataLoader(
+        dataset, batch_size=case.batch_size, num_workers=workers, collate_fn=gpuaug.collate_ragged, persistent_workers=True
+    )
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield from streamed(case, stack, loader, [fused(case)])
+
+    return _close_with(batches(), stack)
 
 
 def _close_with(batches: Any, stack: ExitStack) -> Batches:
@@ -219,6 +296,8 @@ LOADERS: dict[str, LoaderSpec] = {
     DALI: LoaderSpec(_dali, lambda case: dali_files.axes(case.cores, mixed=True), needs_gpu=True),
     DALI_CPU: LoaderSpec(_dali, lambda case: dali_files.axes(case.cores, mixed=False)),
     SPDL: LoaderSpec(_spdl, lambda case: [[{"threads": count} for count in dict.fromkeys((case.cores, -(-case.cores // 2)))]]),
+    TORCHCODEC: LoaderSpec(_torchcodec, _reading_workers),
+    LITDATA: LoaderSpec(_litdata, _decoding_workers),
     OURS: LoaderSpec(_gpuaug, _reading_workers),
     OURS_ENGINES: LoaderSpec(partial(_gpuaug, backend="engines"), _reading_workers, needs_gpu=True, settings_row=OURS),
     OURS_CPU: LoaderSpec(partial(_gpuaug, backend="cpu"), _reading_workers, settings_row=OURS),

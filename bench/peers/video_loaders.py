@@ -1,10 +1,13 @@
 """Loaders of random clips, from video files to (B, T, 3, size, size) on the device: gpuaug, DALI and torchcodec."""
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -15,11 +18,15 @@ from torch.utils.data import DataLoader, Dataset
 import gpuaug
 from bench.data.videos import FRAMES
 from bench.harness.optional_rows import MissingError
+from bench.peers.file_loaders import torchcodec_decoders
 
 STRIDE = 4
 
 _SHUFFLE_BUFFER = 64
 """Clips in DALI's shuffle buffer, which is filled before the first batch. With 1,024 clips of 720p that takes a minute."""
+
+_DEVICE_THREADS = 8
+"""Threads in which torchcodec decodes on the device, as many as the sessions of the ceiling ``engines, 8``."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +127,30 @@ def dali_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
         yield torch.from_dlpack(clips.as_tensor()).permute(0, 1, 4, 2, 3)
 
 
-def torchcodec_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
-    """Yield batches that DataLoader workers decode with torchcodec on the CPU, without end.
+def torchcodec_batches(case: VideoCase, stack: ExitStack, *, on_device: bool) -> Iterator[Tensor]:
+    """Yield batches of torchcodec, without end: DataLoader workers decode on the CPU, or threads decode on the device.
 
     Raises:
         MissingError: If torchcodec is not installed, or finds no FFmpeg.
     """
-    try:
-        from torchcodec.decoders import VideoDecoder
-    except (ImportError, RuntimeError) as error:
-        raise MissingError(f"not installed: {error}") from None
+    decoders = torchcodec_decoders()
 
     def decode_clip(path: str, at: float) -> Tensor:
         start = int(at * (FRAMES - (case.frames - 1) * STRIDE))
-        decoder = VideoDecoder(path, num_ffmpeg_threads=1, seek_mode="approximate")
+        device = case.device if on_device else "cpu"
+        decoder = decoders.VideoDecoder(path, num_ffmpeg_threads=1, seek_mode="approximate", device=device)
         data: Tensor = decoder.get_frames_at(list(range(start, start + case.frames * STRIDE, STRIDE))).data
         return data
 
-    for clips, _ in _data_loader(case, decode_clip, pin_memory=True):
-        yield resize_clips(clips.to(case.device, non_blocking=True), case.size)
+    if not on_device:
+        for clips, _ in _data_loader(case, decode_clip, pin_memory=True):
+            yield resize_clips(clips.to(case.device, non_blocking=True), case.size)
+        return
+    threads = stack.enter_context(ThreadPoolExecutor(_DEVICE_THREADS))
+    clips = RandomClips(case, decode_clip)
+    starts = range(0, len(clips), case.batch_size)
+    batches = ([threads.submit(clips.__getitem__, start + index) for index in range(case.batch_size)] for start in starts)
+    queue = deque(islice(batches, 2))  # the threads decode the next batch while the loop resizes this one
+    for batch in batches:
+        queue.append(batch)
+        yield resize_clips(torch.stack([future.result()[0] for future in queue.popleft()]), case.size)

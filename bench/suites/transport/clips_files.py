@@ -9,6 +9,7 @@ ratios are of clips per second, because a step of the ceilings has another numbe
 
 DALI            fn.readers.video, shuffled, and fn.resize
 torchcodec, CPU DataLoader workers decode, the card resizes
+torchcodec      eight threads decode on the card, which resizes
 gpuaug, CPU     read_clip, and DecodeStage(backend="cpu")
 gpuaug          read_clip, and DecodeStage(backend="nvdec")
 engines, 8 / 14 8 or 14 sessions decode all frames of a video from memory and drop them (a ceiling): decoded frames per
@@ -34,7 +35,7 @@ from bench.peers import nvdec, video_loaders
 from bench.peers.video_loaders import VideoCase
 from gpuaug.benchkit.windows import Variant
 
-DALI, TORCHCODEC, OURS_CPU, OURS = "DALI", "torchcodec, CPU", "gpuaug, CPU", "gpuaug"
+DALI, TORCHCODEC_CPU, TORCHCODEC, OURS_CPU, OURS = "DALI", "torchcodec, CPU", "torchcodec", "gpuaug, CPU", "gpuaug"
 
 CEILINGS = {"engines, 8": 8, "engines, 14": 14}
 """Name of a ceiling row: its number of sessions."""
@@ -74,7 +75,8 @@ def variants(options: Namespace, root: Path, size: str, batch_size: int, stack: 
     case = VideoCase(paths, batch_size, options.frames, options.size, options.device, options.workers)
     loader_specs: list[tuple[str, Callable[..., Iterator[Tensor]], dict[str, Any], bool]] = [
         (DALI, video_loaders.dali_batches, {}, True),
-        (TORCHCODEC, video_loaders.torchcodec_batches, {}, False),
+        (TORCHCODEC_CPU, video_loaders.torchcodec_batches, {"on_device": False}, False),
+        (TORCHCODEC, video_loaders.torchcodec_batches, {"on_device": True}, True),
         (OURS_CPU, video_loaders.gpuaug_batches, {"backend": "cpu"}, False),
         (OURS, video_loaders.gpuaug_batches, {"backend": "nvdec"}, True),
     ]
