@@ -35,6 +35,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "cache": ("bench.suites.training.cache", []),
     "cache_accuracy": ("bench.suites.training.cache_accuracy", []),
     "processors": ("bench.suites.training.processors", []),
+    "cache_disk": ("bench.suites.transport.cache_disk", []),
     "handover": ("bench.suites.transport.handover", []),
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),
