@@ -226,7 +226,7 @@ class Column:
         """Description of the column. Of tensors of several classes, it names the class of the first."""
         cls = type(self.values[0])
         attributes = [{}] if cls is Tensor else self.attributes
-        attributes = attributes[:1] if all(own == attributes[0] for own in attributes) else attributes
+        attributes = attributes[:1] if all(other == attributes[0] for other in attributes) else attributes
         if self.row_shape is not None:
             return PackedColumn(self.name, self.samples, self.lengths, None, cls, attributes)
         lengths = [shape.numel() for shape in self.shapes]

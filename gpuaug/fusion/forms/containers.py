@@ -124,25 +124,25 @@ class Container:
         assert parts is not None
 
         def results() -> Any:
-            made = parts()
+            dicts = parts()
             if not per_frame:
-                return tuple(made) if isinstance(value, tuple) else made
-            clips = call.output_frames(made)
+                return tuple(dicts) if isinstance(value, tuple) else dicts
+            clips = call.output_frames(dicts)
             return type(value)(map(type(value), clips) if is_nested else chain.from_iterable(clips))
 
         return results
 
     def _packed(self, packed: PackedTargets) -> _Results | None:
         """Read packed target dicts. Return ``None`` if they have to be unpacked."""
-        own = packed.columns()
+        columns_by_key = packed.columns()
         by_key = self.key == "targets"
         names = set().union(*packed.layout.records) & {*TARGET_KEYS, VALID.name}
         is_list = by_key or self.key == "tv_tensors"
-        if self._call.frames or not is_list or not names <= own.keys() or holds_targets(packed.others):
+        if self._call.frames or not is_list or not names <= columns_by_key.keys() or holds_targets(packed.others):
             return None
-        self._of_columns(own, (), per_frame=False)
+        self._of_columns(columns_by_key, (), per_frame=False)
         boxes = [slot for slot in self.slots if slot.kind is BOXES]
-        if len(boxes) > 1 or any(slot.column.samples != own.get(VALID.name, slot.column).samples for slot in boxes):
+        if len(boxes) > 1 or any(slot.column.samples != columns_by_key.get(VALID.name, slot.column).samples for slot in boxes):
             self.slots.clear()
             return None
         # Not ``self`` in the function, which would be a reference cycle.
@@ -151,7 +151,7 @@ class Container:
         def results() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
             if by_key and is_pure:
-                typed = (column for column in own.values() if type_name_of(column.packed.tensor_type))
+                typed = (column for column in columns_by_key.values() if type_name_of(column.packed.tensor_type))
                 changes = {column.name: (column.packed.plain(), column.joined) for column in typed}
             for slot in slots:
                 changes[slot.path[-1]] = slot.result()
@@ -276,22 +276,22 @@ class Container:
         if len(results) == 1 and len(results[0][0]) == count:
             return results[0][1]
 
-        def put() -> Sequence[Any]:
-            made = list(column.values)
+        def all_parts() -> Sequence[Any]:
+            values = list(column.values)
             for positions, parts in results:
                 for position, part in zip(positions, parts(), strict=True):
-                    made[position] = part
-            return made
+                    values[position] = part
+            return values
 
-        return put if results else None
+        return all_parts if results else None
 
     def _of_columns(
-        self, own: Mapping[Any, Column], path: _Path, *, per_frame: bool, are_mappings: bool = True
+        self, columns_by_key: Mapping[Any, Column], path: _Path, *, per_frame: bool, are_mappings: bool = True
     ) -> list[tuple[Any, Sequence[int], _Parts]]:
         """Read the columns of containers.
 
         Args:
-            own: Key → column.
+            columns_by_key: Key → column.
             path: Place of the containers.
             per_frame: Whether the samples are frames.
             are_mappings: Whether they are mappings, which get ``valid`` for the boxes that are directly in them.
@@ -304,22 +304,23 @@ class Container:
         """
         results: list[tuple[Any, Sequence[int], _Parts]] = []
         start = len(self.slots)
-        keyed = [set(own[name].samples) for name in BOXES.keys if name in own and self._by_key((*path, name))]
-        if len(keyed) > 1 and not keyed[0].isdisjoint(keyed[1]):
-            sample = min(keyed[0] & keyed[1])
+        box_columns = [columns_by_key[name] for name in BOXES.keys if name in columns_by_key and self._by_key((*path, name))]
+        samples_in_both = set.intersection(*(set(column.samples) for column in box_columns)) if len(box_columns) > 1 else set()
+        if samples_in_both:
+            sample = min(samples_in_both)
             raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
-        for name, column in own.items():
+        for name, column in columns_by_key.items():
             if not column.types <= HOLDS_NOTHING or self._by_key((*path, name)):
                 parts = self._of_column(column, (*path, name), per_frame=per_frame)
                 if parts is not None:
                     results.append((name, column.samples, parts))
         boxes = [slot for slot in self.slots[start:] if are_mappings and slot.kind is BOXES and slot.path[:-1] == path]
         # ``valid`` refers to the boxes under a key of target dicts, otherwise to the first boxes.
-        taken: set[int] = set()
+        samples_with_valid: set[int] = set()
         for slot in sorted(boxes, key=lambda slot: self._by_key(slot.path) is None):
-            samples = [sample for sample in slot.column.samples if sample not in taken]
-            slot.set_valid(own.get(VALID.name), samples)
-            taken.update(samples)
+            samples = [sample for sample in slot.column.samples if sample not in samples_with_valid]
+            slot.set_valid(columns_by_key.get(VALID.name), samples)
+            samples_with_valid.update(samples)
         return [*results, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in boxes)]
 
     def _of_records(self, column: Column, path: _Path, *, per_frame: bool) -> _Parts | None:
@@ -335,7 +336,7 @@ class Container:
         are_target_dicts = self.key == "targets" and not path  # these are copied even if there are no targets
         is_pure = are_target_dicts and self._call.conversions.is_pure
 
-        def put() -> Sequence[Any]:
+        def new_records() -> Sequence[Any]:
             # For a dict: a copy, which is changed. For another container: only the changes.
             changes: list[dict[Any, Any]] = [value.copy() if type(value) is dict else {} for value in values]
             for name, owners, parts in results:
@@ -352,7 +353,7 @@ class Container:
                 for value, change in zip(values, changes, strict=True)
             ]
 
-        return put if results or are_target_dicts else None
+        return new_records if results or are_target_dicts else None
 
     def _check_elements(self, elements: Sequence[Any]) -> None:
         """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""

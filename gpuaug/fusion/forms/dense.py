@@ -19,7 +19,7 @@ class Dense:
     Args:
         key: Data key.
         value: The tensor, or ragged images.
-        call: Call of the call, which has read the images.
+        call: Images of the call, and its settings.
 
     Raises:
         ArgumentTypeError: If the input does not have the type that its key requires.

@@ -316,13 +316,13 @@ class Slot:
         """
         self.valid_samples = samples
         column, device = self.column, self.call.device
-        own = {} if flags is None else dict(zip(flags.samples, flags.values, strict=True))
-        if flags is None or own.keys().isdisjoint(samples):
+        masks = {} if flags is None else dict(zip(flags.samples, flags.values, strict=True))
+        if flags is None or masks.keys().isdisjoint(samples):
             return
         if flags.samples != column.samples or len(samples) < len(column.samples):
             ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
             pairs = zip(column.samples, self.counts, strict=True)
-            parts = [own[sample] if sample in own and sample in samples else ones[:count] for sample, count in pairs]
+            parts = [masks[sample] if sample in masks and sample in samples else ones[:count] for sample, count in pairs]
             flags = Column(column.samples, parts)
         if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != [(count,) for count in self.counts]:
             self._check_flags(flags)
@@ -368,13 +368,13 @@ class Slot:
             return packed.plain(), values
         return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
 
-    def _attributes(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a result. ``own``: attributes of the input; empty if it is a plain tensor."""
+    def _attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes of a result. ``attributes``: of the input; empty if it is a plain tensor."""
         changes: dict[str, Any] = {"canvas_size": self.call.out}
         box_format = self.call.conversions.boxes
-        if box_format is not None and "format" in own:
-            changes["format"] = type(own["format"])[box_format.upper()]
-        return {name: changes.get(name, value) for name, value in own.items()}
+        if box_format is not None and "format" in attributes:
+            changes["format"] = type(attributes["format"])[box_format.upper()]
+        return {name: changes.get(name, value) for name, value in attributes.items()}
 
     def _owners(self) -> Array:
         owners = owners_of(self.column.samples, self.counts)
@@ -436,10 +436,10 @@ class Slot:
             return {}
         first_samples: dict[tuple[Any, ...], int] = {}
         all_sides = self.call.sides(column.samples, per_frame=self.per_frame)
-        for sample, shape, own, sides in zip(column.samples, column.shapes, column.attributes, all_sides, strict=True):
-            if own.get("canvas_size", sides) != sides:
-                check_canvas(f"{self.key} of sample {sample}", own["canvas_size"], sides)
-            values = own.get("format"), own.get("clamping_mode", "soft"), shape.numel() > 0
+        for sample, shape, attributes, sides in zip(column.samples, column.shapes, column.attributes, all_sides, strict=True):
+            if attributes.get("canvas_size", sides) != sides:
+                check_canvas(f"{self.key} of sample {sample}", attributes["canvas_size"], sides)
+            values = attributes.get("format"), attributes.get("clamping_mode", "soft"), shape.numel() > 0
             first_samples.setdefault(values, sample)
         names: dict[str, int] = {}
         for (box_format, clamping_mode, has_boxes), sample in first_samples.items():

@@ -78,11 +78,11 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         return _sanitize_padded(targets, per_box)
     if isinstance(targets, PackedTargets) and not _may_stay_packed(targets, per_box):
         targets = targets.unpacked()
-    own: Mapping[Any, Column]
+    columns_by_key: Mapping[Any, Column]
     if isinstance(targets, PackedTargets):
         packed = targets
         keys = _keys(targets.layout.records, per_box)
-        own = targets.columns()
+        columns_by_key = targets.columns()
     else:
         if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
             raise ArgumentTypeError(
@@ -98,13 +98,13 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             _check_valid(record, 1, f" of sample {sample}")
         if not records:
             return [batches.replace(record, {}) for record in targets]
-        own = columns([*records.values()], [*records])
+        columns_by_key = columns([*records.values()], [*records])
         # A list in which nothing is packed. For a mapping that is not a dict, a record holds only the changes.
         copies: list[dict[Any, Any]] = [record if type(record) is dict else {} for record in targets]
         packed = PackedTargets((), (), TargetsLayout(list, copies, [], []))
-    valid = own[VALID.name]
+    valid = columns_by_key[VALID.name]
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
-    shortened = _shortened(own, counts, keys, per_box)
+    shortened = _shortened(columns_by_key, counts, keys, per_box)
     alike = {name: column for name, column in shortened.items() if _are_alike(column, valid)}
     if isinstance(targets, PackedTargets) and alike != shortened:
         return sanitize(targets.unpacked(), per_box=per_box)
@@ -119,13 +119,13 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     result = packed.with_columns(changes, PendingRows(frozenset(changes), valid.lengths, host_flags))
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
-    made = result.settled().unpacked()
+    dicts = result.settled().unpacked()
     parts = np.split(host_flags.numpy(), np.cumsum([*counts.values()])[:-1])
     indices = dict(zip(counts, map(np.flatnonzero, parts), strict=True))
     for name in shortened.keys() - alike.keys():
         for sample, value in zip(shortened[name].samples, shortened[name].values, strict=True):
-            made[sample][name] = _entries(value, indices[sample])
-    pairs = zip(targets, made, strict=True)
+            dicts[sample][name] = _entries(value, indices[sample])
+    pairs = zip(targets, dicts, strict=True)
     return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
 
 
@@ -163,12 +163,12 @@ def _keys(records: Iterable[Mapping[Any, Any]], per_box: Collection[str] | None)
 
 
 def _shortened(
-    own: Mapping[Any, Column], counts: Mapping[int, int], keys: Collection[str], per_box: Collection[str] | None
+    columns_by_key: Mapping[Any, Column], counts: Mapping[int, int], keys: Collection[str], per_box: Collection[str] | None
 ) -> dict[Any, Column]:
     """Return the columns from which entries are removed: they hold one entry per box.
 
     Args:
-        own: Key → column.
+        columns_by_key: Key → column.
         counts: Number of boxes of each dict that has boxes.
         keys: Keys that may hold one entry per box.
         per_box: Keys that the user passed.
@@ -178,7 +178,7 @@ def _shortened(
             ``keys`` appears to hold one entry per box.
     """
     shortened = {}
-    for name, column in own.items():
+    for name, column in columns_by_key.items():
         lengths = _lengths(column)
         # Equal dicts, of most columns, are compared in a tenth of the time.
         if lengths == counts or (lengths and all(counts.get(sample, length) == length for sample, length in lengths.items())):
