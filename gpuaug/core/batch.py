@@ -148,15 +148,22 @@ def _replace_changed(container: Any, function: Callable[[Any], Any]) -> Any:
     return replace(container, changed) if changed else container
 
 
-def cached_by_id(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``function`` with a cache, so that ``map_leaves`` calls it once for a leaf that occurs several times."""
-    # The leaf is stored beside its result: otherwise a later object could get the same id.
-    results: dict[int, tuple[Any, Any]] = {}
+def cached_by_id(function: Callable[[Any], Any], results: Mapping[int, tuple[Any, Any]] | None = None) -> Callable[[Any], Any]:
+    """Return ``function`` with a cache, so that ``map_leaves`` calls it once for a leaf that occurs several times.
+
+    Args:
+        function: Function of one leaf.
+        results: Results that are known already: ``id`` of a leaf → (leaf, result).
+    """
+    # The leaf is stored beside its result: a mapping may create values on each access, and a later object may get the id of a
+    # freed value.
+    cache = dict(results or {})
 
     def apply(leaf: Any) -> Any:
-        if id(leaf) not in results:
-            results[id(leaf)] = leaf, function(leaf)
-        return results[id(leaf)][1]
+        leaf_and_result = cache.get(id(leaf))
+        if leaf_and_result is None:
+            leaf_and_result = cache[id(leaf)] = leaf, function(leaf)
+        return leaf_and_result[1]
 
     return apply
 

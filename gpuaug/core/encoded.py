@@ -141,7 +141,7 @@ class Encoded(Undecoded):
         return len(self.headers.table)
 
     def __repr__(self) -> str:
-        return f"Encoded({len(self)} images, {int(self.headers.table['length'].sum())} bytes)"
+        return f"Encoded({len(self)} images, {self.headers.table['length'].sum()} bytes)"
 
     def file(self, index: int) -> NDArray[np.uint8]:
         """Return the bytes of one file. They share the memory of ``data``.
@@ -245,7 +245,8 @@ class EncodedClips(Encoded):
     headers: ClipHeaders
 
     def __repr__(self) -> str:
-        return f"EncodedClips({len(self)} clips of {len(self.headers.pts.T)} frames, {sum(self.headers.table['length'])} bytes)"
+        clips, frames = self.headers.pts.shape
+        return f"EncodedClips({clips} clips of {frames} frames, {self.headers.table['length'].sum()} bytes)"
 
 
 RowId = tuple[int, int, int, int]
