@@ -163,6 +163,11 @@ class FeatureStage(Stage):
         encoders: dict[str | None, Any] = {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict) and not is_encoder(self.encoder):
             encoders = dict(self.encoder.items())
+            unnamed = [name for name in encoders if not isinstance(name, str)]
+            if unnamed:
+                raise ArgumentTypeError(
+                    f"The keys of encoder must be names, got {shown(unnamed[0])}. Pass {{'name': encoder}}."
+                )
         if encoders and all(map(is_encoder, encoders.values())):
             fixed = batches.leaves([list(fixed_arguments(encoder)) for encoder in encoders.values()])
             modules = [argument for argument in fixed if module_of(argument) is not None]

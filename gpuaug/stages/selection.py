@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
+from numbers import Integral
 from types import EllipsisType
 from typing import Any
 
@@ -225,7 +226,8 @@ def _fields(record: Any) -> list[str]:
 
 
 def _is_index(selector: Any) -> bool:
-    return isinstance(selector, int) and not isinstance(selector, bool)
+    """Return whether a selector is an index of a sequence."""
+    return isinstance(selector, Integral) and not isinstance(selector, bool)  # including NumPy's integers
 
 
 def _listed(members: Iterable[Any]) -> str:

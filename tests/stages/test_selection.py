@@ -3,6 +3,7 @@
 import dataclasses
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.batches.containers import MAPPINGS, RECORDS, Derived, Frozen, Pair, Record, Slots
@@ -262,6 +263,14 @@ def test_on_or_into_that_does_not_fit_names_members(batch, on, into, text):
     if type(batch) not in (tuple, torch.Tensor):
         assert "has 'images', 'labels'" in str(caught.value)
     assert isinstance(caught.value, LookupError)
+
+
+@pytest.mark.parametrize("index", [np.int64(-1), np.uint8(1)])
+def test_integers_of_numpy_are_indices(index):
+    selection = Selection(index, ..., stage_class="Kind")
+    assert selection.read(PAIR) == (PAIR[1],)
+    assert selection.names(PAIR) == [1]
+    assert selection.write(PAIR, "new") == (PAIR[0], "new")
 
 
 @pytest.mark.parametrize("into", [(0, 3), (0, -2)])
