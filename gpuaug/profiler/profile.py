@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -127,7 +128,7 @@ class _Profile:
 
     def run(self) -> Report:
         _log.info("gpuaug.profile: warm-up")
-        with self._batches:
+        with closing(self._batches):
             self._warm_up(self._ahead, self._queued + 4)
             repeated = RepeatedBatch(self._batches.next(self._ahead))
             self._step(repeated())

@@ -97,5 +97,6 @@ class Recorder(Hooks):
         return self._earlier_batches + batch
 
     def _record(self, lane: str, name: str, batch: int, began_s: float, ended_s: float, *, waits: bool = False) -> None:
+        """Record a span of the host. Times are of ``time.perf_counter``."""
         start_ms, end_ms = (began_s - self._began_s) * 1e3, (ended_s - self._began_s) * 1e3
         self._host.append(Span(lane, name, batch, start_ms, end_ms, waits))
