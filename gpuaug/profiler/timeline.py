@@ -89,7 +89,7 @@ class Timeline:
             rule = f"a number from {_MIN_WIDTH_IN:g} to {_MAX_WIDTH_IN:g}"
             raise ArgumentError(f"width_in must be {rule}, got {shown(width_in)}. Lane names need this width.")
         with _drawing():
-            return _figure(self, width_in)
+            return _figure(self, float(width_in))
 
     def chrome_trace(self) -> dict[str, Any]:
         """Return the spans in Chrome's trace event format. Overlapping spans of a lane are on several threads of the trace."""
