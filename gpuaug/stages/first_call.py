@@ -24,7 +24,7 @@ from gpuaug.core.torchvision_types import (
     unwrapped,
     unwrapped_with_code,
 )
-from gpuaug.stages.selection import Selection
+from gpuaug.stages.selection import Selection, normalized_key
 
 _GEOMETRIC = re.compile(
     r"kornia\.(augmentation\._[23]d\.geometric|geometry\.transform)\..*"
@@ -142,7 +142,11 @@ class FirstCall:
 
     def with_members(self, on: Mapping[Any, str]) -> str:
         """Return code for a stage that transforms more members. ``on``: member → data key."""
-        selected = self._data_keys or {0 if self.selection.on is ... else self.selection.on: "input"}
+        selectors = self.selection.on
+        names = selectors if isinstance(selectors, tuple) else (0 if selectors is ... else selectors,)
+        pipeline_keys = next((part.data_keys for part in self._parts if getattr(part, "data_keys", None)), ())
+        keys = [*map(normalized_key, pipeline_keys), *("input" for _ in names)]  # a pipeline without keys takes images
+        selected = self._data_keys or dict(zip(names, keys, strict=False))
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
 

@@ -112,11 +112,8 @@ class Selection:
 
     @property
     def normalized_keys(self) -> list[str] | None:
-        """``data_keys`` as text in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"``, ``DataKey.IMAGE``."""
-        if self.data_keys is None:
-            return None
-        names = [(key.name if isinstance(key, Enum) else key).lower() for key in self.data_keys]
-        return [_KEY_ALIASES.get(name, name) for name in names]
+        """``data_keys`` as ``normalized_key`` returns them."""
+        return None if self.data_keys is None else list(map(normalized_key, self.data_keys))
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Return a copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.
@@ -195,6 +192,12 @@ class Selection:
                 )
             values = dict(zip(names, values.values(), strict=True))
         return batches.replace(batch, values)
+
+
+def normalized_key(key: str | Enum) -> str:
+    """Return a data key as text in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"``, ``DataKey.IMAGE``."""
+    name = (key.name if isinstance(key, Enum) else key).lower()
+    return _KEY_ALIASES.get(name, name)
 
 
 def _form(batch: Batch) -> str:
