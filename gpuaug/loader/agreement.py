@@ -106,5 +106,4 @@ def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], *, sharde
     if not (isinstance(saved_size, int) and isinstance(current_size, int) and saved_size > 0 and current_size > 0):
         return batch
     saved_ranks, current_ranks = (run["ranks"] if sharded else 1 for run in (state, current))
-    samples: int = batch * saved_size * saved_ranks
-    return samples // (current_size * current_ranks)
+    return int(batch * saved_size * saved_ranks // (current_size * current_ranks))

@@ -81,7 +81,7 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
         for _ in range(3):  # a CUDA graph is captured when a shape occurs for the second time
             result = work()
         synchronize(device)
-        fields = {"kind": _kind(stage), "runs": _transform_name(stage), "has_cache": stage.cache is not None}
+        fields: dict[str, Any] = {"kind": _kind(stage), "runs": _transform_name(stage), "has_cache": stage.cache is not None}
         part = measure(f"stage/{bound.name}", work, **fields)
         # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:

@@ -242,7 +242,8 @@ class Report:
         """
         yield ("ms per batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
-            times_ms = (part.host and part.host.median, part.device_ms, self.thread_ms.get(part.name))
+            host_ms = None if part.host is None else part.host.median
+            times_ms = (host_ms, part.device_ms, self.thread_ms.get(part.name))
             host, device, in_loop = ("" if ms is None else figure_text(ms) for ms in times_ms)
             yield part.name, str(part.wall), host, device, "" if part.launches is None else str(part.launches), in_loop
         for name, loop in self._loops():

@@ -419,9 +419,7 @@ class _Branch:
                 with self._generators.keyed(key):
                     return self._runner.run(values, iterator_state.setdefault(self._name, Signatures()))
             except BaseException as error:
-                self._renew_generators()
-                if not isinstance(error, CaptureError):
-                    raise
+                self._recover(error)
             finally:
                 self._warn_if_eager(self._runner)
         with self._generators.keyed(key):
@@ -438,14 +436,18 @@ class _Branch:
                 with self._generators.keyed(0):
                     self._runner.capture(zeros)
         except BaseException as error:
-            self._renew_generators()
-            if not isinstance(error, CaptureError):
-                raise
+            self._recover(error)
 
-    def _renew_generators(self) -> None:
-        """Replace the generators, unless graphs use them. A failed capture may leave the device's generator in capture mode."""
+    def _recover(self, error: BaseException) -> None:
+        """Replace the generators, unless graphs use them: a failed capture may leave the device's generator in capture mode.
+
+        Raises:
+            BaseException: ``error``, unless it is a ``CaptureError``.
+        """
         if self._runner is None or len(self._runner) == 0:
             self._generators = Generators(self._device, libraries=True)
+        if not isinstance(error, CaptureError):
+            raise error
 
     def refresh(self) -> None:
         """Capture graphs again, at their next batch, if weights were moved to other memory."""

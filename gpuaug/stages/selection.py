@@ -68,7 +68,7 @@ class Selection:
             )
         self.on = on
         self.into = into
-        self._selectors = tuple(on) if isinstance(on, tuple | Mapping) else None
+        self._selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
         self._stage_class = stage_class
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
@@ -79,9 +79,7 @@ class Selection:
         """
         if self.on is None:
             return (batch,)
-        if self._selectors is not None:
-            return tuple(self._get(batch, selector) for selector in self._selectors)
-        return (self._get(batch, self.on),)
+        return tuple(self._get(batch, selector) for selector in self._selectors)
 
     def names(self, batch: Batch) -> list[Any]:
         """Return the names of the members that the stage reads: keys, fields, or indices from 0. Empty for the whole batch."""
@@ -89,7 +87,7 @@ class Selection:
             return []
         if self.on is ...:
             return [0]
-        return _from_start(batch, self._selectors or (self.on,))
+        return _from_start(batch, self._selectors)
 
     def image_names(self, batch: Batch) -> list[Any]:
         """Return the names of the members that hold images before or after the stage.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, joined_horizontally, overlay
 from gpuaug.viewer.follow import FollowedImages, Images, MemberPath, Row, count_of, get, sample_of, walk
-from gpuaug.viewer.pixels import shown_frames, strip, to_pixels
+from gpuaug.viewer.pixels import shown_frames, to_pixels
 from gpuaug.viewer.trace import StageTrace, Trace
 
 _LABEL_NAMES = re.compile(r"label|class|categor|^targets?$|^y$", re.IGNORECASE)
@@ -121,13 +122,13 @@ class _LineMaker:
             index = view * self._batch_size + sample
             image = sample_of(images, index)
             height, width = image.shape[-2:]
-            frames: Sequence[int | None] = (None,)
+            frames: Sequence[Any] = (None,)
             frames_note = ""
             if image.ndim == 4:
                 clip = image.transpose(0, 1) if self._channels_first else image
                 frames = shown_frames(len(clip))
                 frames_note = f"{len(frames)} of {len(clip)} frames"
-                image = strip(clip)
+                image = torch.cat([clip[frame] for frame in frames], -1)  # (C, H, n · W): n frames side by side
             parts = [overlay(row, index, (height, width), self._box_format, self._name_of, frame) for frame in frames]
             pixels, values_note = to_pixels(image, normalized)
             note = ", ".join(filter(None, (f"{width}x{height}", frames_note, values_note)))

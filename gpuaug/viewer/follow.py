@@ -105,8 +105,8 @@ def follow(trace: Trace) -> FollowedImages:
     # Targets are read from the batch after the last stage.
     last = trace.states[-1]
     rows_after = (replace(row, batch=last) if images_of(get(last, row.path)) else row for row in after.values())
-    before_and_after = (tuple(map(_with_target_dicts, rows)) for rows in (before.values(), rows_after))
-    return FollowedImages(*before_and_after, tuple(stages_without_images))
+    shown_before, shown_after = (tuple(map(_with_target_dicts, rows)) for rows in (before.values(), rows_after))
+    return FollowedImages(shown_before, shown_after, tuple(stages_without_images))
 
 
 def _image_members(

@@ -22,16 +22,6 @@ def shown_frames(count: int) -> list[int]:
     return sorted({round(number * (count - 1) / (MAX_FRAMES - 1)) for number in range(MAX_FRAMES)})
 
 
-def strip(clip: Tensor) -> Tensor:
-    """Return the shown frames of a clip side by side, as one image.
-
-    Shape:
-        - clip: (T, C, H, W)
-        - returns: (C, H, n · W)
-    """
-    return torch.cat([clip[frame] for frame in shown_frames(len(clip))], -1)
-
-
 def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
     """Return (pixels to draw, note on changes of values or channels).
 
