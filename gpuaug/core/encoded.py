@@ -99,7 +99,7 @@ HEADER = np.dtype(
 
 
 class Headers:
-    """Header fields of a batch's images, on the host.
+    """Header fields of a batch's images, on the host. Not a dataclass, which the functions on batches would take apart.
 
     Args:
         table: (B,) records of ``HEADER``.
@@ -258,7 +258,7 @@ Row = Mapping[str, Tensor]
 
 
 class RowHeaders:
-    """Description of the rows of a batch, on the host.
+    """Description of the rows of a batch, on the host. Not a dataclass, like ``Headers``.
 
     Args:
         missing: (B,) bool, whether the row of a sample was not in the cache.

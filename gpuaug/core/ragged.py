@@ -30,6 +30,8 @@ Layout = Literal["hwc", "chw"]
 class Shapes:
     """Sizes of a batch's images, on the host, because random numbers that depend on the sizes are drawn there.
 
+    Not a dataclass, which the functions on batches would take apart.
+
     Args:
         sizes: (B, 2) heights and widths.
         channels: Number of channels of every image.

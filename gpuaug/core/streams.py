@@ -228,7 +228,8 @@ class Lanes:
         self._streams = streams
         self._unused = {priority: deque(created) for priority, created in streams.by_priority.items()}
         """Priority → streams of an earlier loader that are no lanes of this object yet, in the order of their creation."""
-        self._consumers, self._intermediates = streams.consumers, streams.intermediates
+        self._consumers = streams.consumers
+        self._intermediates = streams.intermediates
         self._lanes: dict[str, Lane] = {}
         self.copy = self.lane("copy")
 

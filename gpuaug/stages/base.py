@@ -317,8 +317,7 @@ class _BoundTransform(BoundStage):
         self._transform = stage.transform
         # A fused pipeline draws from its own generators, so the global generators need not be seeded.
         pipeline = unwrapped(stage.transform)
-        draws_only_from_seed = getattr(pipeline, "draws_only_from_seed", False)
-        self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)
+        self._generators = None if getattr(pipeline, "draws_only_from_seed", False) else Generators(lanes.device, libraries=True)
         # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
         # and so do the targets that belong to them.
         self._takes_tv_tensors = getattr(pipeline, "takes_tv_tensors", False) and stage.selection.into is ...
@@ -352,7 +351,8 @@ class _BoundTransform(BoundStage):
         """Return the names of the members that contain torchvision's tensors and are not in ``on``."""
         if self.selection.on is None or not batches.is_container(batch):
             return []
-        others = (name for name in batches.member_names(batch) if name not in self.selection.names(batch))
+        selected = self.selection.names(batch)
+        others = (name for name in batches.member_names(batch) if name not in selected)
         return [name for name in others if holds_targets(batches.member(batch, name))]
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
@@ -361,16 +361,16 @@ class _BoundTransform(BoundStage):
             return None  # not a fused pipeline, or whole images stay in the batch
         values = self.selection.read(batch)
         # Samples of several images are a list of batches, of which the first has the first image of each sample.
-        found = [
+        matches = [
             (index, number)
             for index, value in enumerate(values)
             for number, images in enumerate(value if isinstance(value, list | tuple) else [value])
             if images is member
         ]
         keys = self.selection.normalized_keys or ["input"]
-        if len(found) != 1 or found[0][0] >= len(keys) or keys[found[0][0]] != "input":
-            return None  # ``member`` must be images of the pipeline, and nothing else
-        _, number = found[0]
+        index, number = matches[0] if len(matches) == 1 else (len(keys), 0)
+        if keys[index : index + 1] != ["input"]:
+            return None  # ``member`` is not the images of the pipeline, or also another input
         with CallSeeds(position, self.name):
             windows: Windows | None = windows_read(shapes, number) if number else windows_read(shapes)
         if windows is None:
