@@ -317,7 +317,8 @@ class _BoundTransform(BoundStage):
         self._transform = stage.transform
         # A fused pipeline draws from its own generators, so the global generators need not be seeded.
         pipeline = unwrapped(stage.transform)
-        self._generators = None if getattr(pipeline, "draws_only_from_seed", False) else Generators(lanes.device, libraries=True)
+        draws_only_from_seed = getattr(pipeline, "draws_only_from_seed", False)
+        self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)
         # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
         # and so do the targets that belong to them.
         self._takes_tv_tensors = getattr(pipeline, "takes_tv_tensors", False) and stage.selection.into is ...
