@@ -140,7 +140,7 @@ def _add_target(
     names = list(map(name_of, _labels(target.get("labels", target.get("class_labels")))))
     for key in BOXES.keys:
         boxes = target.get(key)
-        # The key bbox means COCO's format: the top left corner and the sides.
+        # Boxes of torchvision have a format. The key bbox means COCO's format: the top left corner and the sides.
         box_format = getattr(boxes, "format", None) or ("xywh" if key == "bbox" else default_format)
         corners = _upright_corners(_numbers(boxes), str(getattr(box_format, "value", box_format)).lower(), shape)
         annotations.boxes += _boxes(corners, names, valid)

@@ -151,6 +151,10 @@ class _LineMaker:
         return captions.draw_lines(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> captions.Label:
+        """Return the label of one image of a row, from data with the key ``class`` or from the labels of the batch.
+
+        ``index``: index of the image. Views share the labels of their samples if there is one label per sample.
+        """
         candidates = row.targets_with("class")
         labels = (item for item in candidates if isinstance(item, Tensor) or captions.are_class_names(item, self._batch_size))
         value = next(labels, None)
@@ -212,4 +216,5 @@ def _may_be_classes(labels: Tensor) -> bool:
 
 
 def _are_mappings(value: Any) -> bool:
+    """Return whether ``value`` is a list or tuple of mappings only."""
     return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)

@@ -118,6 +118,7 @@ def _on_host(batch: Batch, device: torch.device) -> Batch:
     batch = unpack_targets(settle_targets(batch))
 
     def copied(leaf: Any) -> Any:
+        """Return a copy of a tensor, or of a mapping with copies of its tensors."""
         if isinstance(leaf, Tensor):
             return leaf.detach().to("cpu", copy=True)
         # A mapping with a ``to`` method is copied like any other mapping.
