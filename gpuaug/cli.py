@@ -4,6 +4,7 @@ import argparse
 import importlib
 import importlib.util
 import logging
+import os
 import signal
 import sys
 import threading
@@ -86,7 +87,7 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument(
         "--minutes", type=_at_least(float, 0.001), default=3.0, help="time limit, by fewer repeats (default: %(default)g)"
     )
-    parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
+    parser.add_argument("--json", type=_output_file, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _bench(parser, options))
 
 
@@ -110,8 +111,6 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from gpuaug.benchkit.uses import three_uses, verdict
 
     device = options.device or _device("cuda" if torch.cuda.is_available() else "cpu")
-    if options.json is not None and options.json.is_dir():
-        parser.error(f"--json must be a file to write, got the folder {str(options.json)!r}. Add a file name.")
     console = Console()
     console.print(f"measuring in at most {options.minutes:.3g} minutes; preparing the photographs", highlight=False)
     data = options.data or photographs()
@@ -130,10 +129,8 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         "repeats": options.repeats,
         "data": "photographs of scikit-image" if options.data is None else "the user's",
     }
-    cpu = environment_at_start["cpu"]
-    machine = (
-        environment_at_start["gpu"]["name"] if environment_at_start["gpu"] else f"{cpu['cores_allowed']} cores, {cpu['model']}"
-    )
+    gpu, cpu = environment_at_start["gpu"], environment_at_start["cpu"]
+    machine = gpu["name"] if gpu else f"{cpu['cores_allowed']} cores, {cpu['model']}"
     title = f"{machine}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
     console.print(results.table(rows, title))
     console.print("ratio: steps/s divided by the steps/s of the row at 1.00, per round; median and spread over the rounds")
@@ -153,7 +150,17 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _measure(
     uses: Sequence[Any], batch_size: int, device: torch.device, seconds: float, repeats: int, console: Any, end: float
 ) -> list[dict[str, Any]]:
-    """Return the rows of all uses, which share the time until ``end`` by their numbers of variants."""
+    """Measure the uses, and print their progress. Return the rows of all uses.
+
+    Args:
+        uses: The uses (``gpuaug.benchkit.uses.Use``).
+        batch_size: Images per step, for the rows.
+        device: Device of the training steps.
+        seconds: Length of a window in seconds.
+        repeats: Maximum number of rounds.
+        console: Console of rich.
+        end: Time of ``time.perf_counter`` by which to finish. Uses share the time by their numbers of variants.
+    """
     from gpuaug.benchkit.windows import interleave, summarise
 
     def print_round(count: int) -> None:
@@ -165,14 +172,7 @@ def _measure(
         now = time.perf_counter()
         share = len(use.variants) / sum(len(remaining.variants) for remaining in uses[number - 1 :])
         until = now + share * (end - now)
-        windows = interleave(
-            use.variants,
-            device=device,
-            seconds=seconds,
-            repeats=repeats,
-            until=until,
-            on_round=print_round,
-        )
+        windows = interleave(use.variants, device=device, seconds=seconds, repeats=repeats, until=until, on_round=print_round)
         late_s = time.perf_counter() - until
         if late_s > 0:
             console.print(f"  {late_s / 60:.2g} minutes late, because a round takes longer than planned", highlight=False)
@@ -195,8 +195,10 @@ def _add_profile(commands: Any) -> None:
     )
     parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches per measurement (default: %(default)s)")
     parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="measurements per loop (default: %(default)s)")
-    parser.add_argument("--timeline", type=Path, help="file for a picture of ten batches (.png, .svg) or a trace (.json)")
-    parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
+    parser.add_argument(
+        "--timeline", type=_output_file, help="file for a picture of ten batches (.png, .svg) or a trace (.json)"
+    )
+    parser.add_argument("--json", type=_output_file, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _profile(parser, options))
 
 
@@ -214,10 +216,6 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
                 "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or pass a "
                 "file that ends with .json."
             )
-    for name in ("timeline", "json"):
-        path = getattr(options, name)
-        if path is not None and path.is_dir():
-            parser.error(f"--{name} must be a file to write, got the folder {str(path)!r}. Add a file name.")
     result = _call_target(parser, options.target)
     if not (isinstance(result, tuple) and len(result) == 2):
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -327,7 +325,19 @@ def _import_module(parser: argparse.ArgumentParser, module: str) -> Any:
         )
 
 
+def _output_file(text: str) -> Path:
+    """Return the path of a file to write. It is checked here, before anything is measured."""
+    path = Path(text)
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)  # missing folders are created
+    if path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise argparse.ArgumentTypeError(
+            f"value must be a file that can be written, got {text!r}. Pass a path such as out.json."
+        )
+    return path
+
+
 def _device(text: str) -> torch.device:
+    """Return a device after creating a tensor on it."""
     try:
         device = torch.device(text)
         torch.empty(1, device=device)
@@ -348,9 +358,8 @@ def _at_least(convert: Callable[[str], Any], least: float) -> Callable[[str], An
         except ValueError:
             value = None
         if value is None or not value >= least:
-            raise argparse.ArgumentTypeError(
-                f"value must be a number of at least {least}, got {text!r}. Leave it out for the default."
-            )
+            rule = f"{'whole number' if convert is int else 'number'} of at least {least}"
+            raise argparse.ArgumentTypeError(f"value must be a {rule}, got {text!r}. Leave it out for the default.")
         return value
 
     return number

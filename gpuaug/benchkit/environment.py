@@ -120,6 +120,7 @@ def _cpu_model() -> str | None:
 
 
 def _number(text: str) -> float | None:
+    """Return a value of nvidia-smi as a number; ``None`` if it is unknown."""
     try:
         return float(text)
     except ValueError:  # nvidia-smi writes "[N/A]" for an unknown value

@@ -158,6 +158,7 @@ def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tenso
 
 
 def _pipeline(setup: Setup) -> Any:
+    """Return the augmentation of the loops on the device, as a pipeline of Kornia for floats in [0, 1]."""
     return K.AugmentationSequential(
         K.RandomResizedCrop((setup.crop_px, setup.crop_px)),
         K.RandomHorizontalFlip(),
@@ -189,6 +190,7 @@ def encoded_batches(setup: Setup) -> DataLoader[Any]:
 
 
 def _endless(setup: Setup, dataset: Any, collate: Callable[[Any], Any] | None = None) -> DataLoader[Any]:
+    """Return a loader of 10⁹ samples, drawn with replacement in the same order in every run."""
     endless_sampler = RandomSampler(dataset, replacement=True, num_samples=10**9, generator=torch.Generator().manual_seed(0))
     return DataLoader(
         dataset,
@@ -233,6 +235,7 @@ def frozen_encoder(setup: Setup) -> tuple[nn.Module, int]:
 
 
 def _step(setup: Setup, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    """Return the training step of a model: cross entropy and SGD, on inputs and labels on the device."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(inputs: Tensor, labels: Tensor) -> None:

@@ -15,6 +15,7 @@ VERSION = 1
 """Version of the files. Increase the version when the files change, so that an older cache is not used."""
 
 CROPS_PER_PHOTOGRAPH = 32
+"""Number of files that are written for each photograph."""
 
 _SIDE_PX = (300, 500)
 """Smallest and largest side of a crop."""
@@ -107,6 +108,7 @@ def _cache_folder() -> Path:
 
 
 def _build(root: Path) -> None:
+    """Write random crops of each photograph into a folder of its class. The crops are the same in every run."""
     from PIL import Image
 
     sources = resources.files("skimage").joinpath("data")

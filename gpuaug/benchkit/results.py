@@ -110,6 +110,7 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
 
 
 def _finite(value: Any) -> Any:
+    """Return nested dicts and lists with ``None`` in place of NaN and infinities, and lists in place of tuples."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -120,6 +121,7 @@ def _finite(value: Any) -> Any:
 
 
 def _formatted_number(value: float | None) -> str:
+    """Return a number with three significant digits, without decimals from 100 on; an empty string for ``None``."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -141,17 +141,14 @@ def augmentation(setup: Setup) -> Use:
         "gpuaug.fuse": loops.fused_augmentation,
     }
 
-    def endless(build: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Callable[[], Iterator[int]]:
-        def steps() -> Iterator[int]:
-            augment = build(setup)
-            images, _ = _resident_batch(setup)
-            while True:
-                augment(images)
-                yield len(images)
+    def steps(build: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Iterator[int]:
+        augment = build(setup)
+        images, _ = _resident_batch(setup)
+        while True:
+            augment(images)
+            yield len(images)
 
-        return steps
-
-    return Use("augment alone", "Kornia, eager", [Variant(name, endless(build)) for name, build in augmenters.items()])
+    return Use("augment alone", "Kornia, eager", [Variant(name, partial(steps, build)) for name, build in augmenters.items()])
 
 
 def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[str]:
@@ -209,7 +206,7 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:
     """Return whether the two ratios of a row differ by more than ``_RATIO_TOLERANCE``. ``rows``: all rows of one use."""
-    base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
+    base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)  # row of the baseline
     return base is not None and any(
         abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _RATIO_TOLERANCE for row in rows
     )
@@ -223,6 +220,7 @@ def _within_rounds(row: dict[str, Any], other: dict[str, Any]) -> list[float]:
 def _streamed(
     setup: Setup, batches: Any, step: Callable[[Tensor, Tensor], None], stages: Sequence[gpuaug.Stage]
 ) -> Iterator[int]:
+    """Train on the batches of a ``StreamedLoader``. Yield the number of images after each step."""
     loader = gpuaug.StreamedLoader(batches, stages, device=setup.device, seed=0)
     try:
         for inputs, labels in loader:

@@ -197,6 +197,7 @@ class _OpenVariant:
         return images
 
     def close(self) -> None:
+        """Close the iterator, if it is a generator that has begun."""
         close = getattr(self._iterator, "close", None)
         if close is not None:
             close()

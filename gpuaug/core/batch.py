@@ -23,6 +23,14 @@ Batch = Any
 """A batch: the result of the user's collate function."""
 
 
+_LEAF_TYPES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)})
+"""Leaf types that need no further check."""
+
+# A ``Ragged`` has a ``to`` method, but is treated as a container: its tensors are copied into slots of the ring.
+_WITHOUT_OWN_MOVE = (torch.Tensor, type, Ragged)
+"""Types for which ``moves_itself`` is false, although they have an attribute ``to``."""
+
+
 def is_namedtuple(value: object) -> bool:
     """Return whether ``value`` is a named tuple of ``collections.namedtuple`` or ``typing.NamedTuple``."""
     return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_make")
@@ -34,8 +42,11 @@ def is_record(value: object) -> bool:
 
 
 def moves_itself(value: object) -> bool:
-    """Return whether ``value`` is an object with a ``to`` method, such as a ``PackedSequence`` or a ``BatchEncoding``."""
-    return not isinstance(value, _NEVER_MOVES_ITSELF) and callable(getattr(value, "to", None))
+    """Return whether ``value`` is an object with a ``to`` method, such as a ``PackedSequence`` or a ``BatchEncoding``.
+
+    False for tensors, which are copied by the loader.
+    """
+    return not isinstance(value, _WITHOUT_OWN_MOVE) and callable(getattr(value, "to", None))
 
 
 def inner_values(value: Any) -> list[Any]:
@@ -79,7 +90,7 @@ def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
     """Yield the objects to keep alive while a stage reads ``values``: the leaves, because a stage may change containers."""
     for leaf in leaves(values):
         yield leaf
-        if type(leaf) not in _LEAVES and moves_itself(leaf):
+        if type(leaf) not in _LEAF_TYPES and moves_itself(leaf):
             yield inner_values(leaf)
 
 
@@ -148,15 +159,22 @@ def _replace_changed(container: Any, function: Callable[[Any], Any]) -> Any:
     return replace(container, changed) if changed else container
 
 
-def cached_by_id(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``function`` with a cache, so that ``map_leaves`` calls it once for a leaf that occurs several times."""
-    # The leaf is stored beside its result: otherwise a later object could get the same id.
-    results: dict[int, tuple[Any, Any]] = {}
+def cached_by_id(function: Callable[[Any], Any], results: Mapping[int, tuple[Any, Any]] | None = None) -> Callable[[Any], Any]:
+    """Return ``function`` with a cache, so that ``map_leaves`` calls it once for a leaf that occurs several times.
+
+    Args:
+        function: Function of one leaf.
+        results: Results that are known already: ``id`` of a leaf → (leaf, result).
+    """
+    # The leaf is stored beside its result: a mapping may create values on each access, and a later object may get the id of a
+    # freed value.
+    cache = dict(results or {})
 
     def apply(leaf: Any) -> Any:
-        if id(leaf) not in results:
-            results[id(leaf)] = leaf, function(leaf)
-        return results[id(leaf)][1]
+        leaf_and_result = cache.get(id(leaf))
+        if leaf_and_result is None:
+            leaf_and_result = cache[id(leaf)] = leaf, function(leaf)
+        return leaf_and_result[1]
 
     return apply
 
@@ -174,6 +192,7 @@ def leaves(batch: Batch) -> list[Any]:
 
 
 def _append_leaves(batch: Batch, result: list[Any]) -> None:
+    """Append the leaves of ``batch`` to ``result``."""
     cls = type(batch)
     if cls not in (tuple, list, dict):
 
@@ -184,7 +203,7 @@ def _append_leaves(batch: Batch, result: list[Any]) -> None:
         map_leaves(append, batch)
         return
     inner = batch.values() if cls is dict else batch
-    if _LEAVES.issuperset(map(type, inner)):  # fast path: most batches, and lists of hundreds of target dicts
+    if _LEAF_TYPES.issuperset(map(type, inner)):  # fast path: most batches, and lists of hundreds of target dicts
         result.extend(inner)
         return
     for value in inner:
@@ -237,14 +256,8 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def _is_leaf(value: Any) -> bool:
+    """Return whether ``map_leaves`` passes ``value`` to its function instead of visiting members of ``value``."""
     return moves_itself(value) or not is_container(value)
-
-
-_LEAVES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)})
-"""Leaf types that need no further check."""
-
-# A ``Ragged`` has a ``to`` method, but is treated as a container: its tensors are copied into slots of the ring.
-_NEVER_MOVES_ITSELF = (torch.Tensor, type, Ragged)
 
 
 def _all_identical(new: Any, old: Any) -> bool:
@@ -252,6 +265,7 @@ def _all_identical(new: Any, old: Any) -> bool:
 
 
 def _rebuild_sequence(container: Any, items: list[Any]) -> Any:
+    """Return a copy of a tuple or list, other than a named tuple, with ``items`` in place of its items."""
     cls = type(container)
     if cls is tuple or cls is list:
         return cls(items)
@@ -266,6 +280,7 @@ def _rebuild_sequence(container: Any, items: list[Any]) -> Any:
 
 
 def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
+    """Return a copy of a mapping in which ``values`` replace items, or are added."""
     cls = type(container)
     clone: Any
     try:
@@ -287,6 +302,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
 
 
 def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of a dataclass in which ``values`` replace fields."""
     # copy.copy would read every field of a dataclass with slots, and reading a field without a value raises an error.
     clone = object.__new__(type(record))
     fields = {name: getattr(record, name) for name in member_names(record)}

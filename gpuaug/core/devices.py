@@ -27,7 +27,7 @@ def plain_torch_reason(device: torch.device) -> str | None:
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device:
-    """Return ``device`` as a ``torch.device`` with an index. ``None`` is the current accelerator, or the CPU without one.
+    """Return ``device`` as a ``torch.device``, with an index for CUDA. ``None`` is the current accelerator, or else the CPU.
 
     Raises:
         ArgumentError: If ``device`` is not a device.
@@ -42,7 +42,9 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def as_device(device: torch.device | str | int | None) -> torch.device:
-    """Return ``device`` as a ``torch.device``, without an index if ``device`` has none. Creates no CUDA context.
+    """Return ``device`` as a ``torch.device``, as ``resolve`` does, but without an index that ``device`` does not have.
+
+    Creates no CUDA context.
 
     Raises:
         ArgumentError: If ``device`` is not a device.

@@ -99,7 +99,7 @@ HEADER = np.dtype(
 
 
 class Headers:
-    """Header fields of a batch's images, on the host.
+    """Header fields of a batch's images, on the host. Not a dataclass, which the functions on batches would take apart.
 
     Args:
         table: (B,) records of ``HEADER``.
@@ -141,7 +141,7 @@ class Encoded(Undecoded):
         return len(self.headers.table)
 
     def __repr__(self) -> str:
-        return f"Encoded({len(self)} images, {int(self.headers.table['length'].sum())} bytes)"
+        return f"Encoded({len(self)} images, {self.headers.table['length'].sum()} bytes)"
 
     def file(self, index: int) -> NDArray[np.uint8]:
         """Return the bytes of one file. They share the memory of ``data``.
@@ -245,7 +245,8 @@ class EncodedClips(Encoded):
     headers: ClipHeaders
 
     def __repr__(self) -> str:
-        return f"EncodedClips({len(self)} clips of {len(self.headers.pts.T)} frames, {sum(self.headers.table['length'])} bytes)"
+        clips, frames = self.headers.pts.shape
+        return f"EncodedClips({clips} clips of {frames} frames, {self.headers.table['length'].sum()} bytes)"
 
 
 RowId = tuple[int, int, int, int]
@@ -257,7 +258,7 @@ Row = Mapping[str, Tensor]
 
 
 class RowHeaders:
-    """Description of the rows of a batch, on the host.
+    """Description of the rows of a batch, on the host. Not a dataclass, like ``Headers``.
 
     Args:
         missing: (B,) bool, whether the row of a sample was not in the cache.

@@ -53,15 +53,12 @@ def _cgroups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of all groups above it, which hold the limits of ``controller``."""
     lines = (line.split(":", 2) for line in _text(Path("/proc/self/cgroup")).splitlines())
     for _, controllers, path in (parts for parts in lines if len(parts) == 3):
-        names = controllers.split(",")
-        if controllers and controller not in names:
+        if controllers and controller not in controllers.split(","):
             continue
-        # A line of version 2 lists no controllers.
-        root = CGROUP_ROOT if not controllers else CGROUP_ROOT / controller
+        root = CGROUP_ROOT / controller if controllers else CGROUP_ROOT  # a line of version 2 lists no controllers
         # In a container, ``path`` may exist on the host only. Then the root folder has the limits of the container.
         folder = root / path.lstrip("/")
-        # From the folder up to the root.
-        yield from (folder, *folder.parents)[: len(folder.relative_to(root).parts) + 1]
+        yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
 
 
 def _quota(folder: Path) -> tuple[int, int]:

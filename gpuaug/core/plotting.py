@@ -46,14 +46,11 @@ def shortened(text: str, max_length: int) -> str:
 @lru_cache(4096)
 def text_width_in(text: str, size: float) -> float:
     """Return the width of a text in inches, at a font size of ``size`` points."""
-    from matplotlib.textpath import TextPath
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
 
-    if not text.strip():
-        return 0.0
-    path = TextPath((0, 0), text.replace("$", r"\$"), size=size)
-    # The control points of a glyph's curves enclose it. get_extents() computes the curves, which takes ten times as long.
-    x = path.vertices[path.codes != path.CLOSEPOLY, 0]
-    return float(x.max() - x.min()) / 72  # 72 points per inch
+    width_pt, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
+    return float(width_pt) / 72  # 72 points per inch
 
 
 def html_table(rows: Iterable[Sequence[str]]) -> str:

@@ -12,13 +12,13 @@ from torch import Tensor
 from gpuaug.core.devices import resolve
 from gpuaug.core.errors import flag, whole_number
 
-MOST_SIDE = 2**24
+SIDE_LIMIT = 2**24
 """Exclusive limit of a side in pixels. Pixel indices are float32, which is exact up to here."""
 
-MOST_WARPED = 2**20
+MAX_WARPED_SIDE = 2**20
 """Inclusive limit of a side in pixels for warps. Larger coordinates are clamped to the limit, also in the kernels."""
 
-MOST_ELEMENTS = 2**31
+ELEMENTS_LIMIT = 2**31
 """Exclusive limit of the number of values of an image, or of a ragged batch. Kernels index values in 32 bits."""
 
 BUFFER_SIZE_RATIO = 1.125
@@ -29,6 +29,8 @@ Layout = Literal["hwc", "chw"]
 
 class Shapes:
     """Sizes of a batch's images, on the host, because random numbers that depend on the sizes are drawn there.
+
+    Not a dataclass, which the functions on batches would take apart.
 
     Args:
         sizes: (B, 2) heights and widths.

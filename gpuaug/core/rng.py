@@ -40,6 +40,12 @@ A stage that takes longer is either compiling, or waits for the thread that wait
 POLL_S = 0.05
 """Seconds between two checks whether a thread that waits for a stage should stop waiting."""
 
+_SEED_LIMIT = 2**63 - 1
+"""Exclusive limit of seeds that are drawn."""
+
+_VIEW_DISTANCE = 0x1E3779B97F4A7C15
+"""Distance between the seeds of two views, so large that seeds of views of different calls do not coincide."""
+
 T = TypeVar("T")
 
 
@@ -174,6 +180,7 @@ class Position(NamedTuple):
 # Cached, because a stage that draws for later batches computes the key of a batch in advance, and once more at the batch.
 @functools.lru_cache(maxsize=1024)
 def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
+    """Return ``Position(seed, epoch, rank, batch).key(stage)``."""
     position = struct.pack("<QQqQ", seed % 2**64, epoch % 2**64, rank, batch)
     digest = hashlib.blake2b(position + stage.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -194,10 +201,12 @@ class CallSeeds:
         self._position = position
         self._stage = stage
         self._calls = 0
+        """Number of calls so far."""
         self._outer: CallSeeds | None = None
+        """Seeds of the stage that iterates the loader of this stage; ``None`` for most stages."""
 
     def __enter__(self) -> None:
-        self._outer = getattr(_local, "calls", None)
+        self._outer = _local.calls
         _local.calls = self
 
     def __exit__(self, *exc: object) -> None:
@@ -209,13 +218,24 @@ class CallSeeds:
         return self._position.key(f"{self._stage}/{self._calls}")
 
     def following(self, count: int) -> list[int]:
-        """Return the seeds that the same call has in the next ``count`` batches."""
-        current = self._position
+        """Return the seeds that the last call of ``next`` will have in the next ``count`` batches."""
+        position = self._position
         name = f"{self._stage}/{self._calls}"
-        return [_key(*current[:3], current.batch + 1 + index, name) for index in range(count)]
+        return [position._replace(batch=position.batch + 1 + index).key(name) for index in range(count)]
 
 
-_local = threading.local()
+class _ThreadState(threading.local):
+    """State of the calling thread."""
+
+    calls: CallSeeds | None = None
+    """Seeds of the stage that the thread is in; ``None`` outside of stages."""
+    seed_tensor: torch.Tensor | None = None
+    """Int64 tensor () into which ``next_seed`` draws."""
+    generator_copy: torch.Generator | None = None
+    """Generator from which ``following_seeds`` draws."""
+
+
+_local = _ThreadState()
 
 
 def next_seed() -> int:
@@ -223,38 +243,33 @@ def next_seed() -> int:
 
     Within a stage, the seed depends on the position and the stage. Outside of stages, torch's global generator draws it.
     """
-    calls: CallSeeds | None = getattr(_local, "calls", None)
-    if calls is not None:
-        return calls.next()
-    cell: torch.Tensor | None = getattr(_local, "cell", None)
-    if cell is None:
+    if _local.calls is not None:
+        return _local.calls.next()
+    if _local.seed_tensor is None:
         with torch.inference_mode(False):  # an inference tensor cannot be written to outside of inference mode
-            cell = _local.cell = torch.empty((), dtype=torch.int64, device="cpu")
+            _local.seed_tensor = torch.empty((), dtype=torch.int64, device="cpu")
     # Draws the same number as torch.randint, in half the time.
-    return int(generator_lock.draw(partial(cell.random_, 0, _SEEDS)).item())
+    return int(generator_lock.draw(partial(_local.seed_tensor.random_, 0, _SEED_LIMIT)).item())
 
 
 def following_seeds(count: int) -> list[int]:
-    """Return the next ``count`` results of ``next_seed``, if no other random numbers are drawn. Advances no generator."""
-    calls: CallSeeds | None = getattr(_local, "calls", None)
-    if calls is not None:
-        return calls.following(count)
+    """Return the next ``count`` results of ``next_seed``, if no other random numbers are drawn. Advances no generator.
+
+    Within a stage, these are the seeds of the same call in the next ``count`` batches.
+    """
+    if _local.calls is not None:
+        return _local.calls.following(count)
     # Drawn from a copy of the global generator. Another thread could draw before the original was restored.
-    copy: torch.Generator | None = getattr(_local, "copy", None)
-    if copy is None:
-        copy = _local.copy = torch.Generator("cpu")
-    copy.set_state(generator_lock.draw(torch.default_generator.get_state))
-    seeds: list[int] = torch.randint(0, _SEEDS, (count,), generator=copy, device="cpu").tolist()
+    if _local.generator_copy is None:
+        _local.generator_copy = torch.Generator("cpu")
+    _local.generator_copy.set_state(generator_lock.draw(torch.default_generator.get_state))
+    seeds: list[int] = torch.randint(0, _SEED_LIMIT, (count,), generator=_local.generator_copy, device="cpu").tolist()
     return seeds
 
 
 def seeds_of_views(seed: int, views: int) -> list[int]:
     """Return one seed per view (random augmentation) of a batch. The first is ``seed``, the seed of the call."""
-    return [(seed + index * _GOLDEN) % _SEEDS for index in range(views)]
-
-
-_SEEDS = 2**63 - 1
-_GOLDEN = 0x1E3779B97F4A7C15  # distance between the seeds of views, large so that views of different calls do not coincide
+    return [(seed + index * _VIEW_DISTANCE) % _SEED_LIMIT for index in range(views)]
 
 
 def default_seed() -> int:
@@ -333,7 +348,7 @@ class Generators:
         generator_lock.__enter__()
         generator_lock.contexts.append(self)
         try:
-            self._outer = getattr(_local, "calls", None)
+            self._outer = _local.calls
             self._restores = [generator.save() for generator in self._generators]
             _local.calls = None
             for generator in self._generators:

@@ -70,6 +70,10 @@ class Event(Protocol):
         """Make the host wait until the device has passed the event."""
         ...
 
+    def elapsed_time(self, later: Any) -> float:
+        """Return the milliseconds on the device from this timed event to a later one. The device must have passed both."""
+        ...
+
 
 # The functions of torch._C are called directly, because the Python functions of torch.cuda around them make ``next()`` slower.
 # This file is the only place for them. Tried with torch 2.14.1.
@@ -104,7 +108,7 @@ class Lane:
         """Record an event after the work that is queued on this lane.
 
         Args:
-            timed: Whether the event stores the time, for ``ms_between``.
+            timed: Whether the event stores the time, for ``elapsed_time``.
             spin: Whether ``synchronize`` polls instead of blocking the thread. Polling reduces the latency.
         """
         # By default the event is blocking: its ``synchronize`` leaves the core to the loader's workers.
@@ -159,13 +163,13 @@ class InLineLane(Lane):
         """Do nothing: there is no other queue on which the memory could be reused."""
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
-        """Copy parts of one flat tensor into another."""
+        """Copy parts of one flat tensor into another, one by one."""
         for target_start, source_start, length in parts:
             target[target_start : target_start + length] = source[source_start : source_start + length]
 
 
 class _PassedEvent:
-    """Event after work that has run already. ``at_s``: time of the event, from ``time.perf_counter``."""
+    """Event that a device without streams has passed. ``at_s``: time of the event, from ``time.perf_counter``."""
 
     def __init__(self, at_s: float = 0.0) -> None:
         self.at_s = at_s
@@ -176,19 +180,11 @@ class _PassedEvent:
     def synchronize(self) -> None:
         pass
 
+    def elapsed_time(self, later: "_PassedEvent") -> float:
+        return (later.at_s - self.at_s) * 1e3
+
 
 _PASSED_EVENT = _PassedEvent()
-
-
-def ms_between(first: Any, second: Any) -> float:
-    """Return the milliseconds on the device from one timed event to another. The device must have passed both."""
-    if isinstance(first, _PassedEvent):
-        return (float(second.at_s) - first.at_s) * 1e3
-    elapsed: float = first.elapsed_time(second)
-    return elapsed
-
-
-_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(slots=True)
@@ -221,7 +217,8 @@ class Lanes:
         self.in_line = device.type != "cuda"
         self._gpu = -1 if self.in_line else int(device.index)
         self._urgent_priority = URGENT_PRIORITY
-        streams, idle = _Streams(), _idle[device]
+        streams = _Streams()
+        idle = _idle[device]
         if not self.in_line:
             spare_forked_children()
             with suppress(IndexError):  # an empty list. No test before pop(): another thread could pop the last entry meanwhile
@@ -230,7 +227,9 @@ class Lanes:
             weakref.finalize(self, idle.append, streams).atexit = False
         self._streams = streams
         self._unused = {priority: deque(created) for priority, created in streams.by_priority.items()}
-        self._consumers, self._intermediates = streams.consumers, streams.intermediates
+        """Priority → streams of an earlier loader that are no lanes of this object yet, in the order of their creation."""
+        self._consumers = streams.consumers
+        self._intermediates = streams.intermediates
         self._lanes: dict[str, Lane] = {}
         self.copy = self.lane("copy")
 
@@ -263,7 +262,7 @@ class Lanes:
         One ``with torch.cuda.stream(…)`` per lane would take the training thread several times as long.
         """
         if self.in_line:
-            return _NOTHING
+            return nullcontext()
         if current_device() == self._gpu:
             return _Restoring(consumer.switch)
         return _Restoring(consumer.switch, _switch_to(cuda.current_stream()))
@@ -324,7 +323,7 @@ class Lanes:
 
 @functools.cache
 def spare_forked_children() -> None:
-    """Keep forked processes from freeing objects of this process in a garbage collection.
+    """Keep forked processes from freeing objects of this process in a garbage collection. Takes effect once per process.
 
     Such an object may hold CUDA events or graphs. A process that cannot use the device, such as a worker, is aborted when it
     destroys an event or a graph. A decoder of PyAV has threads, which a forked process does not have: destroying the decoder

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, flag, one_of
-from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, Ragged, Shapes
+from gpuaug.core.ragged import ELEMENTS_LIMIT, SIDE_LIMIT, Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 from gpuaug.feed.image_input import as_stored, copy_pixels, frames_of, is_clip, is_image, refuse, sizes_of, with_channels
 
@@ -99,7 +99,7 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
         count = channels
         dtype = np.dtype(np.uint8)
     sizes = sizes_of(checked_images)
-    if (sizes >= MOST_SIDE).any():
+    if (sizes >= SIDE_LIMIT).any():
         longest = int(np.argmax(sizes)) // 2
         height, width = sizes[longest]
         raise ArgumentError(
@@ -107,8 +107,8 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
             "Split the image in the dataset."
         )
     ends = sizes.prod(1).cumsum() * count
-    if ends[-1] >= MOST_ELEMENTS:
-        overflowing = int(np.searchsorted(ends, MOST_ELEMENTS))
+    if ends[-1] >= ELEMENTS_LIMIT:
+        overflowing = int(np.searchsorted(ends, ELEMENTS_LIMIT))
         raise ArgumentError(
             f"The images of a batch must have fewer than 2**31 values, got {ends[overflowing]} up to "
             f"{positions[overflowing]}. Lower batch_size, or downsample large images in the dataset."

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from gpuaug.core.errors import ArgumentError, flag, one_of, shown, whole_number
-from gpuaug.core.ragged import MOST_ELEMENTS
+from gpuaug.core.ragged import ELEMENTS_LIMIT
 from gpuaug.fusion.policies.picking import Pick
 
 BoxFormatName = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
@@ -41,7 +41,7 @@ class Options:
 
     def __post_init__(self) -> None:
         classes = self.num_classes
-        largest = MOST_ELEMENTS - 1
+        largest = ELEMENTS_LIMIT - 1
         valid_options = {
             "dtype": None
             if self.dtype is None

@@ -30,12 +30,16 @@ def description(stages: Stages, source: Source, decoders: Collection[str] = ()) 
 
 
 class Difference(NamedTuple):
-    """An entry of a saved state whose value differs in the current run."""
+    """An entry of a saved state whose value differs in the current run. Of long text, the values are the parts that differ."""
 
     name: str
+    """What the entry describes, as the beginning of a sentence, such as ``The number of ranks``."""
     saved: Any
+    """Value in the saved state."""
     current: Any
+    """Value in the current run."""
     way_out: str
+    """Advice on how to continue as the saved run."""
 
 
 def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Difference]:
@@ -76,12 +80,17 @@ def _first_difference(saved: str, current: str) -> tuple[str, str]:
     Texts without arguments, such as names, are returned whole.
     """
     lines = [[*text.split("\n"), "nothing"] for text in (saved, current)]
-    first_lines = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (saved, current))
-    parts = [[*re.split(r", (?=\w+=)", line.strip()), "nothing"] for line in first_lines]
-    index = next((index for index, pair in enumerate(zip(*parts, strict=False)) if pair[0] != pair[1]), 0)
-    begin = f"{parts[0][0]}, …, " if index > 1 else f"{parts[0][0]}, " if index else ""
-    saved_text, current_text = (f"{begin}{texts[index]}" if texts[index].strip(")") else "nothing" for texts in parts)
+    line = _first_unequal(*lines)
+    arguments = [[*re.split(r", (?=\w+=)", text_lines[line].strip()), "nothing"] for text_lines in lines]
+    index = _first_unequal(*arguments)
+    begin = arguments[0][0] + (", …, " if index > 1 else ", ") if index else ""
+    saved_text, current_text = (f"{begin}{texts[index]}" if texts[index].strip(")") else "nothing" for texts in arguments)
     return saved_text, current_text
+
+
+def _first_unequal(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the first index at which two sequences differ; 0 if there is none."""
+    return next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), 0)
 
 
 def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], *, sharded: bool) -> int:
@@ -97,5 +106,4 @@ def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], *, sharde
     if not (isinstance(saved_size, int) and isinstance(current_size, int) and saved_size > 0 and current_size > 0):
         return batch
     saved_ranks, current_ranks = (run["ranks"] if sharded else 1 for run in (state, current))
-    samples: int = batch * saved_size * saved_ranks
-    return samples // (current_size * current_ranks)
+    return int(batch * saved_size * saved_ranks // (current_size * current_ranks))

@@ -28,6 +28,7 @@ from gpuaug.loader.device_setup import DeviceSetup
 from gpuaug.loader.replaced import Replaced, replaced_of
 
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
+"""Advice in errors about an argument that is no state."""
 
 MAX_SEED = 2**64 - 1
 """Largest seed: it is packed into 64 bits of the random-number key."""
@@ -302,9 +303,8 @@ class Progress:
         seed = self._seed if self._seed_is_set else state["seed"]
         current = {"seed": seed, **description(self._device_setup.stage_pairs, source, state.get("decoders", ()))}
         index_state = source.index_state(saved.source)
-        state["settings"], current["settings"] = (
-            ({}, {}) if index_state is None else (index_state["settings"], source.settings())
-        )
+        state["settings"] = {} if index_state is None else index_state["settings"]
+        current["settings"] = {} if index_state is None else source.settings()
         if source.begins_anywhere and not ended:
             saved = saved._replace(batch=min(batches_done(state, current, sharded=source.ranks is not None), MAX_COUNT))
         for name, saved_value, current_value, way_out in differences(state, current):

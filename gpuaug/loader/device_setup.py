@@ -39,10 +39,9 @@ class DeviceSetup:
 
     def fix_device_index(self) -> None:
         """Set the index of a ``cuda`` device without an index to the current device. Called when an iterator begins."""
-        if self._device != (current := self.device):
-            if "lanes" in vars(self) and self.lanes.device != current:
-                self._delete_cached("lanes", "copier", "bound_stages", "cached_stages")
-            self._device = current
+        self._device = self.device
+        if "lanes" in vars(self) and self.lanes.device != self._device:
+            self._delete_cached("lanes", "copier", "bound_stages", "cached_stages")
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -72,7 +71,8 @@ class DeviceSetup:
         for stage in new:
             for stage_of_epoch in stage.by_epoch.values():
                 check_device(stage_of_epoch, self._device)
-        bound_stages = None if self._device != self.device else bind_all(new, self.lanes)
+        has_index = self._device == self.device  # otherwise the device of the lanes may still change
+        bound_stages = bind_all(new, self.lanes) if has_index else None
         self._stages = new
         self._delete_cached("bound_stages", "cached_stages")
         if bound_stages is not None:
@@ -125,5 +125,6 @@ class DeviceSetup:
         return f"stages=[{stages}], device={self.device}"
 
     def _delete_cached(self, *properties: str) -> None:
+        """Delete the values of cached properties, so that they are computed again on next use."""
         for name in properties:
             vars(self).pop(name, None)

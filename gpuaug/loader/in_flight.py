@@ -57,7 +57,7 @@ class Submitted:
     """Rows of a feature cache in the batch; ``None`` without a cache."""
 
     def done(self) -> bool:
-        """Whether the batch can be launched without waiting for other threads."""
+        """Return whether the batch can be launched without waiting for other threads."""
         return all(work.done() for _, work in self.work)
 
     def abandon(self) -> None:

@@ -129,7 +129,7 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
 
 
 def _global_generators(device: torch.device) -> list[Variable]:
-    """Return torch's global generators of the host and of ``device``."""
+    """Return access to the states of torch's global generators, of the host and of ``device``."""
     variables = [Variable(torch.default_generator, torch.get_rng_state, torch.set_rng_state)]
     if device.type != "cpu":
         module = getattr(torch, device.type)

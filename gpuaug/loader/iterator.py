@@ -74,6 +74,7 @@ class PipelinedIterator:
         self.position = first_position
         """Random-number position (seed, epoch, rank, batch index) of the next batch to launch."""
         self._loop_position = start
+        """Position of the training loop after the batch that was handed over last, with the wrapped loader's state."""
         self.ended = False
         """Whether no further batch will be pulled: the wrapped loader has ended, or an error was raised."""
         self._state_at_end: Any = None
@@ -263,6 +264,7 @@ class PipelinedIterator:
             raise
 
     def _set_position(self, position: SavedState) -> None:
+        """Set the position of the training loop, here and in the state of the loader."""
         self._loop_position = position
         self._shared.progress.set_position(position)
 
@@ -426,6 +428,7 @@ class PipelinedIterator:
             branches = Branches(ready, concurrent=concurrent)
             for stage in self._stages_of(submitted):
                 current_work = f"stage {stage.name!r}"
+                # After the encoder of a feature cache, the cache reads the whole batch. Other stages read some members only.
                 recorded = cached_batch if cached_batch is not None and stage is cached_batch.encoder else None
                 if copied.packed and (has_pending_targets(batch) if recorded is not None else stage.reads_pending(batch)):
                     # An earlier stage has removed boxes.
@@ -458,7 +461,7 @@ class PipelinedIterator:
             self._add_note(error, f"in {current_work}", batch_index)
             self._fail(error)
         finally:
-            if end_event is None:  # after an error or an interrupt the lane may hold work without an event
+            if end_event is None:  # after an error or an interrupt, the lane may have work with no event after it
                 submitted.abandon()  # otherwise threads could read from the slot after it was freed
                 end_event = lane.record_event() if branches is None else branches.join(lane, new_event=True)
                 feed.read_until(pulled, end_event)
@@ -473,6 +476,7 @@ _iterators_of_parent: list[PipelinedIterator] = []
 
 
 def _abandon(submitted: deque[Submitted]) -> None:
+    """End the work of other threads on the submitted batches, and remove the batches."""
     while submitted:
         submitted.popleft().abandon()
 

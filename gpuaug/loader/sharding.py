@@ -11,12 +11,14 @@ _SHARDING_ATTRIBUTES = {"rank", "num_processes", "num_replicas", "num_shards", "
 
 
 def count_ranks() -> int:
-    """Number of processes in ``torch.distributed``, or 1 if it is not initialized."""
+    """Return the number of processes in ``torch.distributed``, or 1 if it is not initialized."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:
-    """Whether it is certain that every rank reads the whole dataset.
+    """Return whether it is certain that every rank reads the whole dataset.
+
+    ``ranks``: number of ranks. ``loader``: the wrapped loader.
 
     Certain only for samplers that ``DataLoader`` itself creates. Other samplers, subclasses of ``DataLoader`` that override
     iteration, and datasets with an attribute such as ``num_shards`` may take the rank into account.
@@ -40,5 +42,6 @@ def reads_whole_dataset(loader: Any, ranks: int) -> bool:
 
 
 def _is_of_torch(class_or_function: Any) -> bool:
+    """Return whether a class or function is defined in torch or torchdata."""
     # torchdata's loaders create torchdata's versions of torch's samplers.
     return class_or_function.__module__.split(".")[0] in ("torch", "torchdata")

@@ -176,7 +176,7 @@ class OneThreadIterator(Iterator[Batch]):
 
 
 def _is_running(error: BaseException) -> bool:
-    """Whether Python raised the error because another call of the generator is running, and not a stage.
+    """Return whether Python, not a stage, raised the error, because another call of the generator is running.
 
     Python raises this error before the generator runs, so the traceback has the caller's frame only.
     """

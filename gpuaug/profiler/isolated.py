@@ -45,11 +45,16 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
     consumer = lanes.consumer()
 
     def on_lane(work: Work) -> Work:
+        """Return ``work``, after which the current stream is current again."""
+
         def run() -> Any:
             with lanes.launching(consumer):
                 return work()
 
         return run
+
+    def stage_work(bound: BoundStage, repeated: RepeatedBatch) -> Work:
+        return on_lane(partial(_run, bound, repeated, _positions(loader.seed), {}))
 
     repeated_decoding = _RepeatedDecoding(inspection, host_batch, _positions(loader.seed))
     with closing(repeated_decoding):
@@ -64,41 +69,31 @@ def measure_parts(inspection: Inspection, host_batch: Batch, step: Work) -> Iter
         return inspection.copy(host_batch)
 
     copy_work = on_lane(copy_batch)
-    tracing = can_trace(device)
-    yield _part(COPY, copy_work, device, tracing)
+    measure = partial(_part, device=device, tracing=can_trace(device))
+    yield measure(COPY, copy_work)
     batch = copy_work()
     synchronize(device)
     for bound, stage in inspection.stages:
         if isinstance(stage, DecodeStage):
             continue
-        values = bound.read(batch)
-        repeated = RepeatedBatch(values)
-        work = on_lane(partial(_run, bound, repeated, _positions(loader.seed), {}))
+        repeated = RepeatedBatch(bound.read(batch))
+        work = stage_work(bound, repeated)
         for _ in range(3):  # a CUDA graph is captured when a shape occurs for the second time
             result = work()
         synchronize(device)
-        part = _part(
-            f"stage/{bound.name}",
-            work,
-            device,
-            tracing,
-            kind=_kind(stage),
-            runs=_transform_name(stage),
-            has_cache=stage.cache is not None,
-        )
+        fields: dict[str, Any] = {"kind": _kind(stage), "runs": _transform_name(stage), "has_cache": stage.cache is not None}
+        part = measure(f"stage/{bound.name}", work, **fields)
         # in_line: the device has no CUDA streams, and therefore no CUDA graphs.
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
             if bound.encoder_runs().replayed:  # otherwise ``part`` was measured without a graph
-                eager = on_lane(
-                    partial(_run, _bound_without_graphs(stage, bound.name, lanes), repeated, _positions(loader.seed), {})
-                )
-                part = replace(part, eager=_part(part.name, eager, device, tracing, kind="eager encoder"))
+                eager = stage_work(_bound_without_graphs(stage, bound.name, lanes), repeated)
+                part = replace(part, eager=measure(part.name, eager, kind="eager encoder"))
             else:
                 part = replace(part, kind="eager encoder")
         bound.encoder_runs()  # resets the counters: measurements are not counted in stats()
         yield part
         batch = settle_targets(bound.write(batch, result))
-    yield _part(STEP, step, device, tracing)
+    yield measure(STEP, step)
 
 
 class _RepeatedDecoding:
@@ -150,7 +145,7 @@ def _decoding_part(bound: BoundDecode, work: Work, device: torch.device) -> Part
     return Part(f"stage/{bound.name}", wall, kind=kind)
 
 
-def _part(name: str, work: Work, device: torch.device, tracing: bool, **fields: Any) -> Part:
+def _part(name: str, work: Work, *, device: torch.device, tracing: bool, **fields: Any) -> Part:
     """Measure ``work`` alone: wall time, time of the host and of the device, and the line where the host waits for the device.
 
     Args:
@@ -171,6 +166,7 @@ def _part(name: str, work: Work, device: torch.device, tracing: bool, **fields: 
 
 
 def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Position], iterator_state: dict[str, Any]) -> Any:
+    """Run a stage on its lane, on the repeated values that it reads, at the next position. Return the result of the stage."""
     bound.lane.make_current()
     values = repeated()
     return bound.run(values, bound.lane.record_event(), next(positions), iterator_state)

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpuaug.core.devices import host_waits, synchronize
-from gpuaug.core.streams import Lanes, ms_between
+from gpuaug.core.streams import Lanes
 
 Work = Callable[[], Any]
 """Function that queues the work of one batch on the device."""
@@ -153,4 +153,4 @@ def link_gb_per_s(lanes: Lanes) -> float | None:
             target.copy_(source, non_blocking=True)
             pairs.append((first, lanes.copy.record_event(timed=True)))
     synchronize(lanes.device)
-    return _LINK_BYTES / median(ms_between(*pair) for pair in pairs) / 1e6
+    return _LINK_BYTES / median(first.elapsed_time(last) for first, last in pairs) / 1e6

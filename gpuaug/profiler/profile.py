@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -20,7 +21,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.devices import plain_torch_reason, synchronize
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
-from gpuaug.core.streams import ms_between, step_first
+from gpuaug.core.streams import step_first
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_stored
 from gpuaug.loader.inspection import Inspection, checked_loader, restored_at_end
@@ -127,7 +128,7 @@ class _Profile:
 
     def run(self) -> Report:
         _log.info("gpuaug.profile: warm-up")
-        with self._batches:
+        with closing(self._batches):
             self._warm_up(self._ahead, self._queued + 4)
             repeated = RepeatedBatch(self._batches.next(self._ahead))
             self._step(repeated())
@@ -227,7 +228,7 @@ class _Profile:
         self._repeat(run_batch)
         last = consumer.record_event(timed=True)
         synchronize(self._device)
-        return ms_between(first, last) / self._window_batches
+        return first.elapsed_time(last) / self._window_batches
 
     def _time_on_host(self, run_batch: Callable[[], Any]) -> float:
         """Return the time of a window by the host's clock, synchronised at both ends, in milliseconds per batch."""

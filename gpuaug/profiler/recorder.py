@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuaug.core.streams import Event, Lane, Lanes, ms_between
+from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.loader.hooks import Hooks
 from gpuaug.profiler.timeline import Span
 
@@ -83,7 +83,7 @@ class Recorder(Hooks):
     def spans(self) -> tuple[Span, ...]:
         """Return all spans, in milliseconds since the recorder was created. The device must have passed all events."""
         device_spans = [
-            Span(lane, name, batch, ms_between(self._origin, first), ms_between(self._origin, last), waits)
+            Span(lane, name, batch, self._origin.elapsed_time(first), self._origin.elapsed_time(last), waits)
             for lane, name, batch, first, last, waits in self._device
         ]
         return tuple(sorted([*self._host, *device_spans], key=lambda span: span.start_ms))
@@ -97,5 +97,6 @@ class Recorder(Hooks):
         return self._earlier_batches + batch
 
     def _record(self, lane: str, name: str, batch: int, began_s: float, ended_s: float, *, waits: bool = False) -> None:
+        """Record a span of the host. Times are of ``time.perf_counter``."""
         start_ms, end_ms = (began_s - self._began_s) * 1e3, (ended_s - self._began_s) * 1e3
         self._host.append(Span(lane, name, batch, start_ms, end_ms, waits))

@@ -52,4 +52,5 @@ class _Box:
 
 
 def _version(tensor: torch.Tensor) -> int:
+    """Return the number of writes to a tensor; 0 for an inference tensor, which does not count them."""
     return 0 if tensor.is_inference() else tensor._version

@@ -13,6 +13,8 @@ from gpuaug.profiler.measure import Spread, figure_text
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
+"""Names of the parts that are no stages."""
+
 DecodeKind = Literal["engines", "hybrid decoder", "cpu decoder", "video engines", "clip decoder", "beside engines"]
 
 DECODERS: Final[Mapping[str, DecodeKind]] = {
@@ -225,16 +227,24 @@ class Report:
         rows.append({"name": "bounds"} | {key: value for key, value in self.figures().items() if value is not None})
         return rows
 
-    def _loops(self) -> tuple[tuple[str, Spread], ...]:
-        loops = ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
-        return loops if self.step_first is None else (*loops, ("loop, step first", self.step_first))
+    def _loops(self) -> Iterator[tuple[str, Spread]]:
+        """Yield (name, time per batch) of each loop that was measured."""
+        yield "loop, in line", self.in_line
+        yield "loop, streamed", self.streamed
+        if self.step_first is not None:
+            yield "loop, step first", self.step_first
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Yield the lines of the table, heading first: name, time alone with spread, times of thread and device, launches."""
+        """Yield the lines of the table, heading first.
+
+        Columns: name, time alone with its range, times of the training thread and the device alone, launches, and time of the
+        training thread in the streamed loop.
+        """
         yield ("ms per batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
-            times = None if part.host is None else part.host.median, part.device_ms
-            host, device, in_loop = ("" if ms is None else figure_text(ms) for ms in (*times, self.thread_ms.get(part.name)))
+            host_ms = None if part.host is None else part.host.median
+            times_ms = (host_ms, part.device_ms, self.thread_ms.get(part.name))
+            host, device, in_loop = ("" if ms is None else figure_text(ms) for ms in times_ms)
             yield part.name, str(part.wall), host, device, "" if part.launches is None else str(part.launches), in_loop
         for name, loop in self._loops():
             yield (name, str(loop), "", "", "", "")

@@ -6,7 +6,6 @@ Batches are launched ahead (*streamed*), run without overlap (*in line*, ``depth
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
@@ -21,13 +20,12 @@ class EndlessBatches:
         self._inspection = inspection
         self._iterator = inspection.begin(depth=0)
         self._has_yielded = False
+        """Whether ``next`` has returned a batch."""
         self.epoch_start_s = 0.0
         """Total time from the beginning of each epoch to its first batch, in seconds."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
+        """End the current iterator."""
         self._iterator.close()
 
     def next(self, depth: int) -> Batch:
@@ -57,6 +55,7 @@ class EndlessBatches:
         return pulled
 
     def _pull_or_end(self) -> Pulled | None:
+        """Return the next batch of the wrapped loader, or ``None`` at the end of the epoch."""
         feed_iterator = self._iterator.feed_iterator
         pulled = feed_iterator.get(block=True)
         feed_iterator.refill()
@@ -69,15 +68,18 @@ class EndlessBatches:
 
     @contextmanager
     def _timed_epoch_start(self) -> Iterator[None]:
+        """Context manager around the beginning of an epoch, whose time is added to ``epoch_start_s``."""
         start = time.perf_counter()
         yield
         self.epoch_start_s += time.perf_counter() - start
 
     def _begin(self, depth: int = 0) -> None:
+        """Begin the next epoch."""
         self._iterator.close()
         self._iterator = self._inspection.begin(depth)
 
     def _no_batches(self) -> ArgumentError:
+        """Return the error about an epoch without batches."""
         if self._has_yielded:
             return single_pass_error(self._inspection.loader.loader)
         return ArgumentError("loader must have batches to be profiled, got no batch. Check whether its dataset is empty.")

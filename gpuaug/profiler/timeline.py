@@ -89,17 +89,17 @@ class Timeline:
             rule = f"a number from {_MIN_WIDTH_IN:g} to {_MAX_WIDTH_IN:g}"
             raise ArgumentError(f"width_in must be {rule}, got {shown(width_in)}. Lane names need this width.")
         with _drawing():
-            return _figure(self, width_in)
+            return _figure(self, float(width_in))
 
     def chrome_trace(self) -> dict[str, Any]:
         """Return the spans in Chrome's trace event format. Overlapping spans of a lane are on several threads of the trace."""
         events = [_metadata("process_name", 0, name=self.title())]
         origin_ms = _origin(self)
-        used = 0
+        used = 0  # number of threads of the trace so far
         for lane, spans in self.lanes().items():
             first = used + 1
-            for span, row in zip(spans, _sub_rows(spans), strict=True):
-                thread = first + row
+            for span, sub_row in zip(spans, _sub_rows(spans), strict=True):
+                thread = first + sub_row
                 if thread > used:
                     used = thread
                     events.append(_metadata("thread_name", thread, name=lane))
@@ -166,22 +166,29 @@ def _lane_order(lane: str) -> int:
 
 
 def _origin(timeline: Timeline) -> float:
+    """Return the start of the first span, in milliseconds."""
     return min((span.start_ms for span in timeline.spans), default=0.0)
 
 
 def _metadata(name: str, thread: int, /, **args: Any) -> dict[str, Any]:
+    """Return an event of a Chrome trace that describes a thread, or as thread 0 the process."""
     return {"ph": "M", "name": name, "pid": 1, "tid": thread, "args": args}
 
 
 def _sub_rows(spans: list[Span], slack_ms: float = 0.0) -> list[int]:
-    """Return the first free sub-row for each span of a lane. An overlap of up to ``slack_ms``, not visible, is ignored."""
-    ends: list[float] = []
-    levels = []
+    """Return the index of the first free sub-row for each span of a lane.
+
+    Args:
+        spans: Spans of the lane, sorted by start.
+        slack_ms: Overlap in milliseconds, too short to be visible, with which two spans share a sub-row.
+    """
+    ends: list[float] = []  # end of the last span in each sub-row
+    sub_rows = []
     for span in spans:
-        level = next((level for level, end in enumerate(ends) if end <= span.start_ms + slack_ms), len(ends))
-        ends[level : level + 1] = [span.end_ms]
-        levels.append(level)
-    return levels
+        sub_row = next((index for index, end in enumerate(ends) if end <= span.start_ms + slack_ms), len(ends))
+        ends[sub_row : sub_row + 1] = [span.end_ms]
+        sub_rows.append(sub_row)
+    return sub_rows
 
 
 def _drawing() -> AbstractContextManager[None]:
@@ -201,8 +208,8 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     extent_ms = max((span.end_ms for span in timeline.spans), default=origin) - origin
     unit, scale = ("s", 1e-3) if extent_ms >= 2000 else ("µs", 1e3) if 0 < extent_ms < 1 else ("ms", 1.0)
     end = extent_ms * scale or 1.0
-    levels = [_sub_rows(spans, extent_ms / 2000) for spans in lanes.values()]
-    heights = [1 + _NESTED * max(lane_levels) for lane_levels in levels]
+    sub_rows = [_sub_rows(spans, extent_ms / 2000) for spans in lanes.values()]
+    heights = [1 + _NESTED * max(sub_rows_of_lane) for sub_rows_of_lane in sub_rows]
     tops = [sum(heights[:index]) for index in range(len(heights))]
     rows = max(sum(heights), 2.0)
 
@@ -219,13 +226,13 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     shortest = end * _MIN_BAR_PT / 72 / across_in
     axes.set(xlim=(0, end + shortest), ylim=(rows, 0))  # the last bar may be drawn longer than its span
 
-    for index, (spans, lane_levels) in enumerate(zip(lanes.values(), levels, strict=True)):
+    for index, (spans, sub_rows_of_lane) in enumerate(zip(lanes.values(), sub_rows, strict=True)):
         if index % 2 == 0:
             axes.axhspan(tops[index], tops[index] + heights[index], color=BAND, linewidth=0, zorder=0)
-        for span, level in zip(spans, lane_levels, strict=True):
+        for span, sub_row in zip(spans, sub_rows_of_lane, strict=True):
             left = (span.start_ms - origin) * scale
             width = max((span.end_ms - span.start_ms) * scale, shortest)
-            _bar(axes, span, left, width, tops[index], level, across_in * width / end, 0.85 * size)
+            _bar(axes, span, left, width, tops[index], sub_row, across_in * width / end, 0.85 * size)
 
     axes.set_yticks([top + height / 2 for top, height in zip(tops, heights, strict=True)], labels, parse_math=False)
     axes.xaxis.set_major_locator(MaxNLocator(max(4, int(across_in / (5 * em))), steps=[1, 2, 5, 10]))
@@ -249,12 +256,27 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     return figure
 
 
-def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level: int, room_in: float, size: float) -> None:
-    """Draw a span in its sub-row, with its name and batch index if they fit into ``room_in`` inches."""
+def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, sub_row: int, room_in: float, size: float) -> None:
+    """Draw a span in its sub-row, with its name and batch index if they fit.
+
+    Args:
+        axes: Axes with the unit of time horizontally, and of a row vertically.
+        span: The span.
+        left: Left edge of the bar, in the unit of time.
+        width: Width of the bar, in the unit of time.
+        top: Top of the row of the lane.
+        sub_row: Index of the sub-row.
+        room_in: Width of the bar in inches.
+        size: Font size in points.
+    """
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
-    top, height = (top + _MARGIN, _BAR) if level == 0 else (top + _MARGIN + _BAR + _GAP + _NESTED * (level - 1), _NESTED - _GAP)
+    top += _MARGIN
+    height = _BAR
+    if sub_row > 0:
+        top += _BAR + _GAP + _NESTED * (sub_row - 1)
+        height = _NESTED - _GAP
     colour = _COLOURS[span.batch % len(_COLOURS)]
     style = _bar_style(colour, span.waits)
     if not span.waits and room_in * 72 > 2 * _MIN_BAR_PT:

@@ -37,6 +37,7 @@ def verdict(report: Report) -> Iterator[str]:
 
 
 def _longest_name(report: Report) -> str:
+    """Return the name of the longest time per batch, which bounds the loop: of a part, of threads, or of starting epochs."""
     times_ms = {
         LOAD: report.load_ms,
         COPY: report.copy_ms,
@@ -56,6 +57,7 @@ def _long_waits(report: Report) -> list[float]:
 
 
 def _bound_sentence(report: Report) -> str:
+    """Return the sentence that names the bound of the loop."""
     bounds: dict[str, Callable[[Report], str]] = {
         "epoch": lambda report: f"Bounded by the beginning of epochs: {_epoch_text(report)}",
         LOAD: _bound_by_loader,
@@ -148,6 +150,7 @@ def _bound_by_thread(report: Report) -> str:
 
 
 def _epoch_text(report: Report) -> str:
+    """Return the rest of a sentence on the time of starting epochs, with advice."""
     way_out = "Pass persistent_workers=True to the DataLoader, or make" if report.settings["workers"] else "Make"
     times = f"{figure_text(report.epoch_ms)} of the {figure_text(report.streamed.median)} ms per batch"
     return f"{times} are spent on starting epochs. {way_out} epochs longer."
@@ -220,7 +223,7 @@ def _encoder_sentences(report: Report) -> Iterator[str]:
     step_ms = report.cached.median
     shorter = min(encoding_ms, step_ms)
     if _longest_name(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= MIN_MS:
-        names = " and ".join(part.name.removeprefix("stage/").join("''") for part in encoders)
+        names = " and ".join(repr(part.name.removeprefix("stage/")) for part in encoders)
         overlap = min(1.0, (report.in_line.median - streamed) / shorter)
         times = f"alone, they take {figure_text(encoding_ms)} and {figure_text(step_ms)} ms"
         if overlap >= TOLERANCE:
@@ -254,6 +257,7 @@ def _cache_sentences(report: Report) -> Iterator[str]:
 
 
 def _description(part: Part) -> str:
+    """Return the name of a part as it stands in a sentence."""
     if part.name == STEP:
         return "the training step"
     if part.name == COPY:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain, count
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -45,7 +46,7 @@ class Stage(ABC):
     """
 
     kind: str
-    """Name of the stage if the user passes none: of its class, or of the stages of a schedule."""
+    """Name of a stage that the user has not named, before a number is added. A schedule has the ``kind`` of its stages."""
 
     cache: Any = None
     """``FeatureCache`` that stores the results of this stage and of the stages before it; ``None`` without a cache."""
@@ -53,7 +54,7 @@ class Stage(ABC):
     def __init__(self, *, on: On, into: Into, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise ArgumentError(f"name must be a non-empty string, got {shown(name)}. Leave it out for {self.kind!r}.")
-        self.selection = Selection(on, into, kind=type(self).__name__)
+        self.selection = Selection(on, into, stage_class=type(self).__name__)
         self.name = name
 
     @property
@@ -315,13 +316,13 @@ class _BoundTransform(BoundStage):
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
         # A fused pipeline draws from its own generators, so the global generators need not be seeded.
-        module = unwrapped(stage.transform)
-        draws_only_from_seed = getattr(module, "draws_only_from_seed", False)
+        pipeline = unwrapped(stage.transform)
+        draws_only_from_seed = getattr(pipeline, "draws_only_from_seed", False)
         self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)
         # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
         # and so do the targets that belong to them.
-        self._takes_tv_tensors = getattr(module, "takes_tv_tensors", False) and stage.selection.into is ...
-        self._takes_packed: bool = getattr(module, "takes_packed", False)
+        self._takes_tv_tensors = getattr(pipeline, "takes_tv_tensors", False) and stage.selection.into is ...
+        self._takes_packed: bool = getattr(pipeline, "takes_packed", False)
         """Whether the transform accepts ``PackedTargets``."""
         self._typed_names: list[Any] = []
         """Names of the members that the stage reads only because they contain torchvision's tensors."""
@@ -348,30 +349,31 @@ class _BoundTransform(BoundStage):
         return (*values, *(batches.member(batch, name) for name in self._typed_names))
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
+        """Return the names of the members that contain torchvision's tensors and are not in ``on``."""
         if self.selection.on is None or not batches.is_container(batch):
             return []
-        others = (name for name in batches.member_names(batch) if name not in self.selection.names(batch))
+        selected = self.selection.names(batch)
+        others = (name for name in batches.member_names(batch) if name not in selected)
         return [name for name in others if holds_targets(batches.member(batch, name))]
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         windows_read = getattr(self._transform, "windows_read", None)
+        if windows_read is None or self.selection.into is not ...:
+            return None  # not a fused pipeline, or whole images stay in the batch
         values = self.selection.read(batch)
         # Samples of several images are a list of batches, of which the first has the first image of each sample.
-        found = [
-            (index, image)
+        matches = [
+            (index, number)
             for index, value in enumerate(values)
-            for image, part in enumerate(value if isinstance(value, list | tuple) else [value])
-            if part is member
+            for number, images in enumerate(value if isinstance(value, list | tuple) else [value])
+            if images is member
         ]
         keys = self.selection.normalized_keys or ["input"]
-        # ``member`` must be the images of the pipeline, and must be replaced by the result.
-        if windows_read is None or self.selection.into is not ... or len(found) != 1:
-            return None
-        ((index, image),) = found
-        if index >= len(keys) or keys[index] != "input":
-            return None
+        index, number = matches[0] if len(matches) == 1 else (len(keys), 0)
+        if keys[index : index + 1] != ["input"]:
+            return None  # ``member`` is not the images of the pipeline, or also another input
         with CallSeeds(position, self.name):
-            windows: Windows | None = windows_read(shapes, image) if image else windows_read(shapes)
+            windows: Windows | None = windows_read(shapes, number) if number else windows_read(shapes)
         if windows is None:
             return None
         has_targets = len(values) > 1 or (self._takes_tv_tensors and bool(self._members_by_type(batch)))
@@ -379,7 +381,7 @@ class _BoundTransform(BoundStage):
 
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed_names:
-            return self.selection.write(batch, result)
+            return super().write(batch, result)
         num_selected = len(result) - len(self._typed_names)  # results for the members that ``on`` names come first
         new_batch = self.selection.write(batch, result[0] if num_selected == 1 else result[:num_selected])
         return batches.replace(new_batch, dict(zip(self._typed_names, result[num_selected:], strict=True)))
@@ -392,6 +394,7 @@ class _BoundTransform(BoundStage):
             return self._transformed(values, position)
 
     def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
+        """Return the result of the transform. Errors get a note if the transform may not accept the form of ``values``."""
         # A function of the user may build an autograd graph.
         with CallSeeds(position, self.name), torch.no_grad() if self._has_weights else nullcontext():
             try:
@@ -451,11 +454,8 @@ def names_of(stages: Sequence[Stage]) -> list[str]:
     used_names = {stage.name for stage in stages if stage.name is not None}
     names = []
     for stage in stages:
-        name = stage.name or stage.kind
-        count = 1
-        while stage.name is None and name in used_names:
-            count += 1
-            name = f"{stage.kind}_{count}"
+        numbered = (f"{stage.kind}_{number}" for number in count(2))
+        name = stage.name or next(name for name in chain([stage.kind], numbered) if name not in used_names)
         used_names.add(name)
         names.append(name)
     return names

@@ -90,33 +90,22 @@ class Copier:
         # Masks are large: copying them one by one costs less than packing them on this thread.
         batch = pack_targets(batch, _page_locked, any_mask_size=False) if self._non_blocking else batch
         copied = Copied(None)
-        # id of a leaf → (leaf, copy), so that a tensor that occurs twice in a batch is copied once. The leaf is referenced,
-        # because some mappings create values on each access, and a later object may get the id of a freed value.
-        copies: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
-
-        def move(leaf: Any) -> Any:
-            copied.packed |= type(leaf) is TargetsLayout
-            leaf_and_copy = copies.get(id(leaf))
-            if leaf_and_copy is None:
-                leaf_and_copy = copies[id(leaf)] = leaf, self._move(leaf, copied)
-            return leaf_and_copy[1]
-
-        copied.batch = batches.map_leaves(move, batch)
+        copies = self._pack(batch, copied) if self._non_blocking else {}
+        copied.batch = batches.map_leaves(batches.cached_by_id(lambda leaf: self._move(leaf, copied), copies), batch)
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:
         """Copy a leaf to the device, and update ``copied``. A leaf that cannot be moved is returned unchanged."""
         if isinstance(leaf, torch.Tensor):
-            if not (leaf.is_cpu and self._non_blocking):
-                if leaf.device == self._device:
-                    if self._non_blocking:
-                        copied.resident.append(leaf)
-                    return leaf
-                if leaf.device.type not in {"cpu", "meta"}:
-                    raise DeviceError(
-                        f"A batch cannot be moved to {self._device}, because it has a tensor on {leaf.device}. "
-                        f"Pass device={str(leaf.device)!r} to the StreamedLoader, or leave the batch on the CPU."
-                    )
+            if leaf.device == self._device:
+                if self._non_blocking:
+                    copied.resident.append(leaf)
+                return leaf
+            if leaf.device.type not in {"cpu", "meta"}:
+                raise DeviceError(
+                    f"A batch cannot be moved to {self._device}, because it has a tensor on {leaf.device}. "
+                    f"Pass device={str(leaf.device)!r} to the StreamedLoader, or leave the batch on the CPU."
+                )
             copied.num_bytes += _num_bytes(leaf)
             return leaf.to(self._device, non_blocking=self._non_blocking)
         if batches.moves_itself(leaf):
@@ -136,6 +125,7 @@ class Copier:
                 isinstance(member, torch.Tensor) and member.device == self._device for member in batches.inner_values(leaf)
             )
             return moved
+        copied.packed |= type(leaf) is TargetsLayout  # the part of ``PackedTargets`` that stays on the host
         return leaf
 
     def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:

@@ -51,11 +51,16 @@ class CaptureError(Exception):
 
 
 class _Graph(NamedTuple):
+    """A captured graph, and the tensors whose memory it reads and writes."""
+
     graph: Any
+    """The ``torch.cuda.CUDAGraph``."""
     inputs: tuple[Any, ...]
+    """Arguments of the captured call. Before a replay, the inputs of the batch are copied into the tensors among them."""
     outputs: Any
+    """Result of the captured call, which every replay overwrites."""
     need: MemoryNeed
-    tables: list[torch.Tensor]
+    attribute_tensors: list[torch.Tensor]
     """Tensors in plain attributes of modules, such as position tables. A module may replace them, but the graph reads them."""
 
 
@@ -94,6 +99,7 @@ class GraphRunner:
         self.refresh()
 
     def __len__(self) -> int:
+        """Number of graphs that exist now."""
         return len(self._graphs)
 
     def run(self, inputs: tuple[Any, ...], signatures: Signatures) -> Any:
@@ -125,14 +131,14 @@ class GraphRunner:
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
             self._add_graph(signature, inputs, signatures.needs[signature])
-        graph, static_inputs, outputs, *_ = self._graphs[signature]
+        captured = self._graphs[signature]
         with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
-            for static_value, value in zip(static_inputs, inputs, strict=True):
+            for static_value, value in zip(captured.inputs, inputs, strict=True):
                 if isinstance(static_value, torch.Tensor):
                     static_value.copy_(value)
-        graph.replay()
+        captured.graph.replay()
         self.replayed += 1
-        return outputs
+        return captured.outputs
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
         """Capture a graph for the signature of ``inputs``. Does nothing if a graph exists, or if a capture is not possible.
@@ -267,6 +273,7 @@ class GraphRunner:
         return _Graph(graph, static_inputs, outputs, need, attribute_tensors(self._encode.module))
 
     def _static_like(self, value: Any) -> Any:
+        """Return an uninitialised tensor from which a graph reads the input ``value``; an input that is no tensor unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
         if self._memory_format is not None and value.ndim == 4:
@@ -307,6 +314,7 @@ def copied(result: Any) -> Any:
 
 
 def _is_on_gpu(value: Any) -> bool:
+    """Return whether a value is a plain tensor, not of a subclass, on a GPU."""
     return type(value) is torch.Tensor and value.is_cuda
 
 
@@ -357,7 +365,7 @@ class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         self.allocated.update()
         if func._schema.name in {"aten::_to_copy", "aten::copy_"} and isinstance(result, torch.Tensor):
-            source = args[-1] if func._schema.name == "aten::_to_copy" else args[1]
+            source = args[0] if func._schema.name == "aten::_to_copy" else args[1]
             if isinstance(source, torch.Tensor) and source.device != result.device:
                 self.copy_direction = self.copy_direction or f"from {source.device} to {result.device}"
         return result
@@ -385,6 +393,7 @@ def _arithmetic_settings() -> tuple[Any, ...]:
 
 
 def _float32_precision() -> tuple[Any, ...]:
+    """Return the settings of matrix products and of convolutions that allow TF32 in place of float32."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     if hasattr(cudnn, "conv"):  # PyTorch 2.9 on; the older settings raise after the newer ones were used
         return cuda.matmul.fp32_precision, cudnn.conv.fp32_precision  # type: ignore[attr-defined]

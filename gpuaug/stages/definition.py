@@ -97,9 +97,11 @@ class _Writer:
         self._enclosing: list[Any] = []  # values that contain the current value
 
     def text(self, value: Any) -> str:
-        """Text of any value."""
-        if isinstance(value, Enum | np.generic) or type(value) in _PLAIN_TYPES:
-            return str(value) if isinstance(value, Enum) else repr(value.item() if isinstance(value, np.generic) else value)
+        """Return the text of a value of any type."""
+        if isinstance(value, Enum):
+            return str(value)
+        if isinstance(value, np.generic) or type(value) in _PLAIN_TYPES:
+            return repr(value.item() if isinstance(value, np.generic) else value)
         if any(value is outer for outer in self._enclosing):
             return "…"
         self._enclosing.append(value)
@@ -111,6 +113,7 @@ class _Writer:
             self._enclosing.pop()
 
     def _text(self, value: Any) -> str:
+        """Return the text of a value that is neither plain nor contains itself."""
         if isinstance(value, Tensor):
             return _tensor(value)
         if isinstance(value, np.ndarray):
@@ -137,6 +140,7 @@ class _Writer:
         return self._object(value)
 
     def _array(self, value: Any) -> str:
+        """Return the text of a NumPy array: as of a tensor, or of its elements if a tensor cannot hold them."""
         array = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False))
         if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # their bytes may be addresses or padding
             return f"array(dtype={array.dtype}, {self.text(array.tolist())})"
@@ -164,6 +168,7 @@ class _Writer:
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
     def _object(self, value: Any) -> str:
+        """Return the class and the attributes of an object, and for a module one line per child."""
         attributes = dict(_attributes(value))
         children = {}
         if isinstance(value, nn.Module):
@@ -184,6 +189,7 @@ def _indented_lines(begin: str, items: Sequence[str]) -> str:
 
 
 def _tensor(value: Tensor) -> str:
+    """Return the values of a small tensor, or the shape and checksum of a large one. Sparse and meta tensors have no values."""
     if value.layout is not torch.strided or value.is_meta:
         return f"tensor(shape={tuple(value.shape)}, dtype={value.dtype}, layout={value.layout})"
     tensor = (value.dequantize() if value.is_quantized else value).detach().cpu().resolve_conj().resolve_neg()
@@ -227,7 +233,7 @@ def without_ignored(value: Any, attributes: Mapping[str, Any]) -> dict[str, Any]
 
 @functools.cache
 def _parameters(cls: type) -> frozenset[str]:
-    """Names of the parameters of the constructors of a class and its base classes."""
+    """Return the names of the parameters of the constructors of a class and its base classes, without underscores around."""
     names: set[str] = set()
     for base in cls.__mro__[:-1]:
         if "__init__" in vars(base):

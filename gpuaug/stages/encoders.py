@@ -169,9 +169,9 @@ def _part(result: Any, output: Output) -> Any:
         return result
     if callable(output):
         return output(result)
-    if isinstance(output, str) and "." in output and not (isinstance(result, Mapping) and output in result):
+    if isinstance(output, str) and "." in output and not _has_key(result, output):
         for name in output.split("."):
-            result = _part(result, int(name) if name.isdecimal() else name)
+            result = _part(result, int(name) if name.isdecimal() and not _has_key(result, name) else name)
         return result
     cause: Exception | None = None
     try:
@@ -189,6 +189,10 @@ def _part(result: Any, output: Output) -> Any:
     raise SelectionError(
         f"output must name a part of the encoder's result, a {type(result).__name__}, got {output!r}. {members}"
     ) from cause
+
+
+def _has_key(result: Any, key: str) -> bool:
+    return isinstance(result, Mapping) and key in result
 
 
 def _in_memory_format(value: Any, memory_format: torch.memory_format | None) -> Any:

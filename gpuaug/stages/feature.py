@@ -37,7 +37,7 @@ from gpuaug.stages.encoders import (
 from gpuaug.stages.graph_memory import MAX_GRAPHS, Signatures, default_max_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
-_MAX_LISTED = 8
+_MAX_LISTED_PARAMETERS = 8
 """Maximum number of parameters that an error names."""
 
 
@@ -134,7 +134,7 @@ class FeatureStage(Stage):
         self.cache = cache
         self._bound_features: WeakSet[_BoundFeature] = WeakSet()
         self._inputs_to_capture: list[tuple[torch.Tensor, ...]] = []
-        self._freeze()
+        self._prepare_encoders()
         if memory_format is not None:
             for module in self.branches.values():
                 module.to(memory_format=memory_format)  # type: ignore[call-overload]
@@ -163,6 +163,11 @@ class FeatureStage(Stage):
         encoders: dict[str | None, Any] = {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict) and not is_encoder(self.encoder):
             encoders = dict(self.encoder.items())
+            unnamed = [name for name in encoders if not isinstance(name, str)]
+            if unnamed:
+                raise ArgumentTypeError(
+                    f"The keys of encoder must be names, got {shown(unnamed[0])}. Pass {{'name': encoder}}."
+                )
         if encoders and all(map(is_encoder, encoders.values())):
             fixed = batches.leaves([list(fixed_arguments(encoder)) for encoder in encoders.values()])
             modules = [argument for argument in fixed if module_of(argument) is not None]
@@ -212,7 +217,7 @@ class FeatureStage(Stage):
         finally:
             for bound in self._bound_features:
                 bound.after_update()
-        self._freeze()
+        self._prepare_encoders()
 
     def capture(self, shapes: Iterable[Any]) -> None:
         """Capture graphs before the first epoch, in current and later loaders of the stage.
@@ -253,19 +258,19 @@ class FeatureStage(Stage):
             ArgumentError: If a parameter of the encoder requires grad.
             DeviceError: If the encoder is not on the loader's device.
         """
-        self._freeze()
+        self._prepare_encoders()
         check_device(self, lanes.device)
         bound = _BoundFeature(name, self, lanes)
         self._bound_features.add(bound)
         bound.capture(self._inputs_to_capture)
         return bound
 
-    def _freeze(self) -> None:
+    def _prepare_encoders(self) -> None:
         """Check that no parameter of the encoders requires grad, and set evaluation mode."""
         for name, module in self.branches.items():
             trainable = [key for key, parameter in module.named_parameters() if parameter.requires_grad]
             if trainable:
-                keys = ", ".join(trainable[:_MAX_LISTED] + ["…"] * (len(trainable) > _MAX_LISTED))
+                keys = ", ".join(trainable[:_MAX_LISTED_PARAMETERS] + ["…"] * (len(trainable) > _MAX_LISTED_PARAMETERS))
                 code = module_code(self._encoders[name], name)
                 raise ArgumentError(
                     f"The parameters of a frozen encoder must not require grad, got {len(trainable)} that do: {keys}. "
@@ -295,6 +300,8 @@ def check_device(stage: Stage, device: torch.device) -> None:
 
 
 class _BoundFeature(BoundStage):
+    """A ``FeatureStage``, bound to one lane per encoder. A single encoder runs on the lane of the stage."""
+
     reads_only = True
 
     def __init__(self, name: str, stage: FeatureStage, lanes: Lanes) -> None:
@@ -399,6 +406,7 @@ class _Branch:
         return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
 
     def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
+        """Queue the encoding of ``values`` on the lane. The tensors of the result belong to the user."""
         key = position.key(self._name)
         self.lane.make_current()
         result = copied(self._run(values, key, iterator_state))
@@ -406,20 +414,16 @@ class _Branch:
         return result
 
     def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
-        if self._runner is None:
-            with self._generators.keyed(key):
-                return self._encode.run_eagerly(*values)
-        try:
-            with self._generators.keyed(key):
-                return self._runner.run(values, iterator_state.setdefault(self._name, Signatures()))
-        except BaseException as error:
-            self._renew_generators()
-            if not isinstance(error, CaptureError):
-                raise
-            with self._generators.keyed(key):
-                return self._encode.run_eagerly(*values)
-        finally:
-            self._warn_if_eager()
+        if self._runner is not None:
+            try:
+                with self._generators.keyed(key):
+                    return self._runner.run(values, iterator_state.setdefault(self._name, Signatures()))
+            except BaseException as error:
+                self._recover(error)
+            finally:
+                self._warn_if_eager(self._runner)
+        with self._generators.keyed(key):
+            return self._encode.run_eagerly(*values)
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
         """Capture graphs for the shapes of ``inputs``."""
@@ -432,22 +436,26 @@ class _Branch:
                 with self._generators.keyed(0):
                     self._runner.capture(zeros)
         except BaseException as error:
-            self._renew_generators()
-            if not isinstance(error, CaptureError):
-                raise
+            self._recover(error)
 
-    def _renew_generators(self) -> None:
-        """Replace the generators, unless graphs use them. A failed capture may leave the device's generator in capture mode."""
-        if not self._runner:
+    def _recover(self, error: BaseException) -> None:
+        """Replace the generators, unless graphs use them: a failed capture may leave the device's generator in capture mode.
+
+        Raises:
+            BaseException: ``error``, unless it is a ``CaptureError``.
+        """
+        if self._runner is None or len(self._runner) == 0:
             self._generators = Generators(self._device, libraries=True)
+        if not isinstance(error, CaptureError):
+            raise error
 
     def refresh(self) -> None:
+        """Capture graphs again, at their next batch, if weights were moved to other memory."""
         if self._runner is not None:
             self._runner.refresh()
 
-    def _warn_if_eager(self) -> None:
-        runner = self._runner
-        assert runner is not None
+    def _warn_if_eager(self, runner: GraphRunner) -> None:
+        """Warn, once per reason, if the encoder cannot be captured or a graph exceeds the memory limit."""
         if runner.eager_reason is not None and "reason" not in self._warned:
             self._warned.add("reason")
             warnings.warn(

@@ -24,7 +24,7 @@ from gpuaug.core.torchvision_types import (
     unwrapped,
     unwrapped_with_code,
 )
-from gpuaug.stages.selection import Selection
+from gpuaug.stages.selection import Selection, normalized_key
 
 _GEOMETRIC = re.compile(
     r"kornia\.(augmentation\._[23]d\.geometric|geometry\.transform)\..*"
@@ -73,23 +73,24 @@ class FirstCall:
         return _is_fused(self.module)
 
     @cached_property
-    def moving(self) -> str:
+    def moving_parts(self) -> str:
         """Names of the parts that move pixels, separated by commas; empty if there are none."""
         modules = [module for part in self._parts if _is_fused(part) for module in part.geometric_modules]
         return _listed([*_matches(self._parts, _GEOMETRIC), *modules])
 
     @cached_property
-    def mixing(self) -> str:
-        """Names of the parts that mix the pixels of images; form as in ``moving``."""
+    def mixing_parts(self) -> str:
+        """Names of the parts that mix the pixels of images, separated by commas."""
         return _listed(_matches(self._parts, _PIXEL_MIXING))
 
     @cached_property
-    def mixing_labels(self) -> str:
-        """Names of the parts that mix images and their labels; form as in ``moving``."""
+    def label_mixing_parts(self) -> str:
+        """Names of the parts that mix images and their labels, separated by commas."""
         return _listed(_matches(self._parts, _LABEL_MIXING))
 
     @cached_property
     def _parts(self) -> list[Any]:
+        """The transform, and all modules and functions within it."""
         return [*all_parts(self.module)]
 
     @property
@@ -99,7 +100,7 @@ class FirstCall:
 
     @cached_property
     def by_type(self) -> list[bool]:
-        """For each of ``values``: whether the transform changes only those tensors in it that have a class of torchvision."""
+        """Whether the transform changes only tensors of torchvision's classes in a value, for each of ``values``."""
         keys = self.selection.normalized_keys
         if keys is None:
             num_selected = len(self.values) - len(self.typed_names)
@@ -113,7 +114,7 @@ class FirstCall:
         if self.is_fused:
             return not isinstance(value, torch.Tensor) and holds_targets(value)
         cls = torchvision_class(self.module)
-        user_parts = (part for part in self._parts if library_class(part) is None)  # may change plain tensors
+        user_parts = (part for part in self._parts if library_class(part) is None)  # these may change plain tensors
         return cls is not None and difference(self.module, cls) is None and not any(user_parts)
 
     @cached_property
@@ -141,7 +142,11 @@ class FirstCall:
 
     def with_members(self, on: Mapping[Any, str]) -> str:
         """Return code for a stage that transforms more members. ``on``: member → data key."""
-        selected = self._data_keys or {0 if self.selection.on is ... else self.selection.on: "input"}
+        selectors = self.selection.on
+        names = selectors if isinstance(selectors, tuple) else (0 if selectors is ... else selectors,)
+        pipeline_keys = next((part.data_keys for part in self._parts if getattr(part, "data_keys", None)), ())
+        keys = [*map(normalized_key, pipeline_keys), *("input" for _ in names)]  # a pipeline without keys takes images
+        selected = self._data_keys or dict(zip(names, keys, strict=False))
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
 
@@ -153,7 +158,7 @@ class FirstCall:
 
 
 def _target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all target dicts of a batch. A sample has one dict; a clip may have a list with one dict per frame."""
+    """Yield the target dicts in a list of dicts. A sample has one dict; a clip may have a list with one dict per frame."""
     for target in targets:
         if isinstance(target, Mapping):
             yield target

@@ -56,17 +56,19 @@ class Signatures:
 
     def __init__(self) -> None:
         self.needs: dict[Signature, MemoryNeed] = {}
-        self._captured: dict[Signature, bool] = {}
+        """Memory of the graph of each signature, captured or not."""
+        self._choices: dict[Signature, bool] = {}
+        """Result of ``should_capture`` for each signature that has occurred twice."""
 
     def should_capture(self, signature: Signature, max_bytes: int) -> bool:
         """Return whether to capture a graph at the second occurrence of a signature.
 
         True until the graphs of the signatures for which it was true reach ``max_bytes`` or ``MAX_GRAPHS``.
         """
-        if signature not in self._captured:
-            needs = [self.needs[other] for other, captured in self._captured.items() if captured]
-            self._captured[signature] = fit([*needs, self.needs[signature]], max_bytes)
-        return self._captured[signature]
+        if signature not in self._choices:
+            needs = [self.needs[other] for other, is_captured in self._choices.items() if is_captured]
+            self._choices[signature] = fit([*needs, self.needs[signature]], max_bytes)
+        return self._choices[signature]
 
 
 class Pool:

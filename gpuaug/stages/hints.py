@@ -50,18 +50,18 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
         _refuse_ragged(call)
     if _library_module(call) is not None:  # torchvision would return encoded images unchanged
         refuse_encoded(call.values)
-    if call.is_fused or call.moving:
+    if call.is_fused or call.moving_parts:
         _warn_of_layout(call)
     selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # with into=, the original images stay in the batch, and the targets belong to these images
-    if not (call.moving or call.mixing or call.mixing_labels):
+    if not (call.moving_parts or call.mixing_parts or call.label_mixing_parts):
         return
     images = {name for other in other_selections for name in other.image_names(batch)}
     members = {name: batches.member(batch, name) for name in batches.member_names(batch) if name not in images}
-    if call.moving or call.mixing:
+    if call.moving_parts or call.mixing_parts:
         _warn_of_targets(call, members)
-    if call.mixing_labels:
+    if call.label_mixing_parts:
         _warn_of_labels(call, members)
 
 
@@ -90,38 +90,40 @@ def _warn_of_layout(call: FirstCall) -> None:
 
 
 def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
+    """Warn if members have targets that the transform does not change along with the images, and name a way to change them."""
     search = TargetSearch(None if call.images is None else _batch_size(call.images), _sizes(call.images))
     target_labels: dict[str, None] = {}  # a dict in place of a set, to keep the order
-    on: dict[Any, str] = {}
+    on: dict[Any, str] = {}  # member -> data key with which the stage would transform its targets
     without_key: dict[str, None] = {}
-    is_typed = False
+    has_typed = False
     for name, member in members.items():
-        are_passed = name in call.target_dict_names
+        are_target_dicts = name in call.target_dict_names
         targets = [target for target in search.targets(member, name) if id(target.value) not in call.transformed_ids]
-        if are_passed:  # (n, 4) may be probabilities of four classes
+        if are_target_dicts:  # (n, 4) may be probabilities of four classes
             targets = [target for target in targets if not re.search("label|class", str(target.name))]
         target_labels.update(dict.fromkeys(target.label for target in targets))
-        is_typed |= any(type_name(target.value) for target in targets)
-        keys = {None if are_passed else target.data_key(member) for target in targets if not type_name(target.value)}
+        plain = [target for target in targets if not type_name(target.value)]
+        has_typed |= len(plain) < len(targets)
+        keys = {None if are_target_dicts else target.data_key(member) for target in plain}  # None: no data key would help
         if len(keys) == 1 and None not in keys:
             on[name] = str(keys.pop())
-        elif keys:
-            plain = (target.name for target in targets if not type_name(target.value))
-            without_key.update((repr(name) if key == name else f"{key!r} in {name!r}", None) for key in plain)
+        else:
+            names = (repr(name) if target.name == name else f"{target.name!r} in {name!r}" for target in plain)
+            without_key.update(dict.fromkeys(names))
     if not target_labels:
         return
     listed_targets = ", ".join(target_labels)
-    if call.mixing:
+    if call.mixing_parts:
         warnings.warn(
-            f"{listed_targets} no longer match the images, because {call.mixing} mixes the images only. Leave {call.mixing} "
-            f"out for batches with {listed_targets}, or mix images and {listed_targets} in the dataset. "
+            f"{listed_targets} no longer match the images, because {call.mixing_parts} mixes the images only. Leave "
+            f"{call.mixing_parts} out for batches with {listed_targets}, or mix images and {listed_targets} in the dataset. "
             "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
             GpuAugWarning,
             stacklevel=3,
         )
         return
     lines = [f"Pass {call.with_members(on)}."] if on else []
-    if is_typed:
+    if has_typed:
         lines.append(f"Pass gpuaug.fuse({call.code}), which also transforms torchvision's Mask, BoundingBoxes and KeyPoints.")
     if without_key:
         lines.append(
@@ -129,7 +131,7 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
             "gpuaug.fuse(…) transforms along with the images."
         )
     warnings.warn(
-        f"{listed_targets} no longer match the images, because {call.moving} transforms the images without them. "
+        f"{listed_targets} no longer match the images, because {call.moving_parts} transforms the images without them. "
         f"{' '.join(lines)} Or transform images and {listed_targets} together in the dataset. "
         "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
         GpuAugWarning,
@@ -138,12 +140,13 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
 
 
 def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
+    """Warn if the transform mixes the labels of images, and no member that seems to hold labels is passed to it."""
     batch_size = None if call.images is None else _batch_size(call.images)
-    passed = {id(leaf) for leaf in batches.leaves(call.values)}
+    passed_ids = set(map(id, batches.leaves(call.values)))
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
-    if labels and not any(id(member) in passed for member in labels.values()):
+    if labels and not any(id(member) in passed_ids for member in labels.values()):
         warnings.warn(
-            f"labels no longer match the images, because {call.mixing_labels} receives the images only. "
+            f"labels no longer match the images, because {call.label_mixing_parts} receives the images only. "
             f"Pass {call.with_members({next(iter(labels)): 'class'})}. "
             "If this is intended, disable this warning with warnings.filterwarnings('ignore', '.*no longer match the images').",
             GpuAugWarning,
@@ -152,7 +155,7 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:
-    """Return whether all values are numbers, or tensors or arrays of at most one axis."""
+    """Return whether all values are numbers, or tensors or arrays with at most one axis."""
     return all(isinstance(value, Number) or getattr(value, "ndim", 2) < 2 for value in values)
 
 
@@ -164,13 +167,14 @@ def _sizes(images: torch.Tensor | Ragged | None) -> set[tuple[int, ...]]:
 
 
 def _batch_size(images: torch.Tensor | Ragged) -> int | None:
+    """Return the number of images or clips; ``None`` for a tensor without axes."""
     if isinstance(images, Ragged):
         return images.shapes.samples
     return len(images) if images.ndim else None
 
 
 def _are_labels(value: Any, batch_size: int | None) -> bool:
-    """Whether ``value`` may be the labels of a batch: (B,) class indices, or (B, classes) probabilities."""
+    """Return whether ``value`` may be the labels of a batch: (B,) class indices, or (B, classes) probabilities."""
     is_tensor = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch_size
     return is_tensor and (value.ndim == 1 or (value.ndim == 2 and value.is_floating_point()))
 
@@ -294,6 +298,7 @@ class TargetSearch:
         return any(self._has_numbers(inner, name) for inner in value)
 
     def _by_name(self, value: Any, name: Any) -> str | None:
+        """Return ``name`` if it is the key of a target and ``value`` has a possible shape; else ``None``."""
         if name not in _DATA_KEYS or value.ndim < 2:
             return None
         if name in _MASK_NAMES:  # a mask of another size may mark a model's patches, not pixels
@@ -301,6 +306,7 @@ class TargetSearch:
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 
     def _by_shape(self, value: Any, per_image: bool) -> str | None:
+        """Return ``masks`` or ``boxes`` if only these have the shape of ``value``; else ``None``."""
         if type_name(value) in ("Image", "Video"):
             return None
         axes = value.ndim if per_image else value.ndim - 1

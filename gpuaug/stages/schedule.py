@@ -154,10 +154,12 @@ def _flat(stages: Mapping[int, Stage]) -> dict[int, Stage]:
 
 
 class _BoundSchedule(BoundStage):
+    """A schedule, all of whose stages are bound to one lane. The loader runs the stages in ``by_epoch`` without it."""
+
     def __init__(self, name: str, stage: _Schedule, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
-        self._bound_stages = {id(part): part.bind(name, lanes) for part in stage.by_epoch.values()}
-        self._by_epoch = {epoch: self._bound_stages[id(part)] for epoch, part in stage.by_epoch.items()}
+        self._bound_stages = {id(inner): inner.bind(name, lanes) for inner in stage.by_epoch.values()}
+        self._by_epoch = {epoch: self._bound_stages[id(inner)] for epoch, inner in stage.by_epoch.items()}
 
     @property
     def by_epoch(self) -> Mapping[int, BoundStage]:
@@ -167,6 +169,7 @@ class _BoundSchedule(BoundStage):
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
         """Return key in a checkpoint → decoders of all stages, also of stages that have not run yet."""
         bound_stages = self._bound_stages.values()
+        # A stage that has not run yet returns its decoders only if their keys are required.
         keys = {*required_keys, *(key for bound in bound_stages for key in bound.versions(required_keys))}
         texts: dict[str, list[str]] = {}
         for bound in bound_stages:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
+from numbers import Integral
 from types import EllipsisType
 from typing import Any
 
@@ -35,13 +36,13 @@ class Selection:
             one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several members, each
             with its data key of Kornia, or with the encoder's parameter for it. ``None``: the whole batch.
         into: Members to write results to. ``...`` (default): the members that ``on`` names.
-        kind: Class name of the stage, such as ``TransformStage``, for the code in error messages.
+        stage_class: Class name of the stage, such as ``TransformStage``, for the code in error messages.
 
     Raises:
         ArgumentError: If ``on`` or ``into`` is empty or names no possible member, or ``into`` is passed with ``on=None``.
     """
 
-    def __init__(self, on: On, into: Into, *, kind: str) -> None:
+    def __init__(self, on: On, into: Into, *, stage_class: str) -> None:
         if on is None and into is not ...:
             raise ArgumentError(
                 f"into must be left out with on=None, which passes the whole batch, got {shown(into)}. "
@@ -67,8 +68,8 @@ class Selection:
             )
         self.on = on
         self.into = into
-        self._selectors = tuple(on) if isinstance(on, tuple | Mapping) else None
-        self._kind = kind
+        self._selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
+        self._stage_class = stage_class
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         """Return the values of the members that ``on`` names.
@@ -78,9 +79,7 @@ class Selection:
         """
         if self.on is None:
             return (batch,)
-        if self._selectors is not None:
-            return tuple(self._get(batch, selector) for selector in self._selectors)
-        return (self._get(batch, self.on),)
+        return tuple(self._get(batch, selector) for selector in self._selectors)
 
     def names(self, batch: Batch) -> list[Any]:
         """Return the names of the members that the stage reads: keys, fields, or indices from 0. Empty for the whole batch."""
@@ -88,7 +87,7 @@ class Selection:
             return []
         if self.on is ...:
             return [0]
-        return _from_start(batch, self._selectors or (self.on,))
+        return _from_start(batch, self._selectors)
 
     def image_names(self, batch: Batch) -> list[Any]:
         """Return the names of the members that hold images before or after the stage.
@@ -111,11 +110,8 @@ class Selection:
 
     @property
     def normalized_keys(self) -> list[str] | None:
-        """``data_keys`` as text in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"``, ``DataKey.IMAGE``."""
-        if self.data_keys is None:
-            return None
-        names = [(key.name if isinstance(key, Enum) else key).lower() for key in self.data_keys]
-        return [_KEY_ALIASES.get(name, name) for name in names]
+        """``data_keys`` as ``normalized_key`` returns them."""
+        return None if self.data_keys is None else list(map(normalized_key, self.data_keys))
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Return a copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.
@@ -126,13 +122,13 @@ class Selection:
         """
         if self.on is None:
             return result
-        targets = self.on if self.into is ... else self.into
-        if targets is ...:
+        written = self.on if self.into is ... else self.into
+        if written is ...:
             return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
-        if not isinstance(targets, tuple | Mapping):
-            return self._put(batch, {targets: result})
-        names = tuple(targets)
-        if isinstance(targets, Mapping) and len(names) == 1:
+        if not isinstance(written, tuple | Mapping):
+            return self._put(batch, {written: result})
+        names = tuple(written)
+        if isinstance(written, Mapping) and len(names) == 1:
             return self._put(batch, {names[0]: result})  # for a single data key, Kornia returns the value itself
         if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
@@ -143,6 +139,11 @@ class Selection:
         return self._put(batch, dict(zip(names, result, strict=True)))
 
     def _get(self, batch: Batch, selector: Any) -> Any:
+        """Return the member that a selector names. ``...``: the batch itself if it is a leaf, index 0 of a sequence.
+
+        Raises:
+            SelectionError: If there is no such member.
+        """
         form = _form(batch)
         members = _members(batch)
         if selector is ...:
@@ -151,7 +152,7 @@ class Selection:
             if form == "sequence":
                 selector = 0
             else:
-                advice = f": write {self._kind}(…, on={members[0]!r})" if members else ""
+                advice = f": write {self._stage_class}(…, on={members[0]!r})" if members else ""
                 raise SelectionError(
                     f"on must be passed for a batch that is a {type(batch).__name__}, got no on. "
                     f"The batch has {_listed(members)}{advice}."
@@ -166,6 +167,11 @@ class Selection:
         )
 
     def _put(self, batch: Batch, values: Mapping[Any, Any]) -> Batch:
+        """Return a copy of ``batch`` with new values. ``values``: selector → value of the member to replace or add.
+
+        Raises:
+            SelectionError: If a member cannot be replaced or added.
+        """
         form = _form(batch)
         fields = _fields(batch) if form == "record" else []
         if form == "leaf" or (fields and not values.keys() <= {*fields}):
@@ -184,6 +190,12 @@ class Selection:
                 )
             values = dict(zip(names, values.values(), strict=True))
         return batches.replace(batch, values)
+
+
+def normalized_key(key: str | Enum) -> str:
+    """Return a data key as text in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"``, ``DataKey.IMAGE``."""
+    name = (key.name if isinstance(key, Enum) else key).lower()
+    return _KEY_ALIASES.get(name, name)
 
 
 def _form(batch: Batch) -> str:
@@ -205,6 +217,7 @@ def _from_start(batch: Batch, selectors: Iterable[Any]) -> list[Any]:
 
 
 def _members(batch: Batch) -> list[Any]:
+    """Return the keys, fields or indices of a batch; an empty list for a leaf."""
     return [] if _form(batch) == "leaf" else batches.member_names(batch)
 
 
@@ -214,8 +227,10 @@ def _fields(record: Any) -> list[str]:
 
 
 def _is_index(selector: Any) -> bool:
-    return isinstance(selector, int) and not isinstance(selector, bool)
+    """Return whether a selector is an index of a sequence."""
+    return isinstance(selector, Integral) and not isinstance(selector, bool)  # including NumPy's integers
 
 
-def _listed(members: Any) -> str:
+def _listed(members: Iterable[Any]) -> str:
+    """Return the names of members for an error message."""
     return ", ".join(repr(member) for member in members) or "nothing"

@@ -23,6 +23,9 @@ Array = NDArray[Any]
 _IGNORED = 255
 """Mask value of pixels to ignore, a convention of datasets and losses."""
 
+_NO_NUMBERS = np.zeros(0)
+"""Array of a target that is missing or cannot be drawn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -94,20 +97,22 @@ def overlay(
         ArgumentError: If the format of boxes cannot be drawn.
     """
     annotations = Annotations()
-    valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.targets_with("valid")), None)
+    valid = next((_entry(value, sample, frame, 1) for value in row.targets_with("valid")), _NO_NUMBERS)
     tensors = [value for value in row.targets_with("class") if isinstance(value, Tensor)]
-    classes = next((_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
+    # Classes of boxes are whole numbers (B, N). Other labels belong to the whole image.
+    box_classes = (_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point())
+    classes = next(box_classes, _NO_NUMBERS)
     for key in BOXES.data_keys:
         for value in row.targets_with(key):
             corners = _kornia_corners(_entry(value, sample, frame, 3 if key == "bbox" else 2), key)
-            has_classes = classes is not None and len(classes) == len(corners)
-            names = [name_of(index) for index in classes] if classes is not None and has_classes else None
+            names = list(map(name_of, classes)) if len(classes) == len(corners) else []
             annotations.boxes += _boxes(corners, names, valid)
     for value in row.targets_with("keypoints"):
         points = _entry(value, sample, frame, 2)
         annotations.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
     for value in row.targets_with("mask"):
-        annotations.masks += _masks(_entry(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3))
+        masks = _entry(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3)
+        annotations.masks += _masks(masks) if masks.shape[-2:] == shape else ()
     for value in row.targets_with("targets"):
         target = value[sample % len(value)]
         _add_target(annotations, target if isinstance(target, Mapping) else target[frame or 0], shape, box_format, name_of)
@@ -119,8 +124,8 @@ def _entry(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> 
 
     For a ``frame`` of a clip, return ``entry[frame]`` if the entry has more than ``axes`` axes.
     """
-    entry = value[sample % len(value)]
-    return _array(entry if frame is None or torch.as_tensor(entry).ndim <= axes else entry[frame])
+    entry = _numbers(value[sample % len(value)])
+    return entry if frame is None or entry.ndim <= axes else entry[frame]
 
 
 def _add_target(
@@ -130,56 +135,57 @@ def _add_target(
     default_format: str,
     name_of: Callable[[Any], str],
 ) -> None:
-    valid = _array_or_none(target.get("valid"))
-    labels = _labels(target.get("labels", target.get("class_labels")))
-    names = None if labels is None else [name_of(class_label) for class_label in labels]
+    """Add the boxes, keypoints and masks of a target dict to ``annotations``. Parameters: see ``overlay``."""
+    valid = _numbers(target.get("valid"))
+    names = list(map(name_of, _labels(target.get("labels", target.get("class_labels")))))
     for key in BOXES.keys:
-        if key in target:
-            # The key bbox means COCO's format: the top left corner and the sides.
-            box_format = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else default_format)
-            corners = _upright_corners(_array(target[key]), str(getattr(box_format, "value", box_format)).lower(), shape)
-            annotations.boxes += _boxes(corners, names, valid)
-    if "keypoints" in target:
-        for number, points in enumerate(_array(target["keypoints"])):
-            points = np.atleast_2d(points)
-            visible = points[:, 2] > 0 if points.shape[1] > 2 else np.ones(len(points), bool)
-            annotations.points.append(Points(points[visible, :2], number))
-    if "masks" in target:
-        masks = _array(target["masks"])
-        masks = masks[None] if masks.ndim == 2 else masks
-        is_drawn = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
-        annotations.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if is_drawn[number]]
+        boxes = target.get(key)
+        # Boxes of torchvision have a format. The key bbox means COCO's format: the top left corner and the sides.
+        box_format = getattr(boxes, "format", None) or ("xywh" if key == "bbox" else default_format)
+        corners = _upright_corners(_numbers(boxes), str(getattr(box_format, "value", box_format)).lower(), shape)
+        annotations.boxes += _boxes(corners, names, valid)
+    for number, points in enumerate(_numbers(target.get("keypoints"))):
+        points = np.atleast_2d(points)
+        visible = points[:, 2] > 0 if points.shape[1] > 2 else np.ones(len(points), bool)
+        annotations.points.append(Points(points[visible, :2], number))
+    masks = _numbers(target.get("masks"))
+    masks = masks.reshape(-1, *shape) if masks.shape[-2:] == shape else masks[:0]  # of another size: not of pixels
+    is_drawn = valid if len(valid) == len(masks) else np.ones(len(masks), bool)
+    annotations.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if is_drawn[number]]
 
 
-def _labels(value: Any) -> list[Any] | None:
-    """Return class indices or names, one per box; ``None`` if ``value`` is neither."""
+def _labels(value: Any) -> list[Any]:
+    """Return class indices or names, one per box; an empty list if ``value`` is neither."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
-    if isinstance(value, str):
-        return None
     if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
         return list(value)
-    numbers = _array_or_none(value)
-    return None if numbers is None or numbers.ndim != 1 else list(numbers)
+    numbers = _numbers(value)
+    return list(numbers) if numbers.ndim == 1 else []
 
 
-def _array_or_none(value: Any) -> Array | None:
-    return None if value is None else _array(value)
+def _numbers(value: Any) -> Array:
+    """Return a tensor, an array, an image of PIL, or lists of these or of numbers as one array.
+
+    Anything else, such as ``None``, polygons or the run lengths of a mask, gives an empty array, which is not drawn.
+    """
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    except (TypeError, ValueError, RuntimeError):
+        return _NO_NUMBERS
 
 
-def _array(value: Any) -> Array:
-    tensor = torch.as_tensor(value)
-    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-
-
-def _boxes(corners: Array, names: Sequence[str] | None, valid: Array | None) -> Iterator[Box]:
-    has_valid = valid is not None and len(valid) == len(corners)
+def _boxes(corners: Array, names: Sequence[str], valid: Array) -> Iterator[Box]:
+    """Yield the boxes that are valid. ``names`` and ``valid`` may be empty: the boxes then have no label, and all are valid."""
+    has_valid = len(valid) == len(corners)
     for number, box_corners in enumerate(corners):
-        if not has_valid or valid[number]:  # type: ignore[index]
-            yield Box(box_corners, names[number] if names is not None and number < len(names) else "", number)
+        if not has_valid or valid[number]:
+            yield Box(box_corners, names[number] if number < len(names) else "", number)
 
 
 def _kornia_corners(boxes: Array, key: str) -> Array:
     """Return (N, 4, 2) corners in coordinates of pixel edges, from Kornia's boxes in coordinates of pixel centres."""
+    boxes = boxes.reshape(-1, 4, 2) if key == "bbox" else boxes.reshape(-1, 4)  # a sample without boxes may have shape (0,)
     corners: Array = vertices(torch.from_numpy(boxes), KORNIA_FORMATS[key]).numpy()
     if key == "bbox":  # may be rotated
         return corners + 0.5 + 0.5 * np.sign(corners - corners.mean(1, keepdims=True))  # type: ignore[no-any-return]
@@ -194,6 +200,7 @@ def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> A
             f"boxes must be axis-aligned to be drawn, got {box_format.upper()}. Pass the enclosing boxes, computed from the "
             "corners (n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
         )
+    boxes = boxes.reshape(-1, 4)  # a sample without boxes may have shape (0,)
     corners: Array = vertices(torch.from_numpy(boxes), TARGET_DICT_FORMATS[box_format], shape).numpy() + 0.5
     return corners
 

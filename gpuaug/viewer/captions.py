@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpuaug.stages.encoders import is_dense
+
 _WITHOUT_DRAWS = ("Normalize", "Denormalize", "CenterCrop", "PadTo", "Resize")
 """Names of modules without random parameters, which captions omit."""
 
@@ -27,13 +29,12 @@ _NEUTRAL = {"additions": 0.0, "gain": 1.0}
 def draw_lines(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return one line per module that was applied to the sample, without the modules of ``_WITHOUT_DRAWS``.
 
+    A sample that no other module has changed gets the line ``unchanged``.
+
     ``draws``: module name → name of a random parameter → value (``Draws.of``).
     """
-    lines = [
-        _module_text(_short_name(name), dict(numbers))
-        for name, numbers in draws.items()
-        if _short_name(name) not in _WITHOUT_DRAWS
-    ]
+    modules = ((_short_name(name), dict(numbers)) for name, numbers in draws.items())
+    lines = [_module_text(module, numbers) for module, numbers in modules if module not in _WITHOUT_DRAWS]
     return lines or ["unchanged"]
 
 
@@ -41,18 +42,18 @@ Label = tuple[tuple[str, str], ...]
 """(class name, text that follows the name) for each class of a label."""
 
 
-def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_sample: bool) -> Label:
+def label(value: Tensor, name_of: Callable[[Any], str], *, mixed: bool, lam_is_sample: bool) -> Label:
     """Return the label of one sample: its class, or the two classes of largest probability with their probabilities.
 
     Args:
         value: A class index; (classes,) probabilities; or, if ``mixed``, (3,): class of the sample, class of the sample that
             was mixed into it (its partner), lambda.
-        name: Function that returns the name of a class.
+        name_of: Function that returns the name of a class.
         mixed: Whether ``value`` is Kornia's label of a mixed image.
         lam_is_sample: Whether Kornia's lambda is the weight of the sample, not the weight of its partner.
     """
     if value.ndim == 0:
-        return ((name(value.item()), ""),)
+        return ((name_of(value.item()), ""),)
     if mixed:
         sample_class, partner, share = value.tolist()
         share = share if lam_is_sample else 1 - share
@@ -62,8 +63,8 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_samp
         shares = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
     largest = sorted(((share, index) for index, share in shares.items() if share >= _MIN_SHARE), reverse=True)
     if len(largest) == 1 and largest[0][0] > 1 - _MIN_SHARE:
-        return ((name(largest[0][1]), ""),)
-    return tuple((name(index), f" {share:.0%}") for share, index in largest)
+        return ((name_of(largest[0][1]), ""),)
+    return tuple((name_of(index), f" {share:.0%}") for share, index in largest)
 
 
 def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Callable[[Any], str]:
@@ -90,7 +91,7 @@ def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Ca
 
 def is_labels(value: Any, count: int) -> bool:
     """Return whether ``value`` may be the labels of a batch: (count,) class indices or (count, classes) probabilities."""
-    if not isinstance(value, Tensor) or not value.ndim or len(value) != count:
+    if not isinstance(value, Tensor) or not is_dense(value) or not value.ndim or len(value) != count:
         return False
     if value.ndim == 1:
         return not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
@@ -106,8 +107,7 @@ def are_class_names(value: Any, count: int) -> bool:
 
 def _short_name(name: str) -> str:
     """Return the name of a module without its path, ``Random``, ``V2``, its index (``_3``) and its repetition (`` (2)``)."""
-    class_name = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
-    return class_name.removeprefix("Random").removesuffix("V2")
+    return re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1]).removeprefix("Random").removesuffix("V2")
 
 
 def _module_text(module: str, numbers: dict[str, float]) -> str:

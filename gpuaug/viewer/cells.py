@@ -4,11 +4,12 @@ There is one line per batch of images, before and after the stages, and per view
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,11 +22,11 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, joined_horizontally, overlay
 from gpuaug.viewer.follow import FollowedImages, Images, MemberPath, Row, count_of, get, sample_of, walk
-from gpuaug.viewer.pixels import shown_frames, strip, to_pixels
+from gpuaug.viewer.pixels import shown_frames, to_pixels
 from gpuaug.viewer.trace import StageTrace, Trace
 
-_names_labels = re.compile(r"label|class|categor|^targets?$|^y$", re.IGNORECASE).search
-"""Match the name of a member that holds classes."""
+_LABEL_NAMES = re.compile(r"label|class|categor|^targets?$|^y$", re.IGNORECASE)
+"""Pattern in the usual names of members that hold classes."""
 
 _MAX_CLASSES = 100_000
 """Maximum number of classes of labels without a name. Larger numbers may be identifiers or times."""
@@ -38,7 +39,7 @@ class Cell:
     pixels: NDArray[np.float32]
     overlay: Annotations
     number: int
-    """Index of the sample in the batch; less than 0 for cells below the first line, which show no index."""
+    """Index of the sample in the batch; -1 for cells below the first line, which show no index."""
     label: captions.Label
     """Label of the sample; empty if it equals the label of the cell above."""
     note: str
@@ -79,10 +80,10 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
         for number, images in enumerate(row.images, 1):
             lines.append(line_maker.line(row, images, 0, name if len(row.images) == 1 else f"{name} {number}"))
     names = [_row_name(row) for row in followed.after]
-    for row in followed.after:
+    for row, row_name in zip(followed.after, names, strict=True):
         views = [(images, view) for images in row.images for view in range(_count_views(images, batch_size))]
-        name = _row_name(row)
-        name = "after" if len(names) == 1 else name if names.count(name) == 1 else f"{row.path[-1]}, {name}"
+        name = row_name if names.count(row_name) == 1 else f"{row.path[-1]}, {row_name}"
+        name = "after" if len(names) == 1 else name
         view_name = "view" if name == "after" else f"{name}, view"
         for number, (images, view) in enumerate(views, 1):
             lines.append(line_maker.line(row, images, view, name if len(views) == 1 else f"{view_name} {number}"))
@@ -114,33 +115,28 @@ class _LineMaker:
             view: Index of the view in ``images``.
             name: Name of the line.
         """
-        first_images = sample_of(row.stage_inputs[0][1], 0) if row.stage_inputs else None
-        largest = 1 if first_images is None else LARGEST.get(first_images.dtype, 1)
+        largest = LARGEST.get(sample_of(row.stage_inputs[0][1], 0).dtype, 1) if row.stage_inputs else 1
         normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs], largest)
         cells = []
         for sample in range(self._count):
             index = view * self._batch_size + sample
             image = sample_of(images, index)
             height, width = image.shape[-2:]
+            frames: Sequence[Any] = (None,)
             frames_note = ""
             if image.ndim == 4:
                 clip = image.transpose(0, 1) if self._channels_first else image
                 frames = shown_frames(len(clip))
-                parts = [overlay(row, index, (height, width), self._box_format, self._name_of, frame) for frame in frames]
-                annotations = joined_horizontally(parts, width)
                 frames_note = f"{len(frames)} of {len(clip)} frames"
-                image = strip(clip)
-            else:
-                annotations = overlay(row, index, (height, width), self._box_format, self._name_of)
-            pixels, note = to_pixels(image, normalized)
-            note = ", ".join(filter(None, (frames_note, note)))
+                image = torch.cat([clip[frame] for frame in frames], -1)  # (C, H, n · W): n frames side by side
+            parts = [overlay(row, index, (height, width), self._box_format, self._name_of, frame) for frame in frames]
+            pixels, values_note = to_pixels(image, normalized)
+            note = ", ".join(filter(None, (f"{width}x{height}", frames_note, values_note)))
             draws = tuple(text for stage, inputs in row.stage_inputs for text in self._draw_lines(stage, inputs, index))
             label = self._label(row, index)
             is_first = row is self._before
             label = label if is_first or label != self._label(self._before, sample) else ()
-            size = f"{width}x{height}"
-            note = f"{size}, {note}" if note else size
-            cells.append(Cell(pixels, annotations, sample if is_first else -1, label, note, draws))
+            cells.append(Cell(pixels, joined_horizontally(parts, width), sample if is_first else -1, label, note, draws))
         return Line(name, tuple(cells))
 
     def _draw_lines(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
@@ -151,10 +147,14 @@ class _LineMaker:
             shape: Any = inputs if isinstance(inputs, Ragged) else getattr(inputs, "shape", None)
             self._draws[id(stage)] = stage.transform.draw(shape, stage.seed)
         draws = self._draws[id(stage)]
-        # A stage before the stage that creates views has one draw per sample, for all its views.
+        # A stage before the stage that creates views draws once per sample, for all views of the sample.
         return captions.draw_lines(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> captions.Label:
+        """Return the label of one image of a row, from data with the key ``class`` or from the labels of the batch.
+
+        ``index``: index of the image. Views share the labels of their samples if there is one label per sample.
+        """
         candidates = row.targets_with("class")
         labels = (item for item in candidates if isinstance(item, Tensor) or captions.are_class_names(item, self._batch_size))
         value = next(labels, None)
@@ -194,7 +194,7 @@ def _row_name(row: Row) -> str:
     return last if isinstance(last, str) else f"after {row.stage_inputs[-1][0].name}"
 
 
-def _path_of_labels(before: Row, size: int) -> MemberPath | None:
+def _path_of_labels(before: Row, batch_size: int) -> MemberPath | None:
     """Return the path of the member that seems to hold labels; ``None`` if there is none.
 
     This is a member with a usual name such as ``label``, or else the first possible member of a tuple or list. Whole numbers
@@ -203,9 +203,9 @@ def _path_of_labels(before: Row, size: int) -> MemberPath | None:
     members = list(walk(before.batch))
     # Not in lists of mappings, such as target dicts: the length of a tensor there may equal the batch size by chance.
     excluded = [path for path, value in members if _are_mappings(value) and before.path[: len(path)] != path]
-    labels = [path for path, value in members if captions.is_labels(value, size) and path != before.path]
+    labels = [path for path, value in members if captions.is_labels(value, batch_size) and path != before.path]
     candidates = [path for path in labels if not any(path[: len(prefix)] == prefix for prefix in excluded)]
-    usual = [path for path in candidates if path and _names_labels(str(path[-1]))]
+    usual = [path for path in candidates if path and _LABEL_NAMES.search(str(path[-1]))]
     unnamed = [path for path in candidates if path and isinstance(path[-1], int) and _may_be_classes(get(before.batch, path))]
     return next(iter(usual or unnamed), None)
 
@@ -216,4 +216,5 @@ def _may_be_classes(labels: Tensor) -> bool:
 
 
 def _are_mappings(value: Any) -> bool:
+    """Return whether ``value`` is a list or tuple of mappings only."""
     return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)

@@ -15,19 +15,19 @@ from gpuaug.viewer.trace import Trace, trace_batch
 if TYPE_CHECKING:
     from gpuaug.core.figure import Figure
 
-_MAX_COLUMNS = 8
-_CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
-_MIN_CELL_IN = 1.75
+_MAX_COLUMNS = 8  # further samples are drawn in another block, below
+_CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}  # number of columns -> width of a cell
+_MIN_CELL_IN = 1.75  # width of a cell with more columns
 _MAX_ASPECT = 1.5  # largest ratio of the height of a picture to the width of a cell
 _MIN_HEIGHT_IN = 0.6  # the name of a line fits into this height
-_GAP_IN = 0.12  # between pictures
-_BLOCK_GAP_IN = 0.22  # additional gap between blocks of columns
+_GAP_IN = 0.12  # gap between pictures
+_BLOCK_GAP_IN = 0.22  # additional gap between blocks
 _MARGIN_IN = 0.12
 _TITLE_PT, _LABEL_PT, _TEXT_PT = 9.5, 8.0, 6.8
 _LINE = 1.32  # distance between lines of text, in font sizes
 _SPACE = 0.32  # width of a space, in font sizes
-_MAX_LINES = 8  # of text on the draws below a picture
-_GREY = "#6b7280"
+_MAX_LINES = 8  # maximum number of lines of text about the draws of a sample
+_GREY = "#6b7280"  # colour of notes
 
 
 def show(loader: StreamedLoader, n: int = 8) -> "Figure":
@@ -134,10 +134,12 @@ class _CellRow:
         self._label_height_in = _LINE * _LABEL_PT / 72 if any(self._labels) else 0.0
         self._sizes_in = [self._size_in(cell) for cell in self._cells]
         self._picture_height_in = max(_MIN_HEIGHT_IN, *(height for _, height in self._sizes_in))
-        texts = [len(notes) + len(draws) for notes, draws in zip(self._notes, self._draws, strict=True)]
-        heights = (height for _, height in self._sizes_in)
-        with_text = [height + (lines * _LINE + 0.4) * _TEXT_PT / 72 for height, lines in zip(heights, texts, strict=True)]
-        self.height_in = self._label_height_in + max(self._picture_height_in, *with_text)
+        text_lines = (len(notes) + len(draws) for notes, draws in zip(self._notes, self._draws, strict=True))
+        heights_with_text = (
+            height + (count * _LINE + 0.4) * _TEXT_PT / 72
+            for (_, height), count in zip(self._sizes_in, text_lines, strict=True)
+        )
+        self.height_in = self._label_height_in + max(self._picture_height_in, *heights_with_text)
 
     def _size_in(self, cell: Cell) -> tuple[float, float]:
         """Return (width, height) of a cell's picture in inches."""
@@ -150,8 +152,9 @@ class _CellRow:
         width_in, height_in = figure.get_size_inches()
 
         def write(x: float, y: float, text: str, size: float, **style: Any) -> None:
-            figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
-                        **{"color": INK, "va": "top", **style})  # fmt: skip
+            if text:
+                figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
+                            **{"color": INK, "va": "top", **style})  # fmt: skip
 
         top_in += self._label_height_in
         middle_in = top_in + self._picture_height_in / 2
@@ -159,31 +162,29 @@ class _CellRow:
         centred: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center"}
         name = shortened_to(self._name, _TEXT_PT + 0.7, 0.9 * self._picture_height_in)  # bold is wider
         write(_MARGIN_IN + line_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
-        if self._note:
-            note = shortened_to(self._note, _TEXT_PT, self._picture_height_in)
-            write(_MARGIN_IN + 1.6 * line_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
-        for number, (cell, (across, down)) in enumerate(zip(self._cells, self._sizes_in, strict=True)):
+        note = shortened_to(self._note, _TEXT_PT, self._picture_height_in)
+        write(_MARGIN_IN + 1.6 * line_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
+        for number, (cell, (across_in, down_in)) in enumerate(zip(self._cells, self._sizes_in, strict=True)):
             x = left_in + number * (self._cell_in + _GAP_IN)
-            if self._labels[number]:
-                write(x, top_in - 0.35 * _LABEL_PT / 72, self._labels[number], _LABEL_PT, va="baseline")
-            axes = figure.add_axes((x / width_in, 1 - (top_in + down) / height_in, across / width_in, down / height_in))
+            bottom = top_in + down_in
+            write(x, top_in - 0.35 * _LABEL_PT / 72, self._labels[number], _LABEL_PT, va="baseline")
+            axes = figure.add_axes((x / width_in, 1 - bottom / height_in, across_in / width_in, down_in / height_in))
             height, width = cell.pixels.shape[:2]
             axes.imshow(cell.pixels, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0), aspect="auto")
-            draw_annotations(axes, cell.overlay, (height, width), across)
+            draw_annotations(axes, cell.overlay, (height, width), across_in)
             axes.set(xlim=(0, width), ylim=(height, 0))
             axes.axis("off")
-            y = top_in + down + 0.4 * _TEXT_PT / 72
-            notes, draws = self._notes[number], self._draws[number]
-            if notes:
-                write(x, y, "\n".join(notes), _TEXT_PT, color=_GREY)
-            if draws:
-                write(x, y + len(notes) * line_in, "\n".join(draws), _TEXT_PT)
+            y = bottom + 0.4 * _TEXT_PT / 72
+            notes = self._notes[number]
+            write(x, y, "\n".join(notes), _TEXT_PT, color=_GREY)
+            write(x, y + len(notes) * line_in, "\n".join(self._draws[number]), _TEXT_PT)
 
 
 def _label_text(cell: Cell, room_in: float) -> str:
     """Return the text above a cell: index and label of the sample. Class names are shortened to fit into ``room_in`` inches."""
-    text = number = str(cell.number) if cell.number >= 0 else ""
-    for max_length in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
+    number = str(cell.number) if cell.number >= 0 else ""
+    longest = max((len(name) for name, _ in cell.label), default=0)
+    for max_length in range(max(longest, 3), 2, -1):
         label = ", ".join(f"{shortened(name, max_length)}{share}" for name, share in cell.label)
         text = ": ".join(filter(None, (number, label)))
         if text_width_in(text, _LABEL_PT) <= room_in:

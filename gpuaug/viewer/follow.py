@@ -15,6 +15,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.targets import TARGET_KEYS
+from gpuaug.stages.encoders import is_dense
 from gpuaug.stages.selection import Selection
 from gpuaug.viewer.trace import StageTrace, Trace
 
@@ -37,7 +38,7 @@ class Row:
     path: MemberPath
     """Path of the images."""
     batch: Batch
-    keys: Mapping[MemberPath, str] = field(default_factory=dict)
+    data_keys: Mapping[MemberPath, str] = field(default_factory=dict)
     """Path of a target → Kornia's data key."""
     stage_inputs: tuple[tuple[StageTrace, Images], ...] = ()
     """(stage, input images of the stage) for each stage that has transformed the images."""
@@ -48,8 +49,8 @@ class Row:
         return images_of(get(self.batch, self.path))
 
     def targets_with(self, key: str) -> list[Any]:
-        """Return the targets with the data key ``key``."""
-        values = (get(self.batch, path) for path, data_key in self.keys.items() if data_key == key)
+        """Return the targets with the data key ``key``, without those that are ``None``."""
+        values = (get(self.batch, path) for path, data_key in self.data_keys.items() if data_key == key)
         return [value for value in values if value is not None]
 
 
@@ -72,26 +73,27 @@ def follow(trace: Trace) -> FollowedImages:
         ArgumentError: If the batch has no images.
     """
     before: dict[MemberPath, Row] = {}
-    rows: dict[MemberPath, Row] = {}
+    after: dict[MemberPath, Row] = {}
     stages_without_images: list[str] = []
     for index, stage in enumerate(trace.stages):
         inputs, outputs = trace.states[index : index + 2]
-        moves = list(_moves(stage.selection, inputs, outputs))
-        target_moves = [(old, new, key) for old, new, key in moves if key not in (None, "input")]
-        for source, target in _image_moves(moves, inputs):
-            if source not in rows and source not in before:
+        members = list(_members_read(stage.selection, inputs, outputs))
+        target_members = [(source, result, key) for source, result, key in members if key not in (None, "input")]
+        for source, result in _image_members(members, inputs):
+            if source not in after and source not in before:
                 first = next(state for state in trace.states if images_of(get(state, source)))
                 before[source] = Row(source, first)
-            if not images_of(get(outputs, target)):
+            if not images_of(get(outputs, result)):
                 stages_without_images.append(stage.name)
                 break
-            row = rows.get(source) or before[source]
-            if (row_before := before.get(source)) is not None:
-                keys_before = {old: key for old, _, key in target_moves if get(row_before.batch, old) is not None}
-                before[source] = replace(row_before, keys={**row_before.keys, **keys_before})
-            keys = {**row.keys, **{new: key for _, new, key in target_moves}}
+            row = after.get(source) or before[source]
+            if source in before:
+                row_before = before[source]
+                keys_before = {path: key for path, _, key in target_members if get(row_before.batch, path) is not None}
+                before[source] = replace(row_before, data_keys={**row_before.data_keys, **keys_before})
+            keys_after = {**row.data_keys, **{path: key for _, path, key in target_members}}
             images = images_of(get(inputs, source))[0]
-            rows[target] = Row(target, outputs, keys, (*row.stage_inputs, (stage, images)))
+            after[result] = Row(result, outputs, keys_after, (*row.stage_inputs, (stage, images)))
     if not before:
         path = _search(trace.states[0])
         if path is None:
@@ -99,44 +101,51 @@ def follow(trace: Trace) -> FollowedImages:
                 "loader must yield images to be shown, (B, C, H, W) of uint8 or floating, got none in a "
                 f"{type(trace.states[0]).__name__}. Pass on= with the member of the images to the first stage."
             )
-        before = {other: Row(other, trace.states[0]) for other in _alike(trace.states[0], path)}
+        before = {member: Row(member, trace.states[0]) for member in _members_like(trace.states[0], path)}
     # Targets are read from the batch after the last stage.
     last = trace.states[-1]
-    after = [replace(row, batch=last) if images_of(get(last, row.path)) else row for row in rows.values()]
-    shown_before, shown_after = (tuple(map(_with_targets, rows_of_part)) for rows_of_part in (before.values(), after))
+    rows_after = (replace(row, batch=last) if images_of(get(last, row.path)) else row for row in after.values())
+    shown_before, shown_after = (tuple(map(_with_target_dicts, rows)) for rows in (before.values(), rows_after))
     return FollowedImages(shown_before, shown_after, tuple(stages_without_images))
 
 
-def _image_moves(moves: Sequence[tuple[MemberPath, MemberPath, str | None]], inputs: Batch) -> Iterator[tuple[Any, Any]]:
-    """Yield (input path, output path) of each member with images.
+def _image_members(
+    members: Sequence[tuple[MemberPath, MemberPath, str | None]], inputs: Batch
+) -> Iterator[tuple[MemberPath, MemberPath]]:
+    """Yield (input path, output path) of each member with images. ``members``: as ``_members_read`` yields them.
 
     Without data keys, members whose number of channels differs from the first member's are omitted: they may be masks.
     """
     channels = None
-    targets = set[MemberPath]()
-    for source, target, key in moves:
+    results = set[MemberPath]()
+    for source, result, key in members:
         images = images_of(get(inputs, source)) if key in (None, "input") else []
-        if not images or target in targets or (key is None and channels not in (None, _channels_of(images[0]))):
+        if not images or result in results or (key is None and channels not in (None, _channels_of(images[0]))):
             continue
         channels = _channels_of(images[0])
-        targets.add(target)
-        yield source, target
+        results.add(result)
+        yield source, result
 
 
 def _channels_of(images: Images) -> int:
-    """Return the number of channels."""
+    """Return the number of channels of each image."""
     if isinstance(images, Ragged):
         return images.shapes.channels
     return int((images if isinstance(images, Tensor) else images[0]).shape[-3])
 
 
-def _alike(batch: Batch, path: MemberPath) -> list[MemberPath]:
-    """Return ``path``, and the paths of members beside it with the same numbers of images and channels, in order."""
-    images = images_of(get(batch, path))[0]
-    expected = count_of(images), _channels_of(images)
-    siblings = [other for other, _ in walk(batch) if len(other) == len(path) and other[:-1] == path[:-1]]
-    images_of_siblings = [(other, images_of(get(batch, other))) for other in siblings]
-    return [other for other, value in images_of_siblings if value and (count_of(value[0]), _channels_of(value[0])) == expected]
+def _members_like(batch: Batch, path: MemberPath) -> list[MemberPath]:
+    """Return ``path``, and the paths in the same container to as many images with as many channels, in order."""
+
+    def counts(value: Any) -> list[tuple[int, int]]:
+        return [(count_of(images), _channels_of(images)) for images in images_of(value)[:1]]
+
+    expected = counts(get(batch, path))
+    return [
+        other
+        for other, value in walk(batch)
+        if other[:-1] == path[:-1] and len(other) == len(path) and counts(value) == expected
+    ]
 
 
 def count_of(images: Images) -> int:
@@ -173,9 +182,11 @@ def walk(value: Any, path: MemberPath = ()) -> Iterator[tuple[MemberPath, Any]]:
 def images_of(value: Any) -> list[Images]:
     """Return the batches of images in a member: one, or one per view; empty if the member does not hold images."""
     if isinstance(value, Tensor):
-        single = value.ndim == 3 and value.shape[0] in (1, 3)
-        are_images = value.dtype not in _NON_IMAGE_DTYPES and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
-        return [value[None] if single else value] if are_images else []
+        if not is_dense(value) or value.dtype in _NON_IMAGE_DTYPES or 0 in value.shape[-3:]:
+            return []
+        if value.ndim == 3 and value.shape[0] in (1, 3):  # one image
+            return [value[None]]
+        return [value] if value.ndim in (4, 5) else []
     if isinstance(value, Ragged):
         return [value]
     if not isinstance(value, list | tuple) or not all(isinstance(item, Tensor) for item in value):
@@ -183,23 +194,27 @@ def images_of(value: Any) -> list[Images]:
     if value and all(item.ndim == 3 and images_of(item) for item in value):
         return [value]
     # A list of tensors (B, C, H, W) with equal C holds views. With different C it may hold images and masks.
-    are_views = len({item.shape[1] for item in value if item.ndim == 4}) == 1 and all(item.ndim == 4 for item in value)
-    views = [images_of(item) for item in value] if are_views else []
+    if any(item.ndim != 4 for item in value) or len({item.shape[1] for item in value}) != 1:
+        return []
+    views = [images_of(item) for item in value]
     return [view[0] for view in views] if all(views) else []
 
 
-def _with_targets(row: Row) -> Row:
-    """Add target dicts to the targets of a row, unless a stage has target dicts in ``on``."""
-    if "targets" in row.keys.values():
+def _with_target_dicts(row: Row) -> Row:
+    """Return the row with the target dicts of its batch as targets, unless a stage has target dicts in ``on``."""
+    if "targets" in row.data_keys.values():
         return row
-    return replace(row, keys={**row.keys, **{path: "targets" for path, value in walk(row.batch) if _is_targets(value)}})
+    target_dicts = {path: "targets" for path, value in walk(row.batch) if _are_target_dicts(value)}
+    return replace(row, data_keys={**row.data_keys, **target_dicts})
 
 
-def _is_targets(value: Any) -> bool:
-    if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, list | tuple) for item in value):
-        return all(map(_is_targets, value))  # one list per clip
-    is_list_of_dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Mapping) for item in value)
-    return is_list_of_dicts and any(key in item for item in value for key in TARGET_KEYS)
+def _are_target_dicts(value: Any) -> bool:
+    """Return whether ``value`` is a list of target dicts, or has one such list per clip."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    if all(isinstance(item, list | tuple) for item in value):
+        return all(map(_are_target_dicts, value))
+    return all(isinstance(item, Mapping) for item in value) and any(key in item for item in value for key in TARGET_KEYS)
 
 
 def _search(batch: Batch) -> MemberPath | None:
@@ -209,8 +224,8 @@ def _search(batch: Batch) -> MemberPath | None:
     return next(iter(usual or paths), None)
 
 
-def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tuple[MemberPath, MemberPath, str | None]]:
-    """Yield (input path, output path, data key) of each member that a stage reads.
+def _members_read(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tuple[MemberPath, MemberPath, str | None]]:
+    """Yield (path in ``inputs``, path of its result in ``outputs``, data key or ``None``) of each member that a stage reads.
 
     Args:
         selection: Selection of the stage.
@@ -220,13 +235,13 @@ def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tupl
     if selection.on is None:
         source = _search(inputs)
         if source is not None:
-            same_path = bool(images_of(get(outputs, source)))
-            yield source, source if same_path else _search(outputs) or source, None
+            keeps_path = bool(images_of(get(outputs, source)))
+            yield source, source if keeps_path else _search(outputs) or source, None
         return
     sources: list[MemberPath] = [(name,) for name in selection.names(inputs)] or [()]
-    targets = sources
+    results = sources
     if selection.into is not ...:
-        targets = [(name,) for name in selection.image_names(outputs)]
-        targets *= 1 if isinstance(selection.into, tuple) else len(sources)
+        results = [(name,) for name in selection.image_names(outputs)]
+        results *= 1 if isinstance(selection.into, tuple) else len(sources)  # a single member holds the result of all
     keys: Sequence[str | None] = selection.normalized_keys or [None] * len(sources)
-    yield from zip(sources, targets, keys, strict=False)
+    yield from zip(sources, results, keys, strict=False)

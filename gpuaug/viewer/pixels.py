@@ -19,17 +19,7 @@ MAX_FRAMES = 4
 
 def shown_frames(count: int) -> list[int]:
     """Return the indices of the shown frames of a clip of ``count`` frames."""
-    return sorted({round(step * (count - 1) / (MAX_FRAMES - 1)) for step in range(MAX_FRAMES)})
-
-
-def strip(clip: Tensor) -> Tensor:
-    """Return the shown frames of a clip side by side, as one image.
-
-    Shape:
-        - clip: (T, C, H, W)
-        - returns: (C, H, n · W)
-    """
-    return torch.cat([clip[frame] for frame in shown_frames(len(clip))], -1)
+    return sorted({round(number * (count - 1) / (MAX_FRAMES - 1)) for number in range(MAX_FRAMES)})
 
 
 def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
@@ -45,21 +35,20 @@ def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None)
         - returns: (H, W, 3), or (H, W) for grey, in [0, 1]
     """
     values = image.float()
-    count = len(values)
+    channels = len(values)
     notes = []
     if image.dtype == torch.uint8:
         values = values / 255
     else:
-        if normalized_by is not None and all(len(parameter) in (1, count) for parameter in normalized_by):
+        if normalized_by is not None and all(len(parameter) in (1, channels) for parameter in normalized_by):
             mean, deviation = normalized_by
             values = values * deviation + mean
         values, is_rescaled = _in_range(values)
         notes += ["stretched"] if is_rescaled else []
     values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling a constant image gives NaN
-    if count not in (1, 3):
-        drawn_count = 3 if count > 3 else 1
-        notes.insert(0, f"{'channels 1 to 3' if drawn_count == 3 else 'channel 1'} of {count}")
-        values = values[:drawn_count]
+    if channels not in (1, 3):
+        notes.insert(0, f"{'channels 1 to 3' if channels > 3 else 'channel 1'} of {channels}")
+        values = values[: 3 if channels > 3 else 1]
     array: Any = (values[0] if len(values) == 1 else values.permute(1, 2, 0)).numpy()
     return array, ", ".join(notes)
 

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
@@ -13,7 +14,7 @@ from gpuaug.core.devices import synchronize
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.packed_targets import settle_targets, unpack_targets
 from gpuaug.core.rng import CallSeeds, Position
-from gpuaug.core.streams import Event
+from gpuaug.core.streams import Event, Lanes
 from gpuaug.loader.inspection import Inspection, restored_at_end
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.stages.base import BoundStage
@@ -62,11 +63,11 @@ def trace_batch(loader: StreamedLoader) -> Trace:
     inspection = Inspection(loader)
     pairs = inspection.stages
     feature_stages = (index for index, (_, stage) in enumerate(pairs) if isinstance(stage, FeatureStage))
-    count = next(feature_stages, len(pairs))  # number of stages before the first feature stage
+    num_run = next(feature_stages, len(pairs))  # number of stages before the first feature stage
     states: list[Batch] = []
     # Stages that decode have work on other threads: max_submitted > 0. They are not recorded, so the first state is the decoded
     # batch.
-    stages = [bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in pairs[:count]]
+    stages = [bound if bound.max_submitted else _RecordedStage(bound, states, inspection.lanes) for bound, _ in pairs[:num_run]]
     with restored_at_end(loader), closing(inspection.begin(depth=0, bound_stages=stages)) as iterator:
         position = iterator.position
         consumer = inspection.lanes.consumer()
@@ -75,31 +76,27 @@ def trace_batch(loader: StreamedLoader) -> Trace:
             raise ArgumentError("loader must have a batch to be shown, got no batch. Check whether its dataset is empty.")
         batch = iterator.pop(consumer)
         if not states:
-            states.append(_on_host(batch, loader))
+            states.append(_on_host(batch, loader.device))
     stage_traces = [
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), CallSeeds(position, bound.name).next())
-        for bound, stage in pairs[:count]
+        for bound, stage in pairs[:num_run]
         if not bound.max_submitted
     ]
-    skipped_stages = tuple(bound.name for bound, _ in pairs[count:])
-    return Trace(position, tuple(stage_traces), tuple(states), skipped_stages)
+    return Trace(position, tuple(stage_traces), tuple(states), tuple(bound.name for bound, _ in pairs[num_run:]))
 
 
 class _RecordedStage(BoundStage):
     """Wrapper of a stage that appends host copies of the first stage's input and of each stage's output to ``states``."""
 
-    def __init__(self, inner: BoundStage, states: list[Batch], loader: StreamedLoader) -> None:
-        self.name = inner.name
-        self.lane = inner.lane
-        self.range_name = inner.range_name
-        self.selection = inner.selection
+    def __init__(self, inner: BoundStage, states: list[Batch], lanes: Lanes) -> None:
+        super().__init__(inner.name, inner.selection, lanes)  # on the lane of ``inner``, which has the same name
         self._inner = inner
         self._states = states
-        self._loader = loader
+        self._device = lanes.device
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         if not self._states:
-            self._states.append(_on_host(batch, self._loader))
+            self._states.append(_on_host(batch, self._device))
         return self._inner.read(batch)
 
     def reads_pending(self, batch: Batch) -> bool:
@@ -111,16 +108,17 @@ class _RecordedStage(BoundStage):
 
     def write(self, batch: Batch, result: Any) -> Batch:
         new_batch = self._inner.write(batch, result)
-        self._states.append(_on_host(new_batch, self._loader))
+        self._states.append(_on_host(new_batch, self._device))
         return new_batch
 
 
-def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
-    """Copy a batch to the host. A batch on the host is copied, too: a transform may write to its input later."""
-    synchronize(loader.device)  # the batch may have been written on any lane
+def _on_host(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch on ``device`` to the host. A batch on the host is copied, too: a transform may write to its input later."""
+    synchronize(device)  # the batch may have been written on any lane
     batch = unpack_targets(settle_targets(batch))
 
     def copied(leaf: Any) -> Any:
+        """Return a copy of a tensor, or of a mapping with copies of its tensors."""
         if isinstance(leaf, Tensor):
             return leaf.detach().to("cpu", copy=True)
         # A mapping with a ``to`` method is copied like any other mapping.

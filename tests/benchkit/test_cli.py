@@ -132,11 +132,11 @@ def test_version_is_printed(capsys):
     ("flags", "text"),
     [
         (["--data", "/no/such/folder"], "--data must be a folder of class folders with images in them, got '/no/such"),
-        (["--batch-size", "0"], "value must be a number of at least 1, got '0'. Leave it out for the default."),
+        (["--batch-size", "0"], "value must be a whole number of at least 1, got '0'. Leave it out for the default."),
         (["--seconds", "nan"], "value must be a number of at least 0.001, got 'nan'."),
-        (["--workers", "many"], "value must be a number of at least 0, got 'many'."),
+        (["--workers", "many"], "value must be a whole number of at least 0, got 'many'."),
         (["--device", "abacus"], "device must be a device that torch can use here, got 'abacus'"),
-        (["--json", "/"], "--json must be a file to write, got the folder '/'. Add a file name."),
+        (["--json", "/"], "value must be a file that can be written, got '/'. Pass a path such as out.json."),
     ],
 )
 def test_a_bad_flag_is_one_clear_line_and_status_2(flags, text, capsys):

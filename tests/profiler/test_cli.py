@@ -173,11 +173,13 @@ def test_timeline_picture_without_matplotlib_is_refused(project, capsys, monkeyp
 
 
 @pytest.mark.parametrize("flag", ["json", "timeline"])
-def test_folder_as_output_file_is_refused(flag, project, tmp_path, capsys):
-    folder = tmp_path / "results.json"
-    folder.mkdir()
-    assert refused(capsys, f"{project}:make", f"--{flag}", str(folder)) == (
-        f"--{flag} must be a file to write, got the folder {str(folder)!r}. Add a file name."
+@pytest.mark.parametrize("path", ["folder.json", "file/results.json", "file/folder/results.json"])
+def test_output_file_that_cannot_be_written_is_refused(flag, path, project, tmp_path, capsys):
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "file").touch()
+    output = str(tmp_path / path)
+    assert refused(capsys, f"{project}:make", f"--{flag}", output) == (
+        f"argument --{flag}: value must be a file that can be written, got {output!r}. Pass a path such as out.json."
     )
     assert project not in sys.modules
 
@@ -187,5 +189,7 @@ def test_batches_and_rounds_below_their_least_are_refused(flag, least, project, 
     with pytest.raises(SystemExit) as left:
         cli.main(["profile", f"{project}:make", flag, str(least - 1)])
     assert left.value.code == 2
-    text = f"argument {flag}: value must be a number of at least {least}, got '{least - 1}'. Leave it out for the default."
+    text = (
+        f"argument {flag}: value must be a whole number of at least {least}, got '{least - 1}'. Leave it out for the default."
+    )
     assert text in " ".join(capsys.readouterr().err.split())

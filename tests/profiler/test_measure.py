@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import UserDict
+from contextlib import closing
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_device_probes_on_a_cpu_give_none():
 def test_pull_after_an_end_that_was_read_ahead_does_not_block(monkeypatch, count):
     cuda = install(monkeypatch, keeps_up=True)
     passes, pulled = EndlessBatches(Inspection(StreamedLoader(HostBatches(cuda, count), device="cuda", feed="plain"))), []
-    with passes:
+    with closing(passes):
         for taken in range(1, 16):
             passes.next(2)
             thread = threading.Thread(target=lambda: pulled.append(passes.pull()), daemon=True)
@@ -143,7 +144,7 @@ def test_batches_are_launched_as_far_ahead_as_each_call_says(monkeypatch, loader
     script_arrivals(monkeypatch, [True])
     loader = StreamedLoader(HostBatches(cuda, 6), device="cuda", feed="plain", depth=loaders_own)
     passes, ready = EndlessBatches(Inspection(loader)), []
-    with passes:
+    with closing(passes):
         for depth in (0, 0, 2, 2, 0, 0, 2, 0):  # the seventh batch is the first of an epoch
             passes.next(depth)
             assert loader.stats().depth == depth
@@ -156,9 +157,9 @@ def test_part_falls_back_to_wall_time_where_no_profiler_can_look(monkeypatch):
     monkeypatch.setattr(isolated, "waits_at", lambda work, device: None)
     wall = type("Wall", (), {"median": 7.0})()
     monkeypatch.setattr(isolated, "time_alone", lambda work, device, repeats: (wall, "host"))
-    on_gpu = isolated._part("step", nothing, torch.device("cuda", 0), False)
+    on_gpu = isolated._part("step", nothing, device=torch.device("cuda", 0), tracing=False)
     assert (on_gpu.host, on_gpu.device_ms, on_gpu.launches) == ("host", 7.0, None)
-    in_line = isolated._part("step", nothing, torch.device("mps"), False)
+    in_line = isolated._part("step", nothing, device=torch.device("mps"), tracing=False)
     assert (in_line.host, in_line.device_ms) == (wall, None), "one queue, on which all is done in turn"
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import UserDict
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -181,7 +181,7 @@ def test_window_is_timed_by_events_of_the_stream_that_trains(monkeypatch, ahead,
         cuda.now_ms += 7  # on the device, whatever the host's clock says
 
     measurements = profile._Profile(StreamedLoader(HostBatches(cuda, 90), device="cuda", feed="plain"), step, 20, 1)
-    with measurements._batches, context():
+    with closing(measurements._batches), context():
         assert measurements._time_streamed() == pytest.approx(7)
     assert waits == [len(steps)], "once, when the window is over"
     assert not cuda.history.violations, cuda.history.report()

@@ -1,5 +1,6 @@
 """``gpuaug.profile`` on a CPU and a virtual clock: planted times are found, exactly, where they were planted."""
 
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -195,7 +196,7 @@ def test_epochs_that_began_before_a_window_are_not_counted_in_it(clock):
     loader = StreamedLoader([0] * 90, device="cpu")
     measurements = profile._Profile(loader, clock.working(STEP_MS), 8, 1)
     measurements._batches.epoch_start_s = 5.0
-    with measurements._batches:
+    with closing(measurements._batches):
         assert measurements._time_streamed() == approx(STEP_MS)
         assert measurements._time_loader() == approx(0)
     assert measurements._epoch_start_ms == [0.0]

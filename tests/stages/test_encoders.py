@@ -139,6 +139,15 @@ def test_output_that_is_not_there_is_refused(form, output):
         list(on_lanes([torch.rand(2, 6)], FeatureStage(Encoder(FORMS[form]), output=output)))
 
 
+@pytest.mark.parametrize(("output", "expected"), [("maps.0", 0), ("maps.pool", 1), ("pair.1", 3), ("maps.2.1", 5)])
+def test_digits_in_a_dotted_path_are_a_key_of_a_mapping_or_an_index(output, expected):
+    def form(x):
+        return {"maps": {"0": x, "pool": x + 1, "2": [x, x + 5]}, "pair": (x + 2, x + 3)}
+
+    stage = FeatureStage(Encoder(form), output=output)
+    assert_values(next(iter(on_lanes([torch.zeros(2, 6)], stage))), torch.full((2, 6), float(expected)))
+
+
 ATTRIBUTES = {
     "tensor": ["mean", "shape", "T", "real", "data", "dtype", "grad", "__class__"],
     "dict": ["keys", "items"],

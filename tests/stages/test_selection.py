@@ -3,6 +3,7 @@
 import dataclasses
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.batches.containers import MAPPINGS, RECORDS, Derived, Frozen, Pair, Record, Slots
@@ -255,7 +256,7 @@ DOES_NOT_FIT = [
 
 @pytest.mark.parametrize(("batch", "on", "into", "text"), DOES_NOT_FIT)
 def test_on_or_into_that_does_not_fit_names_members(batch, on, into, text):
-    selection = Selection(on, into, kind="Kind")
+    selection = Selection(on, into, stage_class="Kind")
     with pytest.raises(SelectionError) as caught:
         selection.write(batch, selection.read(batch)[0])
     assert str(caught.value).startswith(text)
@@ -264,10 +265,18 @@ def test_on_or_into_that_does_not_fit_names_members(batch, on, into, text):
     assert isinstance(caught.value, LookupError)
 
 
+@pytest.mark.parametrize("index", [np.int64(-1), np.uint8(1)])
+def test_integers_of_numpy_are_indices(index):
+    selection = Selection(index, ..., stage_class="Kind")
+    assert selection.read(PAIR) == (PAIR[1],)
+    assert selection.names(PAIR) == [1]
+    assert selection.write(PAIR, "new") == (PAIR[0], "new")
+
+
 @pytest.mark.parametrize("into", [(0, 3), (0, -2)])
 def test_into_with_a_gap_or_a_repetition_is_refused(into):
     with pytest.raises(SelectionError, match=f"without repetition or gap, got {into[0]}, {into[1]}"):
-        Selection(..., into, kind="Kind").write(PAIR, ("a", "b"))
+        Selection(..., into, stage_class="Kind").write(PAIR, ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -283,14 +292,14 @@ def test_into_with_a_gap_or_a_repetition_is_refused(into):
 @pytest.mark.parametrize("into", [..., (0, 1)])
 def test_number_of_results_must_match_into(result, got, into):
     with pytest.raises(ArgumentError) as caught:
-        Selection((0, 1), into, kind="Kind").write(PAIR, result)
+        Selection((0, 1), into, stage_class="Kind").write(PAIR, result)
     assert f"The transform must return 2 values, one for each of 0, 1, got {got}" in str(caught.value)
 
 
 @pytest.mark.parametrize("batch", [(), [], {}])
 def test_selection_error_of_empty_batch(batch):
     with pytest.raises(SelectionError) as caught:
-        Selection(..., ..., kind="Kind").read(batch)
+        Selection(..., ..., stage_class="Kind").read(batch)
     assert "-1" not in str(caught.value)
     assert "'name'" not in str(caught.value)
 
@@ -302,9 +311,9 @@ def test_unset_field_is_missing():
         boxes: object = dataclasses.field(init=False)
 
     with pytest.raises(SelectionError, match="got 'boxes'"):
-        Selection("boxes", ..., kind="Kind").read(Partial(1))
+        Selection("boxes", ..., stage_class="Kind").read(Partial(1))
 
 
 def test_into_that_names_a_member_twice_is_refused():
     with pytest.raises(ArgumentError, match=r"into must name each member once, got \(0, 0\)"):
-        Selection(..., (0, 0), kind="Kind")
+        Selection(..., (0, 0), stage_class="Kind")

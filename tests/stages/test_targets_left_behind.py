@@ -12,6 +12,7 @@ import torch
 from contract.sources import streamed
 from kornia import augmentation as K
 from kornia.geometry import transform as geometry
+from support.comparison.values import assert_values
 from support.ops.library_transforms import colour_transforms, geometric_transforms
 from torch import nn
 from torchvision import transforms as v1
@@ -68,11 +69,11 @@ def warned(batch, stage):
     return [text for text in texts if "draws once" not in text and "is not fused" not in text]
 
 
-def check(transform, batch):
+def check(transform, batch, **options):
     """Warnings of gpuaug at the first batch of a stage, which reads the batch, but does not run the transform."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        bound_stage = TransformStage(transform).bind("transform", Lanes(torch.device("cpu")))
+        bound_stage = TransformStage(transform, **options).bind("transform", Lanes(torch.device("cpu")))
         caught.clear()
         bound_stage.read(batch)
     return [str(warning.message) for warning in caught]
@@ -137,6 +138,21 @@ def test_line_to_type_works_for_every_transform_or_raises_an_error(name, wrapper
         worked.append(dtype)
     is_refused = type(GEOMETRIC[name]).__name__ in REFUSED or name.startswith("kornia.geometry")
     assert worked or is_refused, "gpuaug.fuse transforms masks with it"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("on", "keys"), [((0, 1), ["image", "mask"]), ((0,), ["input"])])
+def test_line_to_type_names_the_members_of_a_tuple_one_by_one(on, keys, fused):
+    transform = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), data_keys=keys)
+    transform = fuse(transform) if fused else transform
+    boxes = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]] * 2)
+    maps = torch.rand(2, 1, 8, 8)
+    batch = (IMAGES, maps, boxes)
+    [text] = check(transform, batch, on=on)
+    images, masks, flipped_boxes = run_line(text, transform, batch)
+    assert_values(images, IMAGES.flip(-1))
+    assert_values(masks, maps.flip(-1))
+    assert not torch.equal(flipped_boxes, boxes)
 
 
 BOX, POINTS = [1.0, 2.0, 3.0, 4.0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]

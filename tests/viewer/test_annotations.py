@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kornia.constants import DataKey
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Polygon, Rectangle
+from PIL import Image
 from support.profiler.viewer import above, of, rectangles
 from torchvision import tv_tensors
 
@@ -340,3 +341,59 @@ def test_other_whole_numbers_are_no_classes(name):
     times = torch.tensor([1_700_000_000, 1_700_000_001])
     assert above(gpuaug.show(of((IMAGES, times)))) == ["0", "1"]
     assert above(gpuaug.show(of((IMAGES, times, torch.tensor([5, 6]))))) == ["0: class 5", "1: class 6"]
+
+
+MASK = torch.ones(HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize("key", ["boxes", "bbox", "keypoints", "masks", "valid", "labels"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(0),
+        np.zeros((0, 4)),
+        [],
+        None,
+        [{"size": [HEIGHT, WIDTH], "counts": b"0"}],
+        [[1.0, 2.0, 3.0], [1.0, 2.0]],
+    ],
+    ids=["no axis of coordinates", "array", "list", "None", "run lengths", "polygons"],
+)
+def test_target_dicts_without_objects_or_numbers_are_shown(key, value):
+    figure = targets([{key: value}, {"boxes": torch.tensor([[1.0, 2.0, 5.0, 6.0]]), key: value}])
+    assert [rectangles(axes) for axes in figure.axes] == [[], [] if key == "boxes" else [(1, 2, 4, 4)]]
+    assert not any(map(points, figure.axes))
+    assert not any(map(covered, figure.axes))
+
+
+@pytest.mark.parametrize(("key", "empty"), [("bbox_xyxy", (0,)), ("bbox_xyxy", (0, 4)), ("bbox", (0,)), ("bbox", (0, 4, 2))])
+def test_samples_without_boxes_of_kornia_are_shown(key, empty):
+    figure = keyed(boxes=(key, [torch.zeros(empty)] * 2))
+    assert not any(map(rectangles, figure.axes))
+
+
+@pytest.mark.parametrize(
+    "masks", [[MASK], Image.new("L", (WIDTH, HEIGHT), 1), [MASK.numpy()]], ids=["tensors", "PIL", "arrays"]
+)
+def test_masks_of_every_form_are_drawn(masks):
+    figure = targets([{"masks": masks}] * 2)
+    for axes in figure.axes:
+        assert covered(axes)[COLOURS[0]].all()
+
+
+def test_masks_of_another_size_than_the_image_are_not_drawn():
+    small = torch.ones(1, HEIGHT // 2, WIDTH // 2)
+    assert not any(map(covered, targets([{"masks": small, "boxes": torch.zeros(0)}] * 2).axes))
+    assert not any(map(covered, keyed(mask=("mask", torch.stack([small, small]))).axes))
+
+
+def test_boxes_in_a_list_of_tensors_are_drawn():
+    figure = targets([{"boxes": [torch.tensor([1.0, 2.0, 5.0, 6.0])], "labels": ["\u200b"]}] * 2)
+    assert [rectangles(axes) for axes in figure.axes] == [[(1, 2, 4, 4)]] * 2
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, "nested"])
+def test_sparse_and_nested_members_are_not_shown(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    member = nested if layout == "nested" else torch.eye(2).to_sparse(layout=layout)
+    assert len(gpuaug.show(of({"image": IMAGES, "graph": member, "label": torch.tensor([1, 2])})).axes) == 2

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gpuaug.core.ragged import MOST_WARPED, Ragged
+from gpuaug.core.ragged import MAX_WARPED_SIDE, Ragged
 from gpuaug.fusion.backends.antialias import resize_antialiased
 from gpuaug.fusion.backends.readers import (
     DenseReader,
@@ -310,7 +310,7 @@ class _Parameters:
             depth = m[6] * x + (m[7] * y + m[8])
             source_x, source_y = source_x / depth, source_y / depth
         # Clamped, because a larger float cannot be converted to an integer. Pixels at the limit are outside of every image.
-        limit = float(MOST_WARPED)
+        limit = float(MAX_WARPED_SIDE)
         source_x, source_y = (torch.nan_to_num(source, nan=-limit).clamp(-limit, limit) for source in (source_x, source_y))
         return source_x, source_y
 

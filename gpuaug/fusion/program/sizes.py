@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
+from gpuaug.core.ragged import ELEMENTS_LIMIT, MAX_WARPED_SIDE, SIDE_LIMIT
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
@@ -164,7 +164,7 @@ def check_limits(op: Op, size: Size) -> None:
             )
         if op.stores_coordinates:
             check_sides(op, bound)
-        if bound.channels * bound.height * bound.width >= MOST_ELEMENTS:
+        if bound.channels * bound.height * bound.width >= ELEMENTS_LIMIT:
             raise ArgumentError(
                 f"An image must have fewer than 2**31 values, got {bound.channels * bound.height * bound.width} at {op.name}. "
                 f"{_SHRINK_ADVICE}"
@@ -211,7 +211,7 @@ def check_sizes(
             )
         if (
             isinstance(op, WarpOp)
-            and max(np.max(current_size.height, initial=0), np.max(current_size.width, initial=0)) > MOST_WARPED
+            and max(np.max(current_size.height, initial=0), np.max(current_size.width, initial=0)) > MAX_WARPED_SIDE
         ):
             longest = int(np.argmax(np.maximum(current_size.height, current_size.width)))
             check_sides(op, current_size.sample(longest), f" at {longest} of the batch" if user_size.ragged else "")
@@ -253,7 +253,7 @@ def check_sides(op: Op, size: Size, context: str = "") -> None:
     Raises:
         ArgumentError: If a side is too long.
     """
-    limit, limit_text = (MOST_WARPED, "2**20") if isinstance(op, WarpOp) else (MOST_SIDE - 1, "2**24 - 1")
+    limit, limit_text = (MAX_WARPED_SIDE, "2**20") if isinstance(op, WarpOp) else (SIDE_LIMIT - 1, "2**24 - 1")
     if max(size.height, size.width) > limit:
         raise ArgumentError(
             f"images must have sides of at most {limit_text} pixels for {op.name}, got {size.height}x{size.width}{context}. "

@@ -110,6 +110,15 @@ def autocast_of_integers(told):
     assert run(FEATURES, gpuaug.FeatureStage(encoder, autocast=torch.bfloat16)).dtype is torch.bfloat16
 
 
+@example("The keys of encoder must be names")
+def encoders_without_names(told):
+    encoder = nn.Identity()
+    for key in (None, 1):
+        with told:
+            gpuaug.FeatureStage({key: encoder, "b": encoder})
+    assert run(FEATURES, gpuaug.FeatureStage({"name": encoder, "b": encoder})).keys() == {"name", "b"}
+
+
 @example("output must name a part of the encoder's result")
 def output_that_is_not_there(told):
     with told:
