@@ -269,9 +269,9 @@ def _encode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     stages = loader.stages if isinstance(loader, gpuaug.StreamedLoader) else ()
     cache = next((stage.cache for stage in stages if stage.cache is not None), None)
     if cache is None:
+        got = "a StreamedLoader without one" if isinstance(loader, gpuaug.StreamedLoader) else type(loader).__name__
         parser.error(
-            f"{options.target} must return a StreamedLoader with a feature cache, got {type(loader).__name__}. Give one of its "
-            "stages a cache."
+            f"{options.target} must return a StreamedLoader with a feature cache, got {got}. Give one of its stages a cache."
         )
     for epoch in range(cache.views):
         loader.set_epoch(epoch)

@@ -402,7 +402,7 @@ def test_command_fills_a_cache(paths, tmp_path, monkeypatch, capsys):
     assert "view 2 of 2, batch 6" in printed.err
     with pytest.raises(SystemExit):
         cli.main(["encode", f"{script}:plain"])
-    assert "must return a StreamedLoader with a feature cache" in capsys.readouterr().err
+    assert "must return a StreamedLoader with a feature cache, got a StreamedLoader without one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
