@@ -124,7 +124,7 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(backend, "MEAN_TILE", (4, 32))
     monkeypatch.setattr(backend, "ANTIALIASED_TILE", (2, 64))
     monkeypatch.setattr(backend, "CONTRAST_BLOCK", 128)
-    monkeypatch.setattr(frame, "ALONG", 4)
+    monkeypatch.setattr(frame, "TILE_ALONG", 4)
     monkeypatch.setattr(levels, "BLOCK", 256)
     monkeypatch.setattr(levels, "TILE_BLOCK", 128)
 

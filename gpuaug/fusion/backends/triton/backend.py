@@ -254,6 +254,10 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "CHANNELS": channels,
         "MAX_VALUE": _MAX_VALUES.get(dtype_of(images), 0),
         "EXACT_DIVISION": front.exact_division,
+        "HALF_PIXEL": front.half_pixel_centers,
+        "NEAREST": front.nearest,
+        "WARP_COLUMN": max(pass_.columns.warp, 0),
+        "WARP_FILL_COLUMN": pass_.columns.warp_fill,
         "ROUTE_COLUMN": pass_.route_column,
         "CONTRAST_COLUMN": -1,
         "SAVE_PIXELS": False,
@@ -409,8 +413,6 @@ def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: i
         "SOURCE_W": masks.stride(-1),
         "TILE": tile,
     }
-    for name in ("NEAREST", "WARP_FILL_COLUMN"):
-        del constants[name]
     return _MaskLaunch(mask_fills(front, masks.dtype), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
@@ -439,12 +441,8 @@ def _gather_constants(pass_: GatherPass) -> dict[str, Any]:
     front, columns = pass_.front, pass_.columns
     return {
         "INTERPOLATION": _INTERPOLATIONS[front.interpolation],
-        "HALF_PIXEL": front.half_pixel_centers,
-        "NEAREST": front.nearest,
         "ZEROS": front.zero_outside,
         "MAP_AFTER": (_padding_mode(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
-        "WARP_COLUMN": max(columns.warp, 0),
-        "WARP_FILL_COLUMN": columns.warp_fill,
         "MAP_BEFORE": (_padding_mode(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
         "OUT_SIZE_COLUMN": columns.out_size,
     }

@@ -189,7 +189,7 @@ def finish_tile(
     in_bounds = (x < width) & (y < height)
     if FULL_TILES:
         in_bounds = x == x  # true, in the shape of x
-    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
     grey = tl.zeros(in_bounds.shape, tl.float32)
     if SUMS_GREY:
         # The flags of the color jitter, the last op, select the weights of grey.

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.tiles import (
-    ACROSS,
-    ALONG,
-    TILES,
+    MOST_TILES,
+    TILE_ACROSS,
+    TILE_ALONG,
     load_exact_pixels,
     store_tile,
     tile_indices,
@@ -80,11 +80,12 @@ def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int,
 
     ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
     """
-    tiles_across = triton.cdiv(across, ACROSS)
-    tiles = tiles_across * triton.cdiv(along, ALONG)
+    tiles_across = triton.cdiv(across, TILE_ACROSS)
+    tiles = tiles_across * triton.cdiv(along, TILE_ALONG)
     # Only a pass with a column of buffer routes skips samples.
-    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
-    return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
+    block_tiles = min(MOST_TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
+    constants = {"ALONG": TILE_ALONG, "ACROSS": TILE_ACROSS * block_tiles, "TILES": block_tiles}
+    return tiles_across, triton.cdiv(tiles, block_tiles), constants
 
 
 def filter_launch(
