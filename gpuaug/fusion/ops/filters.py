@@ -376,7 +376,6 @@ class EqualizeOrContrast(LevelsOp):
         self.picks = picks
         self.to_levels = picks[0].to_levels
         self.to_bytes = picks[1].to_bytes  # does not change equalized bytes
-        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code of the picked op."""

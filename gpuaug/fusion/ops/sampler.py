@@ -115,13 +115,8 @@ class Sampler:
 
     def key(self) -> int:
         """Seed in [0, 2⁶³), for another generator of the batch. Only for a sampler of one batch."""
-        return int(self._only_generator.integers(0, 2**63))
-
-    @property
-    def _only_generator(self) -> np.random.Generator:
-        """Generator of the only batch."""
-        assert self.batches == 1, "an op that draws one number per batch must set draws_one_batch_at_a_time"
-        return self._generators[0]
+        assert self.batches == 1, "an op that draws a key must set draws_one_batch_at_a_time"
+        return int(self._generators[0].integers(0, 2**63))
 
     def shared_by_samples(self) -> "Sampler":
         """Return a sampler that draws one number per batch, and repeats it for all samples."""

@@ -7,7 +7,6 @@ pass reads and writes all images once. A plan's *template* is a row with the col
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +15,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.plan import Pass, Plan
-
-Rows = TypeVar("Rows", Tensor, Array)
+from gpuaug.fusion.program.plan import Pass, Plan, Rows
 
 MATRIX = 9
 """Number of elements of a 3x3 matrix. With boxes or keypoints, a row ends with one matrix or more (``points_width``)."""

@@ -378,9 +378,9 @@ class ZoomOut(_PaddingOp):
         """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
         return uniform * np.float32(self._max_scale - self._min_scale) + np.float32(self._min_scale)
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Size of the drawn canvas; the input size for samples that skip the op."""
-        return _scaled(size, np.where(draws["apply_mask"], draws["scale"], np.float32(1)))
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Size of the drawn canvas of each sample."""
+        return _scaled(size, draws["scale"])
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Input size, and size of the largest canvas."""

@@ -154,9 +154,9 @@ class _RandomSizeResize(_WholeResize):
         """Output size for input images of ``size``. ``number``: drawn number per sample, (B,), or one for all samples."""
         raise NotImplementedError
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size of each sample: the drawn size, or the input size for samples that skip the op."""
-        return self.where_applied(draws, self._out(draws[self.draw_name], size), size)
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for the drawn number of each sample."""
+        return self._out(draws[self.draw_name], size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest number that can be drawn."""

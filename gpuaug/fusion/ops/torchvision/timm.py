@@ -47,11 +47,9 @@ class ResizeKeepRatio(resize._WholeResize):
         ratio_root = np.sqrt(aspects)
         return scale / ratio_root, scale * ratio_root
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output sizes for the drawn factors; the input size for samples that skip the op."""
-        if not self.draws_size:
-            return self.out(size)
-        return self.where_applied(draws, self._resized(size, (draws["scale_height"], draws["scale_width"])), size)
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for the drawn factors of each sample."""
+        return self._resized(size, (draws["scale_height"], draws["scale_width"]))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest scale, each with the smallest and the largest aspect ratio."""

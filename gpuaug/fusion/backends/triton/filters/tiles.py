@@ -1,7 +1,7 @@
 """Device functions that filter kernels share: tile indices, reads beyond the border, stores.
 
-A *tile* is the output pixels of one warp, (``TILE_ACROSS``, ``TILE_ALONG``). The filter works along the last axis, which lies in
-the registers of one thread. A warp reads each line of the source once per tile, and adds the line, times its weight, to all
+A *tile* is the output pixels of one warp, (``TILE_ACROSS``, ``TILE_ALONG``). The filter works along the last axis, which lies
+in the registers of one thread. A warp reads each line of the source once per tile, and adds the line, times its weight, to all
 outputs that depend on it. As a thread has all pixels along the last axis, and all threads use the same weights, a tap takes one
 multiplication, and no exchange between threads. Loops over lines are unrolled, so that the compiler can keep a tile in
 registers. Where the compiler cannot infer that addresses are contiguous along the first axis, tiles are flattened to one axis

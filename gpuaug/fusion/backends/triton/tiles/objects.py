@@ -24,8 +24,8 @@ def cover_kernel(masks, rows, canvases, cover, blocks, BLOCK: tl.constexpr):
     """Write a block of the cover of one canvas (``cover`` of ``paste_objects`` in ``backends/tiles.py``).
 
     ``rows``: one row per mask, (n, 5): offset in ``masks``, offset of the canvas in ``cover``, area, width, role. ``canvases``:
-    one row per canvas, (M, 4): index of its first mask, index after its last mask, area, offset in ``cover``. ``blocks``: number
-    of blocks of the largest canvas.
+    one row per canvas, (M, 4): index of its first mask, index after its last mask, area, offset in ``cover``. ``blocks``:
+    number of blocks of the largest canvas.
 
     Grid: (canvases · ``blocks``, 1, 1).
     """
