@@ -85,7 +85,7 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         return [("resized_crop", {**window, "size": [self._height, self._width], **self._options()})]
 
 
-class _WholeResize(_Resampling, resize.Resize):
+class WholeResize(_Resampling, resize.Resize):
     """Base class of resizes of the whole image. Masks use ``"nearest-exact"`` if images do, else ``"nearest"``."""
 
     def _read(self, transform: Any) -> None:
@@ -101,8 +101,13 @@ class _WholeResize(_Resampling, resize.Resize):
             return "comes out without pixels"
         return unsupported_skip(self, size=size)
 
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """Functional call that repeats the op on one image: ``resize`` to the output size."""
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
+        return [("resize", {"size": [out.height, out.width], **self._options()})]
 
-class Resize(_WholeResize):
+
+class Resize(WholeResize):
     """``v2.Resize`` to (height, width), to a length of the shorter side, or to a length ``max_size`` of the longer side.
 
     Support: fused, with the transform's `antialias`; `interpolation="nearest"`, and `"bicubic"` without antialiasing, are
@@ -133,7 +138,7 @@ class Resize(_WholeResize):
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
 
 
-class _RandomSizeResize(_WholeResize):
+class _RandomSizeResize(WholeResize):
     """Base class of resizes to a random size per image, after which the images of a batch differ in size.
 
     Support: fused together with a following transform [to one size](#random-sizes).
@@ -165,11 +170,6 @@ class _RandomSizeResize(_WholeResize):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one number per sample, (B,)."""
         return {self.draw_name: self._drawn_number(sampler.uniform())}
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Functional call that repeats the op on one image: ``resize`` to the drawn size."""
-        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
-        return [("resize", {"size": [out.height, out.width], **self._options()})]
 
 
 class RandomResize(_RandomSizeResize):
