@@ -64,7 +64,7 @@ class Size:
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
     """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
 
-    ``None`` if the decoder kept the sizes.
+    ``None`` if the decoder did not downsample.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -296,8 +296,13 @@ class Op(ABC):
         return {name: sampler.within(*bounds) for name, bounds in self.bounds.items()}
 
     @property
+    def ops(self) -> tuple["Op", ...]:
+        """The op itself; for an op that picks other ops, all ops that it may pick."""
+        return (self,)
+
+    @property
     def plan_ops(self) -> tuple["Op", ...]:
-        """Ops that run in the passes for this op: the op itself, or for an op that picks other ops, these ops."""
+        """Ops that run in the passes for this op: the op itself; for a policy, ops that can each run several of ``ops``."""
         return (self,)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
@@ -407,7 +412,7 @@ class FrontOp(RowOp):
     """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
 
     kernel: ClassVar[str]
-    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""
+    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on all devices, in a pass without other ops."""
 
 
 LARGEST_CODE = 31

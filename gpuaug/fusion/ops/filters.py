@@ -57,7 +57,7 @@ class ConvolutionOp(FrontOp):
         self.border = self.settings["border_type"].name.lower()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the blur kernel reaches too far beyond the image; else ``None``. Kornia raises an error."""
+        """Reason if the blur kernel reaches too far beyond the image, for which Kornia raises an error; else ``None``."""
         rows, columns = (side // 2 for side in self.kernel_size)
         reflects = self.border == "reflect" and (size.height <= rows or size.width <= columns)
         repeats = self.border == "circular" and (size.height < rows or size.width < columns)
@@ -286,7 +286,7 @@ class Clahe(LevelsOp):
         return None if is_valid else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if images are too small for the number of tiles; else ``None``. Kornia raises an error."""
+        """Reason if images are too small for the number of tiles, for which Kornia raises an error; else ``None``."""
         is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
 

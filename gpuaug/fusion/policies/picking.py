@@ -49,8 +49,8 @@ class Picking(Op):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Ops of all choices."""
-        return tuple(op for choice in self.choices for op in choice.ops)
+        """Ops of all choices; in place of an op that picks itself, its ``ops``."""
+        return tuple(part for choice in self.choices for op in choice.ops for part in op.ops)
 
     @property
     def layer_count(self) -> int:

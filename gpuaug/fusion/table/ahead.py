@@ -40,7 +40,10 @@ class _Block(NamedTuple):
 
     plan: Plan
     key: tuple[Any, ...]
-    """Properties of a call on which its table depends, without plan, seed, and number of views, a setting of the pipeline."""
+    """Properties of a call on which its table depends, except plan and seed.
+
+    Without the number of views, which is the same for all calls of a pipeline.
+    """
     tables: HostTables | DeviceCropTables
     index_by_seed: dict[int, int]
     """Index of the batch, by seed of its call."""
@@ -82,8 +85,8 @@ class TablePrefetch:
 
         Cost:
             One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
-            completes its table with their sizes, in one launch or on the host; if neither is possible, every call draws for
-            itself only. No synchronization.
+            completes its table with the sizes of its images, in one launch or on the host; if neither is possible, every call
+            draws for itself only. No synchronization.
         """
         seed = next_seed() if seed is None else seed
         # If only windows were decoded, the host has drawn the crops to choose them, so the device does not compute the crops.

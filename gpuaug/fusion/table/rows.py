@@ -85,11 +85,11 @@ def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: t
         if has_points:
             fill_matrix(plan, size, draws_by_op, table[:, plan.width :])
 
-    return send(size.batch, plan.width + points_width(plan) * has_points, fill, device)
+    return table_on_device(size.batch, plan.width + points_width(plan) * has_points, fill, device)
 
 
-def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Fill a table (``samples``, ``width``) float32 on the host by calling ``fill``, and return a copy of it on ``device``."""
+def table_on_device(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
+    """Return a table, (``samples``, ``width``) float32, on ``device``. ``fill`` writes all its columns on the host."""
     # Ops write column by column, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)

@@ -146,7 +146,7 @@ class FiveCrop(TorchvisionOp, crop.CropOp):
         self._height, self._width = pair(transform.size)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the crops are larger than the image; else ``None``. torchvision raises an error."""
+        """Reason if the crops are larger than the image, for which torchvision raises an error; else ``None``."""
         return self._unsupported_crop(size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:

@@ -121,7 +121,7 @@ class LinearTransformation(TorchvisionOp, FrontOp):
         return None if dtype == torch.float32 else f"its matrix is {dtype}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the matrix is for another number of values per image; else ``None``. torchvision raises an error."""
+        """Reason if the matrix is for another number of values, for which torchvision raises an error; else ``None``."""
         count = size.channels * size.height * size.width
         expected = len(self.module.mean_vector)  # type: ignore[arg-type]
         return None if count == expected else f"its matrix is for {expected} values per image, not {count}"

@@ -1,7 +1,7 @@
 """``v2.JPEG``: the loss of a JPEG file, without a file, in the integer arithmetic of libjpeg-turbo.
 
 A file stores its quantized coefficients without loss. Pixels therefore change only by: conversion to YCbCr, chroma of half
-size, a DCT of 8x8 blocks, rounding of its coefficients to multiples of the *steps* of a quality, and the way back. A
+size, a DCT of 8x8 blocks, rounding of its coefficients to multiples of the *steps* of a quality, and the inverse of each. A
 *fixed-point* number with n fractional bits is an integer that stands for itself divided by 2**n.
 
 Source: ITU-T T.81 (1992), annexes A and K; Loeffler et al., "Practical fast 1-D DCT algorithms with 11 multiplications", ICASSP
@@ -125,9 +125,9 @@ class JPEG(TorchvisionOp, FrontOp):
         return divided_by_largest(torch.stack(compressed).float(), torch.uint8)
 
 
-def fixed(number: float, bits: int = 16) -> int:
-    """Return ``number`` as a fixed-point number with ``bits`` fractional bits."""
-    return int(number * 2**bits + 0.5)
+def fixed(number: float) -> int:
+    """Return ``number`` as a fixed-point number with 16 fractional bits."""
+    return int(number * 2**16 + 0.5)
 
 
 def to_ycc(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,7 +185,7 @@ def upsampled(plane: Tensor, height: int, width: int) -> Tensor:
 def repeat_edge(plane: Tensor, height: int, width: int, before: int = 0) -> Tensor:
     """Repeat the last row and column of a plane, (B, H, W) int32, up to ``height`` and ``width``.
 
-    ``before``: how often the first row and the first column are repeated before these.
+    ``before``: number of copies of the first row and column that are added before them.
     """
     if plane.shape[1:] == (height, width) and not before:
         return plane
