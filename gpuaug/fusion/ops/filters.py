@@ -71,7 +71,8 @@ class BlurOp(ConvolutionOp):
     """
 
     lowers = (K.RandomGaussianBlur,)
-    kernel, column_count = "blur", 3
+    kernel = "blur"
+    column_count = 3
     names = ("sigma",)
     description = "blur {kernel_size[0]}x{kernel_size[1]}"
 

@@ -31,15 +31,12 @@ class OneOf(PointOp):
     code = LARGEST_CODE
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
-        super().__init__(name, ops[0].module)
+        super().__init__(name, nn.Identity())
         self._op_by_code = {op.code: op for op in ops}
         self.flags = sum(1 << code for code in self._op_by_code)
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
         self.to_bytes = ops[0].to_bytes
-
-    def _read_common(self, module: Any) -> None:
-        """Do nothing, because the ops in ``ops`` read their settings."""
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[PointOp]:

@@ -217,8 +217,6 @@ class Plan:
     """Size of the images that the first pass reads."""
     out: Size
     """Size of the images that the last pass writes."""
-    masks: bool = False
-    """Whether there are masks, for which some ops have more columns."""
     template: Array | None = None
     """(width,) float32 row, computed once, with the columns that depend neither on draws nor on the batch."""
     uniform_count: int = 8
@@ -352,7 +350,6 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         max(sum(widths), 1),
         size,
         current_size,
-        masks,
         draws_one_batch_at_a_time=any(op.draws_one_batch_at_a_time for op in ops) or any(pass_.out.ragged for pass_ in passes),
         box_crop=box_crop,
     )

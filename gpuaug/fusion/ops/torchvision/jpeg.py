@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional
 from gpuaug.fusion.ops.base import FrontOp, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp
-from gpuaug.fusion.pixels import UNCHANGED, divided_by_largest
+from gpuaug.fusion.pixels import divided_by_largest
 
 LUMA_STEPS = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -82,7 +82,6 @@ class JPEG(TorchvisionOp, FrontOp):
     lowers = (v2.JPEG,)
     kernel = "torch"
     names = ("quality",)
-    byte_rule = UNCHANGED
     channel_counts = (1, 3)
     description = "JPEG of quality {low} to {high}"
     launches = 140
