@@ -125,12 +125,13 @@ class TablePrefetch:
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))
-        preceding_block = None  # block whose batches precede this call, and that has predicted the seed of this call
+        preceding_block = None  # block that has predicted the seed of this call, as the first call after its batches
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
                     return block.tables, block.index_by_seed[seed]
-                preceding_block = block if preceding_block is None and block.next_seed == seed else preceding_block
+                if preceding_block is None and block.next_seed == seed:
+                    preceding_block = block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
         count = min(2 * len(preceding_block.index_by_seed), MOST_BATCHES, limit) if preceding_block is not None else 1
         # ``seeds`` are the seeds of ``count`` calls, the current call first.
