@@ -263,7 +263,8 @@ class Op(ABC):
         """Output size for input images of ``size`` and draws ``draws``. Samples that skip the op keep the input size."""
         if not self.draws_size:
             return self.out(size)
-        drawn, applies = self.drawn_size(draws, size), draws["apply_mask"]
+        drawn = self.drawn_size(draws, size)
+        applies = draws["apply_mask"]
         return size.to(np.where(applies, drawn.height, size.height), np.where(applies, drawn.width, size.width))
 
     def drawn_size(self, draws: OpDraws, size: Size) -> Size:
@@ -354,16 +355,11 @@ class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     column_count: ClassVar[int] = 0
-    """Number of columns of a row, without the columns per channel; 0 for 1 + ``len(names)``.
-
-    Column 0 is the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit.
-    """
+    """Number of columns of a row, without the columns per channel; 0 for 1 + ``len(names)``. Column 0 is the apply mask: 1 to
+    apply the op, 0 to leave the sample unchanged bit for bit."""
 
     columns_per_channel: ClassVar[int] = 0
-    """Number of parameters that have one column per channel of the images, after the other columns.
-
-    The columns of one parameter are adjacent: with two parameters, C columns of the first, then C of the second.
-    """
+    """Number of parameters with one column per channel. The columns of a parameter are adjacent, after all other columns."""
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row for images of ``channels`` channels."""
@@ -383,7 +379,7 @@ class RowOp(Op):
         """Set the parameters that differ between the frames of a clip, in place. By default there are none.
 
         Args:
-            rows: Row of the clip, repeated for each of its frames, (B · T, row_width).
+            rows: Row of the clip, repeated for each of its T frames, (B · T, row_width).
             frame: Index of the frame in its clip, (B · T,).
             frames: Number of frames per clip, T.
         """
