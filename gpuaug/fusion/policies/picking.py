@@ -49,7 +49,7 @@ class Picking(Op):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Ops of all choices; in place of an op that picks itself, its ``ops``."""
+        """Ops of all choices. An op that picks, too, is replaced by its ``ops``."""
         return tuple(part for choice in self.choices for op in choice.ops for part in op.ops)
 
     @property

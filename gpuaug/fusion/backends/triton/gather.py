@@ -229,8 +229,8 @@ def finish_tile(
 # Not specialised on alignment, because Triton would then assign several pixels of a line to a thread, which slows reads.
 @kernel
 def gather_kernel(
-    source, image_layouts, out, rows, block_sums, saved_pixels,
-    image_count, out_height, out_width, tiles_x, row_stride, tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, image_layouts, out, rows, block_sums, saved_pixels, image_count, out_height, out_width, tiles_across, row_stride,
+    tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED_LAYOUT: tl.constexpr, VIEWS_AND_FRAMES: tl.constexpr,
     SOURCE_STRIDES: tl.constexpr, SOURCE_W: tl.constexpr, ADJACENT_TAPS: tl.constexpr, RESIZE: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, FULL_TILES: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
@@ -243,7 +243,7 @@ def gather_kernel(
 ):  # fmt: skip
     """Compute the tiles of a gather pass; with ``CONTRAST_COLUMN``, only the sums of grey for the mean of a contrast.
 
-    ``image_count``: number of source images. ``tiles_x``, ``tiles``: number of tiles across an image, and of all its tiles.
+    ``image_count``: number of source images. ``tiles_across``, ``tiles``: tiles of an image along x, and in all.
     ``block_sums``: (samples, ``blocks``) sums of grey values, one per tile of each plane.
 
     Constants, in addition to ``output_constants`` of ``launch.py``:
@@ -333,8 +333,8 @@ def gather_kernel(
     if SAVE_PIXELS:
         saved_pixels += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
-    top = (tile // tiles_x) * TILE[0]
-    left = (tile % tiles_x) * TILE[1]
+    top = (tile // tiles_across) * TILE[0]
+    left = (tile % tiles_across) * TILE[1]
     if OUT_SIZE_COLUMN >= 0:
         if (left >= width) | (top >= height):
             if SUMS_GREY:

@@ -17,7 +17,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     NO_NAN,
     TRUNCATED,
     TRUNCATED_256,
-    clamp01,
+    clamped,
     clamped_sums,
     compiled,
     grey_of,
@@ -205,7 +205,7 @@ def apply_op(
         b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
     elif CODE == JITTER or CODE == JIGGLE:
         if not NO_NAN & FLAGS:  # with this flag, the input is in [0, 1]
-            r, g, b = clamp01(r), clamp01(g), clamp01(b)
+            r, g, b = clamped(r, g, b)
         from_contrast = 0  # 1 at contrast and at the adjustments after it
         # A loop, because four copies would not fit into the instruction cache.
         for position in range(4):
@@ -220,7 +220,7 @@ def apply_op(
         if not BEFORE_CONTRAST & FLAGS:
             if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
                 # After hue, and after saturation of ColorJiggle. The other adjustments end with a clamp.
-                r, g, b = clamp01(r), clamp01(g), clamp01(b)
+                r, g, b = clamped(r, g, b)
             if PERMUTES & FLAGS:
                 r, g, b = permute_channels(r, g, b, row + 9)
     return r, g, b

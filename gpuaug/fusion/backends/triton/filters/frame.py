@@ -28,8 +28,8 @@ from gpuaug.fusion.program.plan import OpPass
 
 @partial(kernel, name=lambda form: form.constants["FILTER"].__name__)
 def filter_kernel(
-    source, between, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h, between_c,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    source, between, out, rows, height, width, tiles_across, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    between_c, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def filter_kernel(
     )
     if skipped:
         return
-    first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
+    first, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
     if ALONG_X:
         x, y = y, x
     if tl.load(row) != 0:

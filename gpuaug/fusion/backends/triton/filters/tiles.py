@@ -44,11 +44,11 @@ BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
 
 @triton.jit
-def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
+def tile_indices(tiles_across, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
     """Return the pixel indices of the outputs of the block's tiles.
 
     Args:
-        tiles: Number of tiles of the image along the first axis. Tiles are numbered along the first axis first.
+        tiles_across: Number of tiles of the image along the first axis. Tiles are numbered along the first axis first.
         ALONG: Outputs of the block along the last axis.
         ACROSS: Outputs of the block along the first axis, in all of its tiles.
         TILES: Number of tiles of the block.
@@ -59,12 +59,12 @@ def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.con
         - Indices along the first axis: (ACROSS, 1).
     """
     index = tl.arange(0, ACROSS)[:, None]
-    tile_across: tl.constexpr = ACROSS // TILES
+    TILE_SIDE: tl.constexpr = ACROSS // TILES  # along the first axis
     tile = tl.program_id(0)
     if TILES > 1:
-        tile = tile * TILES + index // tile_across
-    first = tile // tiles * ALONG
-    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles * tile_across + index % tile_across
+        tile = tile * TILES + index // TILE_SIDE
+    first = tile // tiles_across * ALONG
+    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles_across * TILE_SIDE + index % TILE_SIDE
 
 
 @triton.jit
