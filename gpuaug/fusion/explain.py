@@ -145,9 +145,9 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
             written = _byte_count(pass_.out, out_size, samples, written_dtype)
             lines.append(Line(modules, pass_.describe(), run_count * (launches + crops_on_device), read, written))
             read_dtype, source_size = written_dtype, out_size
-    written = _byte_count(size, None, size.batch, source_dtype)
+    canvas_bytes = _byte_count(size, None, size.batch, source_dtype)
     combined_lines = [
-        Line((op.name,), op.summary(), 1 + op.overlays, None, None if written is None else op.groups * written)
+        Line((op.name,), op.summary(), 1 + op.overlays, None, None if canvas_bytes is None else op.groups * canvas_bytes)
         for op in combining
     ]
     implicit = list(implicit_transforms(program.tree))

@@ -198,6 +198,9 @@ BYTES_REFUSED = {
     "behind others": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomApply([v2.Normalize([0.5], [0.5])])]),
     "a mix": v2.MixUp(num_classes=3),
     "a mix that may be picked": v2.RandomChoice([v2.CutMix(num_classes=3), v2.MixUp(num_classes=3)]),
+    "a mix in a choice of choices": v2.RandomChoice(
+        [v2.CutMix(num_classes=3), v2.RandomChoice([v2.CutMix(num_classes=3), v2.MixUp(num_classes=3)])]
+    ),
 }
 
 

@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_617,
     "decode": 4_516,
     "feed": 2_447,
-    "fusion": 14_134,
+    "fusion": 14_078,
     "integrations": 49,
     "loader": 1_309,
     "profiler": 1_191,

@@ -1,6 +1,7 @@
-"""Input of a plan: images of one size, ragged images of different sizes, and masks of different sizes.
+"""Input of a plan: size and dtype of images, and readers of images and masks of one size or of different sizes.
 
-With V *views*, each image of a batch of B is augmented V times. A *sample* is one view of one image.
+With V *views*, each image of a batch of B is augmented V times. A *sample* is one view of one image. *Ragged* images, and masks
+with a ``MaskLayout``, differ in size, and lie one after another in a flat tensor.
 """
 
 import math
@@ -113,7 +114,10 @@ _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int6
 
 
 def as_bits(masks: Tensor) -> Tensor:
-    """View masks as integers of the same item size, because torch cannot index or fill uint16 and float8."""
+    """Return a view of masks as integers of the same item size, because torch cannot index or fill uint16 and float8.
+
+    Masks of other item sizes, such as complex128, are returned unchanged.
+    """
     return masks.view(_INTEGER_DTYPES.get(masks.dtype.itemsize, masks.dtype))
 
 
@@ -205,7 +209,13 @@ Reader = DenseReader | RaggedReader
 
 
 def reader(images: Tensor | Ragged, samples: int, channels: int) -> Reader:
-    """Return a reader of a batch. ``samples``: V · B, for V views. ``channels``: to repeat images of one channel."""
+    """Return a reader of a batch.
+
+    Args:
+        images: Images, B.
+        samples: Number of samples to read, V · B for V views.
+        channels: Number of channels to read. If it is not the number of the images, their single channel is repeated.
+    """
     if isinstance(images, Tensor):
         return DenseReader(images.expand(-1, channels, -1, -1), samples)
     shapes = images.shapes

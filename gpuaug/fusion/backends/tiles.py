@@ -1,8 +1,9 @@
-"""Tiles: images that are resized and written to a region of a canvas each, in torch. The reference for the kernel.
+"""Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles``.
 
-Tiles are an array (T, 12) on the host, with one row per tile: top, left, height and width of the resized image on its canvas,
-which the image may exceed; top, left, height and width of the region of the canvas; height and width of the canvas; offset of
-the canvas in the output, in pixels; index of the image.
+A *tile* is an image that is resized, and of which a rectangle is written to a canvas, the *region* of the tile. Tiles are an
+array (T, 12) on the host, with one row per tile: top, left, height and width of the resized image on its canvas, which the
+image may exceed; top, left, height and width of the region; height and width of the canvas; offset of the canvas in the output,
+in pixels; index of the image.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ class Pixels:
 
     tensors: Sequence[Tensor]
     layouts: NDArray[np.int64]
-    """(N, 11) per image: offset of its first element in its tensor, height, width, distances between rows, pixels and channels;
-    top, left, height and width of the window that the tensor holds; index of the tensor. All distances are in elements.
+    """(N, 11) per image: offset of its first element in its tensor, height, width, strides of rows, pixels and channels;
+    top, left, height and width of the window of the image that is in memory; index of the tensor.
+
+    Offsets and strides are in elements. If only a window is in memory, the offset is that of the missing first element.
     """
     channels: int
 
@@ -33,11 +36,11 @@ class Pixels:
         return self.layouts[:, 1:3]
 
     def image(self, index: int) -> Tensor:
-        """Return the window of an image, (C, h, w), as a view."""
-        offset, _, _, row, pixel, channel, top, left, height, width, tensor = self.layouts[index].tolist()
+        """Return the window of an image that is in memory, (C, h, w), as a view."""
+        offset, _, _, row_stride, pixel_stride, channel_stride, top, left, height, width, tensor = self.layouts[index].tolist()
         data: Tensor = self.tensors[tensor]
-        first = data.storage_offset() + offset + top * row + left * pixel
-        return data.as_strided((self.channels, height, width), (channel, row, pixel), first)
+        first = data.storage_offset() + offset + top * row_stride + left * pixel_stride
+        return data.as_strided((self.channels, height, width), (channel_stride, row_stride, pixel_stride), first)
 
 
 def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
@@ -48,10 +51,10 @@ def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
         if isinstance(member, Ragged):
             layouts[:, index] = layouts_of(member.shapes)
         else:
-            batch, channel, row, pixel = member.stride()
-            height, width = member.shape[2:]
-            layouts[:, index] = 0, height, width, row, pixel, channel, 0, 0, height, width, 0
-            layouts[:, index, 0] = np.arange(len(member)) * batch
+            batch_stride, channel_stride, *strides = member.stride()
+            sides = member.shape[2:]
+            layouts[:, index] = 0, *sides, *strides, channel_stride, 0, 0, *sides, 0
+            layouts[:, index, 0] = np.arange(len(member)) * batch_stride
         layouts[:, index, -1] = index
     channels = first.shapes.channels if isinstance(first, Ragged) else first.shape[1]
     tensors = [member.data if isinstance(member, Ragged) else member for member in members]
@@ -64,7 +67,7 @@ def layouts_of(shapes: Shapes) -> NDArray[np.int64]:
     layouts[:, 1:3] = layouts[:, 8:10] = shapes.sizes
     if shapes.windows is not None:
         layouts[:, 6:10] = shapes.windows
-    areas = layouts[:, 8] * layouts[:, 9]
+    areas = layouts[:, 8] * layouts[:, 9]  # of the windows
     planar = shapes.layout == "chw"
     layouts[:, 4] = 1 if planar else shapes.channels
     layouts[:, 3] = layouts[:, 9] * layouts[:, 4]
@@ -92,8 +95,8 @@ def write_tiles(
         out: Canvases, of the dtype of ``pixels``.
         pixels: The images.
         tiles: The tiles, (T, 12).
-        fill: Value of the pixels of a region outside of the resized image.
-        nearest: Whether to take the nearest pixel in place of an interpolation.
+        fill: Value of the pixels of a region that lie outside of the resized image.
+        nearest: Whether to read the nearest pixel instead of interpolating.
         weights: (T,) weights of the canvas, with which it is blended with the tile. Default: tiles replace the canvas.
         cover: Mask of the pixels that tiles replace, with one plane per canvas, flat uint8. Default: all pixels.
 
@@ -123,32 +126,38 @@ def write_tiles(
 
 
 def _source_lines(
-    region: NDArray[np.int64], place: NDArray[np.int64], source: NDArray[np.int64], device: torch.device, nearest: bool
+    region: NDArray[np.int64], resized: NDArray[np.int64], source: NDArray[np.int64], device: torch.device, nearest: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, for each pixel along one axis of a region, the lines of the window that it is interpolated from.
+    """Return, for each pixel along one axis of a region, the lines of the source that it is interpolated from.
 
     Args:
-        region: Start and length of the region.
-        place: Start and length of the resized image.
-        source: Length of the image, and start and length of its window.
+        region: Start and length of the region on the canvas.
+        resized: Start and length of the resized image on the canvas.
+        source: Length of the source image, and start and length of its window that is in memory.
         device: Device of the results.
         nearest: Whether the first line is the nearest one, and has the whole weight.
 
     Returns:
-        (mask of the pixels inside of the resized image, first line, second line, weight of the second line).
+        (mask of the pixels inside of the resized image, first line, second line, weight of the second line), with lines as
+        indices in the window.
     """
-    (start, count), (first, resized), (length, window, window_length) = region.tolist(), place.tolist(), source.tolist()
-    position = torch.arange(start - first, start - first + count, device=device)
-    inside = (position >= 0) & (position < resized)
-    position = position.clamp(0, resized - 1)
-    centre = ((position + 0.5) * (length / resized) - 0.5).clamp(0, length - 1)
-    floor = (2 * position + 1) * length // (2 * resized) if nearest else centre.long()
-    lines = [line.sub(window).clamp(0, window_length - 1) for line in (floor, (floor + 1).clamp(max=length - 1))]
-    return inside, lines[0], lines[1], centre - floor
+    (start, count), (resized_start, side) = region.tolist(), resized.tolist()
+    length, window_start, window_length = source.tolist()
+    position = torch.arange(start - resized_start, start - resized_start + count, device=device)
+    inside = (position >= 0) & (position < side)
+    position = position.clamp(0, side - 1)
+    centre = ((position + 0.5) * (length / side) - 0.5).clamp(0, length - 1)
+    first = (2 * position + 1) * length // (2 * side) if nearest else centre.long()
+    second = (first + 1).clamp(max=length - 1)
+    first_in_window, second_in_window = (line.sub(window_start).clamp(0, window_length - 1) for line in (first, second))
+    return inside, first_in_window, second_in_window, centre - first
 
 
 def _sampled(image: Tensor, rows: Sequence[Tensor], columns: Sequence[Tensor], *, nearest: bool) -> Tensor:
-    """Return the pixels of a region: of the dtype of ``image`` if ``nearest``, else float32."""
+    """Return the pixels of a region, (C, h, w): of the dtype of ``image`` if ``nearest``, else float32.
+
+    ``rows``, ``columns``: (first line, second line, weight of the second line) along y and x, from ``_source_lines``.
+    """
     (top, bottom, weight_y), (left, right, weight_x) = rows, columns
     if nearest:
         return image[:, top[:, None], left]
@@ -166,10 +175,10 @@ BELOW, ABOVE, ABSENT = range(3)
 def paste_objects(
     masks: Tensor, canvases: NDArray[np.int64], roles: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
-    """Cut the pasted objects out of the masks below them, and clear the masks of absent objects.
+    """Cut the pasted objects out of the masks below them, and clear the masks of absent objects, in place.
 
     Args:
-        masks: Masks of n objects, (H, W) each on their canvas, in one flat tensor, in the order of the canvases.
+        masks: Masks of n objects, (H, W) of their canvas each, in one flat tensor, in the order of the canvases.
         canvases: (n,) index of the canvas of each object.
         roles: (n,) ``BELOW``, ``ABOVE`` or ``ABSENT``.
         sizes: (M, 2) height and width of each canvas.
@@ -184,13 +193,14 @@ def paste_objects(
     areas = sizes.prod(1)
     cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)
     statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
-    of_canvases = [plane.view(*size) for plane, size in zip(cover.split(areas.tolist()), sizes.tolist(), strict=True)]
-    planes = [of_canvases[canvas] for canvas in canvases.tolist()]
-    own = [mask.view_as(plane) for mask, plane in zip(masks.split(areas[canvases].tolist()), planes, strict=True)]
-    for mask, plane, role in zip(own, planes, roles.tolist(), strict=True):
+    covers = [flat.view(*size) for flat, size in zip(cover.split(areas.tolist()), sizes.tolist(), strict=True)]
+    # Cover of the canvas of each mask.
+    planes = [covers[canvas] for canvas in canvases.tolist()]
+    planar_masks = [mask.view_as(plane) for mask, plane in zip(masks.split(areas[canvases].tolist()), planes, strict=True)]
+    for mask, plane, role in zip(planar_masks, planes, roles.tolist(), strict=True):
         if role == ABOVE:
             plane |= mask != 0
-    for mask, plane, role, row in zip(own, planes, roles.tolist(), statistics, strict=True):
+    for mask, plane, role, row in zip(planar_masks, planes, roles.tolist(), statistics, strict=True):
         row[0] = torch.count_nonzero(mask)
         if role != ABOVE:
             mask *= (plane == 0) if role == BELOW else 0

@@ -172,18 +172,15 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     parameters = _Parameters(table, pass_)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
-    inside: Tensor | None = None
     fill_column = columns.after_fill
-    if front.after.ops:
-        x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
+    x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
     if front.filter:
         values = _resize_antialiased(pass_, images, table, x, y)
     elif front.warp is None:
         # The fill is inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
         # Until then a pixel of padding is a copy of the pixel (0, 0).
         fill_column = columns.before_fill
-        if front.before.ops:
-            x, y, inside = parameters.map_indices(front.before, columns.before, x, y)
+        x, y, inside = parameters.map_indices(front.before, columns.before, x, y)
         source = reader(images, len(table), out.channels)
         values = source(x, y) if inside is None else source(x * inside, y * inside)
     else:
@@ -229,9 +226,7 @@ def gather_mask(
     if canvas is not None:
         x = torch.minimum(x, parameters.integer(columns.out_size + 1) - 1)
         y = torch.minimum(y, parameters.integer(columns.out_size) - 1)
-    inside: Tensor | None = None
-    if front.after.ops:
-        x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
+    x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
     source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.places)
     padding_fill, warp_fill, after_fill = mask_fills(front, dtype)
     taps = _Taps(source, parameters, padding_fill, warp_fill)
@@ -286,7 +281,13 @@ class _Parameters:
         return self._table[:, column : column + channels, None, None]
 
     def map_indices(self, maps: IndexMaps, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Map output to input indices. Return x, y, and the mask of pixels not in padding (``None`` unless it is constant)."""
+        """Map output to input indices by index maps with their columns from ``column`` on; without ops they are the identity.
+
+        Returns:
+            (x, y, mask of the pixels not in padding; ``None`` unless there is constant padding).
+        """
+        if not maps.ops:
+            return x, y, None
         x = self.integer(column) * x + self.integer(column + 1)
         y = self.integer(column + 2) * y + self.integer(column + 3)
         if not maps.edge:
@@ -363,10 +364,7 @@ class _Taps:
 
         ``inside``: mask of the coordinates in the window of a warp or resize; ``None`` if all are.
         """
-        maps = self._parameters.front.before
-        not_padding: Tensor | None = None
-        if maps.ops:
-            x, y, not_padding = self._parameters.map_indices(maps, self._parameters.columns.before, x, y)
+        x, y, not_padding = self._parameters.map_indices(self._parameters.front.before, self._parameters.columns.before, x, y)
         if inside is not None:
             x, y = x * inside, y * inside
         if not_padding is not None:

@@ -27,6 +27,7 @@ from gpuaug.fusion.lower.refusals import UNSUPPORTED_TIMM_SETTINGS, timm_error
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 
+# Settings of LeRobot's transforms in ``REPLAYS``: the configuration of ``ImageTransforms``, and members of its container.
 _JITTER = SimpleNamespace(type="ColorJitter", weight=1.0, kwargs={"brightness": (0.5, 1.5)})
 _CONFIGURATION = SimpleNamespace(enable=True, max_num_transforms=1, random_order=False, tfs={"jitter": _JITTER})
 _MEMBERS = (v2.RandomInvert(1.0), v2.RandomSolarize(0.4, 1.0), v2.RandomHorizontalFlip(1.0))
@@ -56,6 +57,7 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.ResizeKeepRatio,
 }
+"""Op of each class that is lowered to an op, and not replaced by a transform of torchvision."""
 
 
 def qualified_name(class_: type | None) -> str:

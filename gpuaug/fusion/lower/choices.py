@@ -17,7 +17,6 @@ from gpuaug.fusion.lower.tree import Leaf
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, moves_pixels, only_moves_and_recolours
-from gpuaug.fusion.policies.picking import Picking
 
 PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Arbitrary input size that is unlikely to be the output size of a transform."""
@@ -26,7 +25,7 @@ _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
 """``PROBE_SIZE`` and a small size. An op that changes sizes changes one of them: padding of small images changes the second."""
 
 MOST_OPS = 24
-"""Maximum number of ops of a container in random order: one op per turn and transform."""
+"""Maximum number of ops of a container in random order: one op per transform and turn (``outcomes``)."""
 
 MOST_SUBSETS = 10_000
 """Maximum number of subsets from which a container draws, because the probability of each is computed on the host."""
@@ -45,8 +44,7 @@ def moves_nothing(op: Op | EagerOp) -> bool:
     """Return whether an op or fallback module is certain to leave masks, boxes and keypoints unchanged."""
     if isinstance(op, EagerOp):
         return op.moves_nothing
-    parts = op.ops if isinstance(op, Picking) else op.plan_ops
-    return not any(isinstance(part, GatherOp) or moves_pixels(part) for part in parts)
+    return not any(isinstance(part, GatherOp) or moves_pixels(part) for part in op.ops)
 
 
 def named_transforms(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:

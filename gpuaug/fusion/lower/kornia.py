@@ -1,4 +1,4 @@
-"""Lowering of Kornia's modules to ops. A module that is not lowered becomes a fallback op, which Kornia runs.
+"""Lowering of Kornia's modules to ops. A module that is not lowered is a *fallback module*, which Kornia runs.
 
 A subclass that overrides no method of its base is lowered as its base. A container becomes a tree with the names of its
 modules, which are needed to convert draws to Kornia's ``params=``.
@@ -42,13 +42,12 @@ TESTED_VERSIONS = ((0, 9), (0, 10))
 REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED_VERSIONS[0], *TESTED_VERSIONS[1])
 """``TESTED_VERSIONS`` as a requirement for pip."""
 
-
 Lower = Callable[[str, Any], Tree]
 """Function of (name in the container, module) that lowers a module."""
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower a container to a tree; a container with ``random_apply`` to an op that picks mixes, or to a fallback op.
+    """Lower a container to a tree; a container with ``random_apply`` to an op that picks mixes, or to a fallback module.
 
     Args:
         name: Name of the container; empty for the pipeline itself.
@@ -81,7 +80,7 @@ def _unsupported_choice(container: Any, items: Sequence[Tree]) -> str | None:
 
 
 def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = None) -> Leaf:
-    """Lower a module to an op or a policy, or to a fallback op with the reason.
+    """Lower a module to an op or a policy, or to a fallback module with the reason.
 
     ``extra_args``: setting of a container (``extra_args_of``). The container is lowered only if the setting is ``None``.
     """
@@ -97,7 +96,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = Non
             op = LOWERED[base](name, module)
             reason = _on_gpu(module) or op.unsupported()
             if reason is not None and LOWERED[base].out_applied is Op.out_applied:
-                op = None  # a fallback op needs the op only to compute an output size that differs from the input size
+                op = None  # a fallback module uses the op only to compute an output size other than the input size
         except GpuAugError:
             raise
         except ATTRIBUTE_ERRORS as error:

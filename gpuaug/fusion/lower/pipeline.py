@@ -30,7 +30,7 @@ from gpuaug.fusion.ops.color import Posterize
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import LevelsOp
 from gpuaug.fusion.ops.geometry import ResampleOp, WarpOp
-from gpuaug.fusion.policies.picking import Pick, Picking
+from gpuaug.fusion.policies.picking import Pick
 
 
 def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: bool = False) -> Tree:
@@ -98,7 +98,7 @@ def _with_identity(tree: Tree, pipeline: Any) -> Tree:
 
 def _ops_per_module(tree: Tree) -> list[Sequence[Op | EagerOp]]:
     """Return the ops per module, in order: a single op, or all ops that the module may pick."""
-    return [leaf.op.ops if isinstance(leaf.op, Picking) else (leaf.op,) for leaf in leaves(tree)]
+    return [leaf.op.ops if isinstance(leaf.op, Op) else (leaf.op,) for leaf in leaves(tree)]
 
 
 def _resamplings(tree: Tree) -> list[ResampleOp]:

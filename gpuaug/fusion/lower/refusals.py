@@ -42,7 +42,6 @@ UNSUPPORTED_TIMM = {
 }
 """Advice for each unsupported transform of timm, by class name."""
 
-
 UNSUPPORTED_TIMM_SETTINGS = {
     "with mode='rand'": "Pass re_mode='const' to create_transform",
     "with random interpolation": "Pass interpolation='bicubic' to create_transform",
@@ -50,13 +49,12 @@ UNSUPPORTED_TIMM_SETTINGS = {
 }
 """Advice for each setting of timm's transforms that torchvision does not have."""
 
-
 ATTRIBUTE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Errors of the constructor of an op that reads an attribute with a value that the constructor of the module never sets."""
 
 
 def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
-    """Return the reason why a module of the lowered class ``base`` is not lowered, whose attributes caused ``error``."""
+    """Return the reason why a module of the lowered class ``base`` is not lowered: its attributes caused ``error``."""
     return f"{'' if type(module) is base else 'a subclass of '}{base.__name__} with other attributes: {error}"
 
 

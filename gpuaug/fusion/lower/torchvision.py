@@ -112,7 +112,7 @@ class TorchvisionLowering:
         self._unscaled_name = ""
         """Name of the last conversion without ``scale``."""
         self._sized_by_choice: set[Op] = set()
-        """Ops whose output size depends on the draw of a container only."""
+        """Ops that draw no size, but whose container runs them for some samples only (``choices.prepare_sizes``)."""
 
     @property
     def units(self) -> Units:
@@ -135,7 +135,7 @@ class TorchvisionLowering:
             return Leaf(name, op_class(name, transform))
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(op, mixes.MixUp) for op in (mix, *getattr(mix, "mixes", ()))):
+            if any(isinstance(op, mixes.MixUp) for op in mix.ops):
                 self._types.require_floats(mix.name)
             return self._after_multiplication(Leaf(mix.name, mix))
         transform = v2_of(
@@ -216,13 +216,14 @@ class TorchvisionLowering:
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
             reason = type_difference if is_lowered_class else "no lowering for this type"
-        lowering = LOWERED.get(base) if op is None else op
-        if reason is not None and lowering is not None and lowering.draws_size:
+        # The class of the op, if the op itself could not be created, has the same attributes.
+        op_or_class = LOWERED.get(base) if op is None else op
+        if reason is not None and op_or_class is not None and op_or_class.draws_size:
             raise ArgumentTypeError(
                 f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
-        takes_any_range = base is not v2.AugMix if lowering is None else lowering.takes_any_range
+        takes_any_range = base is not v2.AugMix if op_or_class is None else op_or_class.takes_any_range
         if type_difference is None and not takes_any_range:
             self._types.require_unit_range(name)
         if reason is not None:
@@ -248,7 +249,10 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
-        """Return (op for a transform of class ``base`` or ``None``, reason why torchvision must run it or ``None``)."""
+        """Return (op, reason why torchvision runs the transform) for a transform of class ``base``.
+
+        The op is ``None`` if the class has none, or if it cannot be created. The reason is ``None`` if the transform is fused.
+        """
         class_ = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
         if class_ is None:
             return None, "no lowering for this type"
@@ -382,7 +386,7 @@ class _PickedMix(mixes.TorchvisionMix, OneMix):
 
 
 def _mix(name: str, transform: Any) -> MixOp | None:
-    """Return the op of a mix, or of a container that picks a mix per batch; ``None`` if ``transform`` contains no mix.
+    """Return the op of a mix, or of a container with mixes, which runs one mix per batch; ``None`` if it contains no mix.
 
     Raises:
         ArgumentTypeError: If a container picks from mixes and other transforms, or may pick several mixes.

@@ -64,7 +64,7 @@ class Size:
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
     """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
 
-    ``None`` if the decoder kept the sizes.
+    ``None`` if the decoder did not downsample.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -250,7 +250,7 @@ class Op(ABC):
         return None if not counts or channels in counts else (" or ".join(map(str, counts)), self.name)
 
     def out_applied(self, size: Size) -> Size:
-        """Output size of samples that the op is applied to, for input images of ``size``. Not called if ``draws_size``."""
+        """Output size of samples that the op is applied to, for input images of ``size``, if the size is not drawn."""
         return size
 
     def out(self, size: Size) -> Size:
@@ -263,17 +263,17 @@ class Op(ABC):
         """Output size for input images of ``size`` and draws ``draws``. Samples that skip the op keep the input size."""
         if not self.draws_size:
             return self.out(size)
-        return self.where_applied(draws, self.out_applied(size), size)
+        drawn = self.drawn_size(draws, size)
+        applies = draws["apply_mask"]
+        return size.to(np.where(applies, drawn.height, size.height), np.where(applies, drawn.width, size.width))
+
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Output size of all samples if the op is applied to all of them. Called if ``draws_size``."""
+        return self.out_applied(size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes of samples that the op is applied to, among them the smallest and the largest that can be drawn."""
         return (self.out_applied(size),)
-
-    @staticmethod
-    def where_applied(draws: OpDraws, out: Size, size: Size) -> Size:
-        """Size ``out`` for samples that the op is applied to, ``size`` for samples that skip the op."""
-        applies = draws["apply_mask"]
-        return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters and ``"apply_mask"``, (B,) bool, for a whole batch."""
@@ -297,8 +297,13 @@ class Op(ABC):
         return {name: sampler.within(*bounds) for name, bounds in self.bounds.items()}
 
     @property
+    def ops(self) -> tuple["Op", ...]:
+        """The op itself; for an op that picks other ops, all ops that it may pick."""
+        return (self,)
+
+    @property
     def plan_ops(self) -> tuple["Op", ...]:
-        """Ops that run in the passes for this op: the op itself, or for an op that picks other ops, these ops."""
+        """Ops that run in the passes for this op: the op itself; for a policy, ops that can each run several of ``ops``."""
         return (self,)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
@@ -350,11 +355,11 @@ class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     column_count: ClassVar[int] = 0
-    """Number of columns of a row, apart from columns per channel; 0 for the apply mask and ``names``. Column 0 is the apply
-    mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit."""
+    """Number of columns of a row, without the columns per channel; 0 for 1 + ``len(names)``. Column 0 is the apply mask: 1 to
+    apply the op, 0 to leave the sample unchanged bit for bit."""
 
     columns_per_channel: ClassVar[int] = 0
-    """Number of further columns per channel of the images. All columns of one parameter are adjacent."""
+    """Number of parameters with one column per channel. The columns of a parameter are adjacent, after all other columns."""
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row for images of ``channels`` channels."""
@@ -374,7 +379,7 @@ class RowOp(Op):
         """Set the parameters that differ between the frames of a clip, in place. By default there are none.
 
         Args:
-            rows: Row of the clip, repeated for each of its frames, (B · T, row_width).
+            rows: Row of the clip, repeated for each of its T frames, (B · T, row_width).
             frame: Index of the frame in its clip, (B · T,).
             frames: Number of frames per clip, T.
         """
@@ -403,7 +408,7 @@ class FrontOp(RowOp):
     """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
 
     kernel: ClassVar[str]
-    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on every device instead, in a pass of its own."""
+    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on all devices, in a pass without other ops."""
 
 
 LARGEST_CODE = 31
@@ -420,15 +425,15 @@ class PointOp(RowOp):
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
     formula: ClassVar[Callable[..., Any]]
-    """Function of pixels (``fusion/pixels.py``), then of the row's columns after the apply mask. Triton may compile it too.
+    """Function of pixels and parameters of the op, in the functions of ``fusion/pixels.py``, so that Triton can compile it too.
 
-    A parameter with one column per channel is one argument.
-
-    If ``rgb_only``, it maps the channels r, g and b to a tuple, else any channel. Not set by classes that override ``apply``.
+    Arguments: a channel, or with ``rgb_only`` the channels r, g and b; then the columns of the row after the apply mask, where
+    a parameter with one column per channel is one argument. Returns the new channel, or a tuple of three. Not set by classes
+    that override ``apply``.
     """
 
     flags: int = 0
-    """Bit field for a kernel, as a compile-time constant, to omit code that never runs. ``OneOf`` runs ops without bits."""
+    """Bit field for a kernel, as a compile-time constant, to omit code that never runs. ``OneOf`` can run ops with flags 0."""
 
     positional: ClassVar[bool] = False
     """True if the result depends on the coordinates of the pixel. Otherwise the op can run before or after a flip."""
@@ -472,8 +477,8 @@ class PointOp(RowOp):
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
 
-    For three input and output channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other
-    passes load either three channels at once or one.
+    For three input and output channels, the op joins a pass as any pointwise op does. For other numbers it is the front of its
+    pass, because the kernels of other passes load either three channels at once or one.
     """
 
     kernel = "channels"

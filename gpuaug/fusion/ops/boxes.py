@@ -1,6 +1,7 @@
 """Transformation of boxes and keypoints, in Kornia's formats and in the formats of target dicts.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *sample* is an image or a clip.
+*Points* are keypoints or other single points.
 
 As in Kornia, the four corners of a box are mapped, and the output is the axis-aligned box around the mapped corners.
 Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
@@ -39,7 +40,7 @@ class BoxFormat:
 KORNIA_FORMATS: dict[str, BoxFormat] = {
     key: BoxFormat(cast(BoxLayout, layout)) for kind in (BOXES, KEYPOINTS) for key, layout in kind.data_keys.items()
 }
-"""Format for each of Kornia's data keys, the names that say what an input holds."""
+"""Format for each data key of boxes or keypoints. A data key is Kornia's name for the type of an input, such as ``bbox``."""
 
 TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
     "xyxy": BoxFormat("corners", edges=True),
@@ -52,7 +53,7 @@ TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
 POINTS = BoxFormat("points", edges=True)
 """Format of keypoints in target dicts."""
 
-_TRAILING_SHAPES: dict[BoxLayout, tuple[int, ...]] = {
+TRAILING_SHAPES: dict[BoxLayout, tuple[int, ...]] = {
     "vertices": (4, 2),
     "corners": (4,),
     "sides": (4,),
@@ -86,7 +87,7 @@ def check_form(values: Tensor, key: str) -> None:
     Raises:
         ArgumentError: If the shape does not fit.
     """
-    trailing_shape = _TRAILING_SHAPES[KORNIA_FORMATS[key].layout]
+    trailing_shape = TRAILING_SHAPES[KORNIA_FORMATS[key].layout]
     if values.ndim != 2 + len(trailing_shape) or tuple(values.shape[2:]) != trailing_shape:
         raise ArgumentError(
             f"{key} must be (B, N, {', '.join(map(str, trailing_shape))}), got {tuple(values.shape)}. Pad the samples to one N."
@@ -95,7 +96,7 @@ def check_form(values: Tensor, key: str) -> None:
 
 def axes_per_box(box_format: BoxFormat) -> int:
     """Number of axes of one box or point."""
-    return len(_TRAILING_SHAPES[box_format.layout])
+    return len(TRAILING_SHAPES[box_format.layout])
 
 
 def floating_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -106,7 +107,7 @@ def floating_dtype(dtype: torch.dtype) -> torch.dtype:
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Map boxes or points by ``mapping``, computed in float32, or in float64 for float64 values.
 
-    Numbers of a point after (x, y) are unchanged.
+    Further numbers of a point, such as the visibility of a keypoint, are returned unchanged.
 
     Shape:
         - values: (B, N, …), or (n, …) with ``mapping.owners``; trailing axes as in ``mapping.source_format``
@@ -119,8 +120,6 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     """
     matrix = mapping.matrix
     source_size = mapping.source
-    if values.dtype != torch.float64:
-        values = values.float()
     if mapping.owners is not None:
         # Every box becomes a sample of one box.
         values = values[:, None]
@@ -168,17 +167,17 @@ def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, 
         height, width = source
         x, y, box_width, box_height = values.unbind(-1)
         values = torch.stack((x * width, y * height, box_width * width, box_height * height), -1)
-    shift = 0.5 if box_format.edges else 0.0
-    if box_format.layout == "vertices":
-        return values
+    points = values
     if box_format.layout == "points":
-        return values[..., :2] - shift if box_format.edges else values[..., :2]
-    first, last = values[..., :2], values[..., 2:]
-    if box_format.layout == "centre":
-        first = first - last / 2
-    if box_format.layout != "corners":
-        last = first + last if box_format.edges else first + last - 1
-    return _corners(first - shift, last - shift) if box_format.edges else _corners(first, last)
+        points = values[..., :2]
+    elif box_format.layout != "vertices":
+        first, last = values[..., :2], values[..., 2:]
+        if box_format.layout == "centre":
+            first = first - last / 2
+        if box_format.layout != "corners":
+            last = first + last if box_format.edges else first + last - 1
+        points = _corners(first, last)
+    return points - 0.5 if box_format.edges else points
 
 
 def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:

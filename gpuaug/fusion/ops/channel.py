@@ -120,7 +120,8 @@ class ChannelDropout(PointOp):
 
     lowers = (K.RandomChannelDropout,)
     code = 11
-    column_count, columns_per_channel = 2, 1
+    column_count = 2
+    columns_per_channel = 1
     description = "drop channels"
     formula = staticmethod(drop)
 

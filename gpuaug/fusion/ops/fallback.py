@@ -31,7 +31,6 @@ from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 LARGEST_EXACT_INTEGER = 2**24
 """Largest n such that float32 represents all integers from 0 to n."""
 
-
 _UNMOVED_KEYS = (*LABELS.data_keys, *VALID.data_keys)
 """Data keys of inputs whose values belong to images or boxes, and not to pixels."""
 
@@ -92,7 +91,7 @@ class EagerOp(ABC):
     def moves(self, key: str) -> bool:
         """True if the library transforms an input with data key ``key`` together with the images, or raises an error.
 
-        A data key says what an input holds: ``"input"`` images, ``"mask"``, ``"bbox"``, ``"class"`` labels, and so on.
+        A data key is the type of an input: ``"input"`` for images, ``"mask"``, ``"bbox"``, ``"class"`` for labels, and so on.
         """
         return key in ("input", "class", "tv_tensors")
 
@@ -132,7 +131,7 @@ class EagerOp(ABC):
 
     @abstractmethod
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size according to the draws. The caller compares it with the outputs after the module has run."""
+        """Output size according to the draws, for input images of ``size``. The caller compares it with the actual outputs."""
 
     @abstractmethod
     def run(
@@ -181,7 +180,9 @@ def _keyed(device: torch.device, key: int) -> Generators:
 class EagerKornia(EagerOp):
     """Fallback module of Kornia or of the user, called once for the whole batch.
 
-    ``extra_args``: setting of a container that overrides settings of its modules; ``None`` for Kornia's default.
+    Args:
+        name, module, reason, lowered: See ``EagerOp``.
+        extra_args: Setting of a container that overrides settings of its modules; ``None`` for Kornia's default.
     """
 
     package = "Kornia"
@@ -197,7 +198,7 @@ class EagerKornia(EagerOp):
             self._container = K.AugmentationSequential(cast(Any, module), **self._settings)
         self._container.disable_features = True
         self._is_video = isinstance(module, K.VideoSequential)
-        """Container for clips, created on first use."""
+        """Whether the module itself takes clips. Otherwise ``_clip_container`` runs it on clips."""
 
     @property
     def moves_nothing(self) -> bool:
@@ -242,7 +243,7 @@ class EagerKornia(EagerOp):
 
     @cached_property
     def _clip_container(self) -> K.AugmentationSequential:
-        """Container for clips. Created for the first clips."""
+        """``VideoSequential`` with the module, for clips. Created for the first clips."""
         with initial_settings():
             video = K.VideoSequential(self.module)
             container = K.AugmentationSequential(video, **self._settings)

@@ -57,7 +57,7 @@ class ConvolutionOp(FrontOp):
         self.border = self.settings["border_type"].name.lower()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the blur kernel reaches too far beyond the image; else ``None``. Kornia raises an error."""
+        """Reason if the blur kernel reaches too far beyond the image, for which Kornia raises an error; else ``None``."""
         rows, columns = (side // 2 for side in self.kernel_size)
         reflects = self.border == "reflect" and (size.height <= rows or size.width <= columns)
         repeats = self.border == "circular" and (size.height < rows or size.width < columns)
@@ -71,7 +71,8 @@ class BlurOp(ConvolutionOp):
     """
 
     lowers = (K.RandomGaussianBlur,)
-    kernel, column_count = "blur", 3
+    kernel = "blur"
+    column_count = 3
     names = ("sigma",)
     description = "blur {kernel_size[0]}x{kernel_size[1]}"
 
@@ -286,7 +287,7 @@ class Clahe(LevelsOp):
         return None if is_valid else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if images are too small for the number of tiles; else ``None``. Kornia raises an error."""
+        """Reason if images are too small for the number of tiles, for which Kornia raises an error; else ``None``."""
         is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
 
@@ -376,7 +377,6 @@ class EqualizeOrContrast(LevelsOp):
         self.picks = picks
         self.to_levels = picks[0].to_levels
         self.to_bytes = picks[1].to_bytes  # does not change equalized bytes
-        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code of the picked op."""

@@ -251,7 +251,8 @@ class WarpOp(GatherOp):
     edge: Literal["zeros", "border", "fill"] = "zeros"
     """Values outside the image: 0, the nearest border pixel, or ``fill``.
 
-    With ``"fill"`` a pixel is interpolated with 0 outside, then blended with ``fill`` by the weight of the outside pixels.
+    With ``"fill"``, a pixel is interpolated with 0 for the source pixels outside the image, then blended with ``fill`` by the
+    weight of these source pixels.
     """
     fill: Any = 0.0
     """Fill value outside the image if ``edge`` is ``"fill"``: a number, or one per channel."""
@@ -335,7 +336,7 @@ class FieldOp(FrontOp):
             owners: Sample index of each box or keypoint.
             rows: Row of each sample.
             size: Size of the images.
-            edges: Whether the user's coordinates are those of pixel edges.
+            edges: Whether the user's coordinates refer to pixel edges, not to pixel centres.
 
         Shape:
             - points: (n, 2) or (n, 4, 2), or (B, N, …)

@@ -79,11 +79,8 @@ class Erasing(PointOp):
         generator = generator_of(module)
         self._scale = bounds(generator.scale_sampler)
         # If the user's range of aspect ratios contains 1, Kornia draws ratios below and above 1 equally often.
-        self._two_ratio_ranges = hasattr(generator, "index_sampler")
-        if self._two_ratio_ranges:
-            self._ratios = [bounds(generator.ratio_sampler1), bounds(generator.ratio_sampler2)]
-        else:
-            self._ratios = [bounds(generator.ratio_sampler)]
+        names = ("ratio_sampler1", "ratio_sampler2") if hasattr(generator, "index_sampler") else ("ratio_sampler",)
+        self._ratios = [bounds(getattr(generator, name)) for name in names]
         self.value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -93,7 +90,7 @@ class Erasing(PointOp):
         """
         area = sampler.within(*self._scale) * np.float32(size.height * size.width)
         ratio = sampler.within(*self._ratios[0])
-        if self._two_ratio_ranges:
+        if len(self._ratios) > 1:
             ratio = np.where(sampler.uniform() > 0.5, ratio, sampler.within(*self._ratios[1]))
         heights = np.rint(np.sqrt(area * ratio)).clip(1, size.height)
         widths = np.rint(np.sqrt(area / ratio)).clip(1, size.width)
@@ -257,12 +254,9 @@ class GaussianNoise(PointOp):
         """
         # The upper 55 of the 63 random bits of a key: 31 for the seed, 24 for the index.
         seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
-        # Frame t of a clip uses the field with index first + t, so that noise differs between frames.
-        fields = (
-            np.full(size.batch, first)
-            if self.same_on_batch
-            else (first + size.images_per_sample * np.arange(size.batch)) % NOISE_FIELDS
-        )
+        # Frame t of a clip uses the field t after the field of the clip, so that noise differs between frames.
+        samples = np.zeros(size.batch, np.int64) if self.same_on_batch else np.arange(size.batch)
+        fields = (first + size.images_per_sample * samples) % NOISE_FIELDS
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:

@@ -1,6 +1,6 @@
 """Uniform random numbers for the ops, from one counter-based generator per batch.
 
-A *sample* is an image or a clip. An op draws one number or several for each sample; a *column* is one number for all samples.
+A *sample* is an image or a clip. A *column* is one number per sample, (B,); an op draws one column or several.
 """
 
 import threading
@@ -23,7 +23,7 @@ class Sampler:
     Args:
         keys: Seed of each batch, in [0, 2⁶⁴).
         samples_per_batch: Number of samples per batch.
-        columns: Number of columns that one call of NumPy draws, to save calls. The drawn numbers depend on this number.
+        columns: Number of columns that one call of NumPy draws, to save calls. The drawn numbers depend on this setting.
         views: Index of the view that each batch belongs to. Empty if all are 0.
         separate_generators: Whether to create generators for this sampler, which then does not invalidate others.
     """
@@ -115,13 +115,8 @@ class Sampler:
 
     def key(self) -> int:
         """Seed in [0, 2⁶³), for another generator of the batch. Only for a sampler of one batch."""
-        return int(self._only_generator.integers(0, 2**63))
-
-    @property
-    def _only_generator(self) -> np.random.Generator:
-        """Generator of the only batch."""
-        assert self.batches == 1, "an op that draws one number per batch must set draws_one_batch_at_a_time"
-        return self._generators[0]
+        assert self.batches == 1, "an op that draws a key must set draws_one_batch_at_a_time"
+        return int(self._generators[0].integers(0, 2**63))
 
     def shared_by_samples(self) -> "Sampler":
         """Return a sampler that draws one number per batch, and repeats it for all samples."""
@@ -220,7 +215,7 @@ class Gate:
 
 
 class ArraySampler(Sampler):
-    """Sampler that returns given numbers, which another sampler has drawn for one op.
+    """Sampler that returns the numbers of an array, which another sampler has drawn for one op.
 
     Args:
         numbers: Uniform numbers in [0, 1), (columns, B), in the order in which the op draws them.

@@ -96,7 +96,7 @@ class KorniaPolicy(Policy):
             mask: Mask of the samples that picked the operation, (B,) bool.
         """
         draws = op.draw(ArraySampler(numbers[1:]), size)
-        factor = wrapper._factor_name
+        factor = wrapper._factor_name  # name of the drawn parameter that the magnitude sets; ``None`` without a magnitude
         if factor is not None:
             values = self._magnitude(wrapper, size)
             if values is None:

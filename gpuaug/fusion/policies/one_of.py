@@ -31,16 +31,12 @@ class OneOf(PointOp):
     code = LARGEST_CODE
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
-        super().__init__(name, ops[0].module)
+        super().__init__(name, nn.Identity())
         self._op_by_code = {op.code: op for op in ops}
         self.flags = sum(1 << code for code in self._op_by_code)
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
         self.to_bytes = ops[0].to_bytes
-        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked none of the ops
-
-    def _read_common(self, module: Any) -> None:
-        """Do nothing, because the ops in ``ops`` read their settings."""
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[PointOp]:
@@ -97,7 +93,6 @@ class AnyAffine(MatrixWarp):
         super().__init__(name, nn.Identity())
         self.edge, self.fill, self.nearest = warp.edge, warp.fill, warp.nearest
         self.to_bytes = warp.to_bytes
-        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked no warp
 
     def _read(self, module: Any) -> None:
         """Do nothing, because ``warp`` has read the settings."""

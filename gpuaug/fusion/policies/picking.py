@@ -49,8 +49,8 @@ class Picking(Op):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Ops of all choices."""
-        return tuple(op for choice in self.choices for op in choice.ops)
+        """Ops of all choices. An op that picks, too, is replaced by its ``ops``."""
+        return tuple(part for choice in self.choices for op in choice.ops for part in op.ops)
 
     @property
     def layer_count(self) -> int:
@@ -102,14 +102,16 @@ class Policy(Picking):
         first = ops[0]
         equalize = next((op for op in ops if isinstance(op, Equalize)), None)
         contrast = next((op for op in ops if isinstance(op, AutoContrast)), None)
+        op: Op
         if equalize is not None and contrast is not None:
-            return EqualizeOrContrast(self.name, (equalize, contrast))
-        if OneOf.accepts(first):
-            return OneOf(self.name, [op for op in self.ops if OneOf.accepts(op)])
-        if AnyAffine.accepts(first):
-            return AnyAffine(self.name, first)
-        op = copy.copy(first)
-        op.name = self.name
+            op = EqualizeOrContrast(self.name, (equalize, contrast))
+        elif OneOf.accepts(first):
+            op = OneOf(self.name, [op for op in self.ops if OneOf.accepts(op)])
+        elif AnyAffine.accepts(first):
+            op = AnyAffine(self.name, first)
+        else:
+            op = copy.copy(first)
+            op.name = self.name
         op.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked no op of the group
         return op
 

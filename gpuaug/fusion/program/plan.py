@@ -26,7 +26,6 @@ from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, chec
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
 
-
 PointProgram: TypeAlias = tuple[tuple[int, int, int, float, float], ...]
 """(code, first column, flags, scale, offset) per pointwise op: ``scale`` and ``offset`` are the ``ByteRule`` of the result.
 
@@ -208,7 +207,7 @@ class BoxCrop(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """Passes of consecutive ops for images of one size."""
+    """Passes of consecutive ops, for images of one size, or for ragged images of any sizes."""
 
     ops: tuple[Op, ...]
     passes: tuple[Pass, ...]
@@ -218,8 +217,6 @@ class Plan:
     """Size of the images that the first pass reads."""
     out: Size
     """Size of the images that the last pass writes."""
-    masks: bool = False
-    """Whether there are masks, for which some ops have more columns."""
     template: Array | None = None
     """(width,) float32 row, computed once, with the columns that depend neither on draws nor on the batch."""
     uniform_count: int = 8
@@ -260,7 +257,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _PassBuilder:
-    """Pass to which ops are added while they fit."""
+    """Pass that is not complete yet: ops are added in order, until one does not fit."""
 
     front: Gather | FrontOp = field(default_factory=Gather)
     point_ops: list[PointOp] = field(default_factory=list)
@@ -271,7 +268,7 @@ class _PassBuilder:
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
     def add_if_fits(self, op: Op, size: Size) -> bool:
-        """Add ``op`` to the pass if the pass can run it, for input images of ``size``. Return whether it was added."""
+        """Add ``op``, whose input images are of ``size``, if the pass can run it. Return whether it was added."""
         # A ``ChannelOp`` is the front of a pass only if it does not have three channels; otherwise it is pointwise.
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, size)):
             if self.is_empty:
@@ -292,9 +289,8 @@ class _PassBuilder:
         can_take_mean = isinstance(self.front, Gather) and not any(point_op.needs_mean for point_op in self.point_ops)
         if not isinstance(op, PointOp) or (op.needs_mean and not can_take_mean):
             return False
-        if (
-            op.rgb_only and isinstance(self.front, ChannelOp) and size.channels == 3
-        ):  # the kernel of a ``ChannelOp`` computes one channel at a time
+        # The kernel of a ``ChannelOp`` computes one channel at a time.
+        if op.rgb_only and isinstance(self.front, ChannelOp) and size.channels == 3:
             return False
         self.point_ops.append(op)
         return True
@@ -329,21 +325,17 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     current_size = size
     for builder in builders:
         front = builder.front
-        point_ops = tuple(builder.point_ops)
         source = current_size
         for op in front.ops if isinstance(front, Gather) else (front,):
             current_size = op.out(current_size)
-        channels = current_size.channels
         if isinstance(front, Gather):
-            columns = front.columns(channels, masks, sides=current_size.ragged)
-            point_program, width = _point_program(point_ops, columns.end, channels, current_size.images_per_sample)
-            passes.append(
-                GatherPass(front, point_ops, source, current_size, _conversion(front, -1) + point_program, columns=columns)
-            )
+            columns = front.columns(current_size.channels, masks, sides=current_size.ragged)
+            point_program, width = _point_program(builder, columns.end, current_size)
+            point_ops = tuple(builder.point_ops)
+            passes.append(GatherPass(front, point_ops, source, current_size, point_program, columns=columns))
         else:
-            first_column = front.row_width(source.channels)
-            point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
-            passes.append(OpPass(front, point_ops, source, current_size, _conversion(front, 0) + point_program))
+            point_program, width = _point_program(builder, front.row_width(source.channels), current_size)
+            passes.append(OpPass(front, tuple(builder.point_ops), source, current_size, point_program))
         widths.append(width)
     if _can_skip_samples(passes):  # the buffer route is one more column of a pass, its last
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
@@ -358,7 +350,6 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         max(sum(widths), 1),
         size,
         current_size,
-        masks,
         draws_one_batch_at_a_time=any(op.draws_one_batch_at_a_time for op in ops) or any(pass_.out.ragged for pass_ in passes),
         box_crop=box_crop,
     )
@@ -374,18 +365,22 @@ def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)
 
 
-def _conversion(front: Gather | FrontOp, column: int) -> PointProgram:
-    """Return the entry for the conversion of the front's result to bytes, if there is one. ``column``: see ``PointProgram``."""
-    return () if front.to_bytes in (None, UNCHANGED) else ((0, column, 0, *front.to_bytes),)
+def _point_program(builder: _PassBuilder, column: int, size: Size) -> tuple[PointProgram, int]:
+    """Return the ``PointProgram`` of a pass, and its number of columns.
 
-
-def _point_program(point_ops: Sequence[PointOp], column: int, channels: int, frames: int) -> tuple[PointProgram, int]:
-    """Return (program of the pointwise ops, first column after them), with columns from ``column`` on."""
+    Args:
+        builder: The pass.
+        column: First column of the pointwise ops.
+        size: Size of the output images.
+    """
     point_program = []
-    for point_op in point_ops:
-        flags = point_op.flags_for(channels, frames)
+    if builder.front.to_bytes not in (None, UNCHANGED):
+        mask_column = -1 if isinstance(builder.front, Gather) else 0
+        point_program.append((0, mask_column, 0, *builder.front.to_bytes))
+    for point_op in builder.point_ops:
+        flags = point_op.flags_for(size.channels, size.images_per_sample)
         point_program.append((point_op.code, column, flags, *(point_op.to_bytes or UNCHANGED)))
-        column += point_op.row_width(channels)
+        column += point_op.row_width(size.channels)
     return tuple(point_program), column
 
 

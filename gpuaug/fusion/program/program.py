@@ -25,7 +25,6 @@ from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pi
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
-from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
 from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, number_of_views, sizing_ops
@@ -108,8 +107,7 @@ class Program:
     @property
     def geometric_modules(self) -> tuple[Any, ...]:
         """Modules whose ops may move pixels within an image."""
-        ops = [(op.module, op.ops if isinstance(op, Picking) else op.plan_ops) for op in self.lowered_ops]
-        moving = (module for module, parts in ops if any(map(moves_pixels, parts)))
+        moving = (op.module for op in self.lowered_ops if any(map(moves_pixels, op.ops)))
         return (*(op.module for op in self.combining), *moving)
 
     def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:

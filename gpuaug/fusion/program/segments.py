@@ -16,7 +16,6 @@ from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
 from gpuaug.fusion.ops.geometry import FieldOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.program.plan import Plan, count_uniforms, draw_in_order, plan
 
 _CACHE_SIZE = 256
@@ -55,10 +54,10 @@ class Segments:
         """
 
     def at(self, start: int, size: Size, *, masks: bool, points: bool = False) -> Segment:
-        """Return the segment that begins with a given op.
+        """Return the segment that begins with the op at index ``start``.
 
         Args:
-            start: Index of the op.
+            start: Index of the op in the pipeline.
             size: Size of the input images of the op.
             masks: Whether there are masks.
             points: Whether there are boxes or keypoints. If so, ops that move pixels by a field of displacements, and ops that
@@ -136,7 +135,7 @@ class Segments:
 
 def _mix_field_and_matrix(ops: Sequence[Op]) -> bool:
     """Return whether some ops move pixels by a field of displacements, and others by a matrix."""
-    parts = [part for op in ops for part in (op.ops if isinstance(op, Picking) else op.plan_ops)]
+    parts = [part for op in ops for part in op.ops]
     by_field = any(isinstance(part, FieldOp) for part in parts)
     return by_field and any(isinstance(part, GatherOp) for part in parts)
 
@@ -148,16 +147,18 @@ def check_channels(op: Op | None, channels: int) -> None:
         ArgumentError: If the op does not support this number of channels, or a setting has neither one value nor one value per
             channel.
     """
-    for part in op.ops if isinstance(op, Picking) else (op,):
-        requirement = part.unsupported_channels(channels) if isinstance(part, Op) else None
+    if op is None:
+        return
+    for part in op.ops:
+        requirement = part.unsupported_channels(channels)
         if requirement is not None:
             counts, operation = requirement
-            picks = f", from which {op.name} picks" if isinstance(op, Picking) else ""
+            picks = "" if part is op else f", from which {op.name} picks"
             raise ArgumentError(
                 f"images must have {counts} channels for {operation}{picks}, got {channels}. Leave the transform out, or give "
                 "the images three channels: images[:, :3], or for grey images images.expand(-1, 3, -1, -1)."
             )
-    for part in () if op is None else op.plan_ops:
+    for part in op.plan_ops:
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):

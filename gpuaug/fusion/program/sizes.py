@@ -209,10 +209,7 @@ def check_sizes(
                 f"images must fit {op.name}, got {user_size.sample(sample).height}x{user_size.sample(sample).width}{context}, "
                 f"which {reason}. {advice}."
             )
-        if (
-            isinstance(op, WarpOp)
-            and max(np.max(current_size.height, initial=0), np.max(current_size.width, initial=0)) > MAX_WARPED_SIDE
-        ):
+        if isinstance(op, WarpOp) and current_size.batch:
             longest = int(np.argmax(np.maximum(current_size.height, current_size.width)))
             check_sides(op, current_size.sample(longest), f" at {longest} of the batch" if user_size.ragged else "")
         if op.draws_size:

@@ -40,7 +40,10 @@ class _Block(NamedTuple):
 
     plan: Plan
     key: tuple[Any, ...]
-    """Properties of a call on which its table depends, without plan, seed, and number of views, a setting of the pipeline."""
+    """Properties of a call on which its table depends, except plan and seed.
+
+    Without the number of views, which is the same for all calls of a pipeline.
+    """
     tables: HostTables | DeviceCropTables
     index_by_seed: dict[int, int]
     """Index of the batch, by seed of its call."""
@@ -82,8 +85,8 @@ class TablePrefetch:
 
         Cost:
             One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
-            completes its table with their sizes, in one launch or on the host; if neither is possible, every call draws for
-            itself only. No synchronization.
+            completes its table with the sizes of its images, in one launch or on the host; if neither is possible, every call
+            draws for itself only. No synchronization.
         """
         seed = next_seed() if seed is None else seed
         # If only windows were decoded, the host has drawn the crops to choose them, so the device does not compute the crops.
@@ -122,12 +125,13 @@ class TablePrefetch:
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))
-        preceding_block = None  # block whose batches precede this call, and that has predicted the seed of this call
+        preceding_block = None  # block that has predicted the seed of this call, as the first call after its batches
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
                     return block.tables, block.index_by_seed[seed]
-                preceding_block = block if preceding_block is None and block.next_seed == seed else preceding_block
+                if preceding_block is None and block.next_seed == seed:
+                    preceding_block = block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
         count = min(2 * len(preceding_block.index_by_seed), MOST_BATCHES, limit) if preceding_block is not None else 1
         # ``seeds`` are the seeds of ``count`` calls, the current call first.

@@ -6,32 +6,21 @@ ahead, with all other columns, for several batches at once. When a batch arrives
 the uniform numbers. This takes less host time than drawing for one batch.
 """
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
-from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_table, send
+from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_table, table_on_device
 
 
-class DeviceCrop(NamedTuple):
-    """Crop whose windows the device can compute from the sizes of ragged images."""
-
-    pass_: GatherPass
-    """First pass of the plan, whose first op is the crop."""
-    op: ResizedCrop
-
-
-def device_crop(plan: Plan) -> DeviceCrop | None:
-    """Return the crop at the start of a plan for ragged batches, if its tables can be prefetched; else ``None``."""
-    pass_ = plan.passes[0]
-    if not plan.source.ragged or plan.draws_one_batch_at_a_time or plan.box_crop or not isinstance(pass_, GatherPass):
+def device_crop(plan: Plan) -> ResizedCrop | None:
+    """Return the first op of a plan for ragged batches if it is a crop whose windows the device can compute; else ``None``."""
+    if not plan.source.ragged or plan.draws_one_batch_at_a_time or plan.box_crop:
         return None
-    op = pass_.gather_ops[0]
-    return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not (op.same_on_batch or op.gates) else None
+    op = next(iter(plan.passes[0].gather_ops), None)
+    return op if isinstance(op, ResizedCrop) and not (op.same_on_batch or op.gates) else None
 
 
 class DeviceCropTables:
@@ -42,9 +31,11 @@ class DeviceCropTables:
         crop: ``device_crop`` of their plan.
     """
 
-    def __init__(self, upcoming: UpcomingBatches, crop: DeviceCrop) -> None:
+    def __init__(self, upcoming: UpcomingBatches, crop: ResizedCrop) -> None:
         plan, has_points = upcoming.plan, upcoming.has_points
-        self._crop = crop
+        pass_ = plan.passes[0]
+        assert isinstance(pass_, GatherPass)
+        self._pass, self._crop = pass_, crop
         uniform_count = plan.uniforms_per_op[0]
         self._width = plan.width + MATRIX * has_points
         """Number of columns that the passes read. Later columns are inputs of the launch that writes the crop windows."""
@@ -55,9 +46,9 @@ class DeviceCropTables:
             width=self._width + uniform_count + MATRIX * has_points,
         )
         total_size = upcoming.total_size
-        crop_draws, *other_draws = draw_in_order(plan.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count})
+        crop_draws, *other_draws = draw_in_order(plan.ops, upcoming.sampler(), total_size, deferred={crop: uniform_count})
         # The columns of the other ops are computed with the identity in place of the crop.
-        draws_by_op: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
+        draws_by_op: dict[Op, OpDraws] = {crop: crop.identity_draws(total_size.batch)}
         for op, draws, _, _ in other_draws:
             draws_by_op |= op.draws_by_op(draws)
 
@@ -68,7 +59,7 @@ class DeviceCropTables:
             if has_points:
                 fill_matrix(plan, total_size, draws_by_op, table[:, self._columns.matrix_after :])
 
-        tables = upcoming.by_batch(send(total_size.batch, self._columns.width, fill, upcoming.device))
+        tables = upcoming.by_batch(table_on_device(total_size.batch, self._columns.width, fill, upcoming.device))
         # One unbind for all batches is faster than one indexing per batch.
         self._full_tables = tables.unbind()
         self._tables = tables[..., : self._width].unbind()
@@ -95,5 +86,5 @@ class DeviceCropTables:
             # Another thread may still use the table of the first call.
             full_table = full_table.clone()
             table = full_table[:, : self._width]
-        write_crop_windows(*self._crop, full_table, image_layouts, self._columns)
+        write_crop_windows(self._pass, self._crop, full_table, image_layouts, self._columns)
         return table

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, select_samples
 from gpuaug.fusion.ops.geometry import IndexOp
 from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.program.plan import Plan, draw_in_order
-from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, make_table, points_width, send
+from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, make_table, points_width, table_on_device
 
 
 def size_dependent_ops(plan: Plan) -> tuple[Op, ...]:
@@ -111,4 +111,4 @@ class HostTables:
             if has_points:
                 fill_matrix(plan, size_of_views, draws_by_op, table[:, plan.width :])
 
-        return send(size_of_views.batch, plan.width + points_width(plan) * has_points, fill, self._upcoming.device)
+        return table_on_device(size_of_views.batch, plan.width + points_width(plan) * has_points, fill, self._upcoming.device)

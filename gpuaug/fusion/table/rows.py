@@ -7,7 +7,6 @@ pass reads and writes all images once. A plan's *template* is a row with the col
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +15,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.plan import Pass, Plan
-
-Rows = TypeVar("Rows", Tensor, Array)
+from gpuaug.fusion.program.plan import Pass, Plan, Rows
 
 MATRIX = 9
 """Number of elements of a 3x3 matrix. With boxes or keypoints, a row ends with one matrix or more (``points_width``)."""
@@ -88,11 +85,11 @@ def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: t
         if has_points:
             fill_matrix(plan, size, draws_by_op, table[:, plan.width :])
 
-    return send(size.batch, plan.width + points_width(plan) * has_points, fill, device)
+    return table_on_device(size.batch, plan.width + points_width(plan) * has_points, fill, device)
 
 
-def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Fill a table (``samples``, ``width``) float32 on the host by calling ``fill``, and return a copy of it on ``device``."""
+def table_on_device(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
+    """Return a table, (``samples``, ``width``) float32, on ``device``. ``fill`` writes all its columns on the host."""
     # Ops write column by column, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)

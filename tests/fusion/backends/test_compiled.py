@@ -124,7 +124,7 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(backend, "MEAN_TILE", (4, 32))
     monkeypatch.setattr(backend, "ANTIALIASED_TILE", (2, 64))
     monkeypatch.setattr(backend, "CONTRAST_BLOCK", 128)
-    monkeypatch.setattr(frame, "ALONG", 4)
+    monkeypatch.setattr(frame, "TILE_ALONG", 4)
     monkeypatch.setattr(levels, "BLOCK", 256)
     monkeypatch.setattr(levels, "TILE_BLOCK", 128)
 
@@ -359,28 +359,19 @@ def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
         assert "convert_layout" not in inner_loop
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
-def test_kernels_that_combine_images_compile_for_a_gpu(dtype, monkeypatch):
+def test_kernels_that_combine_images_compile_for_a_gpu(monkeypatch):
     made = {}
     for module, names in {images: ["tiles_kernel"], objects: ["cover_kernel", "cut_kernel"]}.items():
         for name in names:
             monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), made))
-    monkeypatch.setattr(images, "_launch", images._launch.__wrapped__)
-    monkeypatch.setattr(objects, "_mask_launch", objects._mask_launch.__wrapped__)
     monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: tiles)
-    members, targets = batch_of(0, 2, 16, "tensors", dtype)
-    pipeline = [gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()]
-    gpuaug.fuse(pipeline)(members, targets, data_keys=["input", "targets"])
+    augment = gpuaug.fuse([gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()])
+    # Images of each type are written, pasted and blended. Masks of one type are written, and cut out of one another.
+    for dtype, count in ((torch.uint8, 6), (torch.float16, 9)):
+        members, targets = batch_of(0, 2, 16, "tensors", dtype)
+        augment(members, targets, data_keys=["input", "targets"])
+        assert len(made) == count
     assert all(compiled.asm["cubin"] for compiled in made.values())
-    # Images are written, pasted and blended; masks are written.
-    assert len(made) == 6
-
-
-def test_launches_that_combine_images_are_separate_per_dtype():
-    constants = 3, False, 0, True, 114.0
-    assert images._launch(torch.uint8, *constants) is not images._launch(torch.uint16, *constants)
-    kernel = objects.cut_kernel
-    assert objects._mask_launch(kernel, torch.uint8) is not objects._mask_launch(kernel, torch.int64)
 
 
 @pytest.mark.parametrize("name", PIPELINES)

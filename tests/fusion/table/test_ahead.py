@@ -96,7 +96,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(monkeypatch, name, 
         fill(numbers.T)
         return torch.from_numpy(numbers.T.copy())
 
-    monkeypatch.setattr(rows, "send", by_column)
+    monkeypatch.setattr(rows, "table_on_device", by_column)
     assert_values(draw(SEEDS), expected, about="by column, with the plan's template")
     planned.template = None
     assert_values(draw(SEEDS), expected, about="by column, without it")
@@ -266,8 +266,10 @@ def test_default_device_does_not_change_draws(ragged):
 
 @pytest.mark.parametrize("points", [False, True])
 def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
-    send = rows.send
-    monkeypatch.setattr(rows, "send", lambda samples, width, fill, device: send(samples, width, fill, torch.device("cpu")))
+    table_on_device = rows.table_on_device
+    monkeypatch.setattr(
+        rows, "table_on_device", lambda samples, width, fill, device: table_on_device(samples, width, fill, torch.device("cpu"))
+    )
     monkeypatch.setattr(ahead, "current_stream", lambda device: 0)
     augment, size = gpuaug.fuse(simple()), Size(4, 3, 30, 41)
     segment = internals.program(augment).segments.at(0, size, masks=False)

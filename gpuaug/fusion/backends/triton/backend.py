@@ -181,17 +181,17 @@ def _run_passes(
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
     """Launch a gather pass into ``out``. If a contrast needs a mean, a launch that sums grey values precedes."""
     launches = cached_launch(pass_, images, table, out, _gather_launches)
+    # The table stands in for tensors that the kernel does not read.
     source, image_layouts = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
     if launches.grey_sums is None:
         launches.pixels((source, image_layouts, out, table, table, table))
         return
     grey_sums = torch.empty(launches.grey_sums_shape, dtype=torch.float32, device=images.device)
+    saved_pixels = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device) if launches.saves_pixels else table
+    launches.grey_sums((source, image_layouts, out, table, grey_sums, saved_pixels))
     if launches.saves_pixels:
-        saved_pixels = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device)
-        launches.grey_sums((source, image_layouts, out, table, grey_sums, saved_pixels))
         launches.pixels((saved_pixels, out, table, grey_sums))
     else:
-        launches.grey_sums((source, image_layouts, out, table, grey_sums, table))
         launches.pixels((source, image_layouts, out, table, grey_sums, table))
 
 
@@ -254,6 +254,10 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "CHANNELS": channels,
         "MAX_VALUE": _MAX_VALUES.get(dtype_of(images), 0),
         "EXACT_DIVISION": front.exact_division,
+        "HALF_PIXEL": front.half_pixel_centers,
+        "NEAREST": front.nearest,
+        "WARP_COLUMN": max(pass_.columns.warp, 0),
+        "WARP_FILL_COLUMN": pass_.columns.warp_fill,
         "ROUTE_COLUMN": pass_.route_column,
         "CONTRAST_COLUMN": -1,
         "SAVE_PIXELS": False,
@@ -357,7 +361,7 @@ def run_mask(
         canvas: (height, width) of the output masks, if images differ in size after the pass.
 
     Shape:
-        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor, whose begin the offsets count from
+        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor, from whose start the offsets count
         - table: (B, K) float32
         - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
@@ -390,7 +394,7 @@ class _MaskLaunch:
     """Launch of a gather of masks, and its arguments that are equal for all batches."""
 
     fills: tuple[int, int, int]
-    """Bits of the fill of (the index map before the warp, the warp, the index map after the warp)."""
+    """Result of ``mask_fills``: bits of the fills before the warp, outside the image in the warp, and after the warp."""
     tile: tuple[int, int]
     """(height, width) of a tile."""
     launch: Launch
@@ -409,8 +413,6 @@ def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: i
         "SOURCE_W": masks.stride(-1),
         "TILE": tile,
     }
-    for name in ("NEAREST", "WARP_FILL_COLUMN"):
-        del constants[name]
     return _MaskLaunch(mask_fills(front, masks.dtype), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
@@ -435,16 +437,12 @@ def probe(device: torch.device, first_call: tuple[Any, ...] | None = None) -> No
 
 
 def _gather_constants(pass_: GatherPass) -> dict[str, Any]:
-    """Return the constants that are common to the gather kernels of images and of masks."""
+    """Return the constants that ``gather_kernel`` and ``mask_kernel`` have in common."""
     front, columns = pass_.front, pass_.columns
     return {
         "INTERPOLATION": _INTERPOLATIONS[front.interpolation],
-        "HALF_PIXEL": front.half_pixel_centers,
-        "NEAREST": front.nearest,
         "ZEROS": front.zero_outside,
         "MAP_AFTER": (_padding_mode(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
-        "WARP_COLUMN": max(columns.warp, 0),
-        "WARP_FILL_COLUMN": columns.warp_fill,
         "MAP_BEFORE": (_padding_mode(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
         "OUT_SIZE_COLUMN": columns.out_size,
     }

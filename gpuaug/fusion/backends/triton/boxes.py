@@ -10,15 +10,13 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.pixel_math import maximum
-from gpuaug.fusion.ops.boxes import BoxMapping
+from gpuaug.fusion.ops.boxes import TRAILING_SHAPES, BoxMapping, axes_per_box
 
 BLOCK = 128
 """Boxes per thread block."""
 
 _LAYOUTS = {"vertices": 0, "corners": 1, "sides": 2, "centre": 3, "points": 4}
 """Value of ``LAYOUT`` and ``TO_LAYOUT`` for each ``BoxLayout``: four vertices, XYXY, XYWH, CXCYWH, points (XY first)."""
-_NUMBERS_PER_BOX = {"vertices": 8, "corners": 4, "sides": 4, "centre": 4}
-"""Numbers per box in each layout of boxes."""
 
 
 @triton.jit
@@ -187,21 +185,20 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         One launch, and a copy of each input that is not contiguous.
     """
     values = values.contiguous()
-    points = mapping.source_format.layout == "points"
-    numbers = values.shape[-1] if points else _NUMBERS_PER_BOX[mapping.source_format.layout]
-    to_numbers = numbers if points else _NUMBERS_PER_BOX[mapping.target_format.layout]
-    axes = values.ndim - (2 if mapping.source_format.layout == "vertices" else 1)
-    shape = values.shape[:axes]
-    trailing = (4, 2) if mapping.target_format.layout == "vertices" else (to_numbers,)
-    results = torch.empty((*shape, *trailing), dtype=dtype, device=values.device)
+    axes = values.ndim - axes_per_box(mapping.source_format)
+    shape, trailing = values.shape[:axes], values.shape[axes:]
+    # A point may have further numbers after (x, y), which are copied.
+    are_points = mapping.target_format.layout == "points"
+    to_trailing = trailing if are_points else torch.Size(TRAILING_SHAPES[mapping.target_format.layout])
+    results = torch.empty((*shape, *to_trailing), dtype=dtype, device=values.device)
     valid_result = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
     layout_columns = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
     has_owners = mapping.owners is not None
     constants = (
         _LAYOUTS[mapping.source_format.layout],
-        numbers,
+        trailing.numel(),
         _LAYOUTS[mapping.target_format.layout],
-        to_numbers,
+        to_trailing.numel(),
         mapping.target_format.edges,
         mapping.source_format.share,
         mapping.target_format.share,

@@ -22,10 +22,11 @@ def channels_kernel(
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, OUT_CHANNELS: tl.constexpr, RGB: tl.constexpr, TO_GREY: tl.constexpr,
     TILE: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the channels of a tile: with ``TO_GREY`` the weighted sum of all channels, else the channel with a given index.
+    """Compute all output channels of a tile: with ``TO_GREY`` the weighted sum of the source channels, else a source channel.
 
-    Columns of a row: apply mask, then the weight, or the index of the source channel, per channel. Other constants: see
-    ``output_constants`` in ``launch.py``. ``OUT_CHANNELS`` differs from ``CHANNELS`` only if the op applies to all samples.
+    Columns of a row: apply mask; then per channel its weight with ``TO_GREY``, else the index of its source channel. Other
+    constants: see ``output_constants`` in ``launch.py``. ``OUT_CHANNELS``, the number of output channels, differs from
+    ``CHANNELS`` only if the op applies to all samples.
 
     Grid: (tiles per image, samples).
     """
@@ -54,7 +55,7 @@ def channels_kernel(
                 source_plane = tl.load(row + 1 + plane).to(tl.int32)
             value = load_exact(pixel + source_plane * source_c, BYTES, in_bounds)
         value, _, _ = apply_point_ops(
-            value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, OUT_CHANNELS, RGB
+            value, value, value, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, OUT_CHANNELS, RGB
         )  # fmt: skip
         target = out + plane * out_c + y * out_h + x * OUT_W
         tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)

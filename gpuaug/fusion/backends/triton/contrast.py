@@ -59,7 +59,7 @@ def contrast_kernel(
     mean = load_mean(block_sums, sample, blocks, pixels, SUM_COUNT)
     x = index % width
     y = index // width
-    r, g, b = apply_point_ops(r, g, b, x, y, sample, 0, height, width, row, mean, PROGRAM, OP_COUNT, 3, True)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, 0, width, row, mean, PROGRAM, OP_COUNT, 3, True)
     if WORDS:
         target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (3 * PIXELS // 2)
         packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), (2 * BLOCK,))

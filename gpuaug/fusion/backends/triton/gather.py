@@ -189,7 +189,7 @@ def finish_tile(
     in_bounds = (x < width) & (y < height)
     if FULL_TILES:
         in_bounds = x == x  # true, in the shape of x
-    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
     grey = tl.zeros(in_bounds.shape, tl.float32)
     if SUMS_GREY:
         # The flags of the color jitter, the last op, select the weights of grey.
@@ -229,8 +229,8 @@ def finish_tile(
 # Not specialised on alignment, because Triton would then assign several pixels of a line to a thread, which slows reads.
 @kernel
 def gather_kernel(
-    source, image_layouts, out, rows, block_sums, saved_pixels,
-    image_count, out_height, out_width, tiles_x, row_stride, tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, image_layouts, out, rows, block_sums, saved_pixels, image_count, out_height, out_width, tiles_across, row_stride,
+    tiles, blocks, source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED_LAYOUT: tl.constexpr, VIEWS_AND_FRAMES: tl.constexpr,
     SOURCE_STRIDES: tl.constexpr, SOURCE_W: tl.constexpr, ADJACENT_TAPS: tl.constexpr, RESIZE: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, FULL_TILES: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
@@ -243,16 +243,16 @@ def gather_kernel(
 ):  # fmt: skip
     """Compute the tiles of a gather pass; with ``CONTRAST_COLUMN``, only the sums of grey for the mean of a contrast.
 
-    ``image_count``: number of source images. ``tiles_x``, ``tiles``: number of tiles across an image, and of all its tiles.
+    ``image_count``: number of source images. ``tiles_across``, ``tiles``: tiles of an image along x, and in all.
     ``block_sums``: (samples, ``blocks``) sums of grey values, one per tile of each plane.
 
     Constants, in addition to ``output_constants`` of ``launch.py``:
         RAGGED_LAYOUT: 0 if all images have one size. Otherwise ``image_layouts`` (``Ragged.places``) has the offset, height,
             width and, for 3, row pitch of each image. 1: channels are planes; 2: the channels of a pixel are adjacent; 3: they
             are adjacent, and only a window of each image is in memory.
-        VIEWS_AND_FRAMES: Four entries. 0: whether an image is the source of several samples, its views; 1: frames per output
-            clip, which share a row of the table; 2: first column of the indices of the selected frames, or -1; 3: frames per
-            source clip. The numbers of frames are 1 for images.
+        VIEWS_AND_FRAMES: (``HAS_VIEWS``, whether an image is the source of several samples, its views; ``FRAMES``, number of
+            frames per output clip, which share a row of the table; ``FRAMES_COLUMN``, first column of the indices of the
+            selected frames, or -1; ``SOURCE_FRAMES``, number of frames per source clip). The numbers are 1 for images.
         SOURCE_STRIDES, WIDTH, PIXELS: Strides (of channels, of lines) of the source, and width and number of pixels of the
             output, if they are compiled in; else 0.
         TILE: (height, width) of a tile. FULL_TILES: whether tiles cover the output exactly.
@@ -266,9 +266,9 @@ def gather_kernel(
         WARP_COLUMN, WARP_FILL_COLUMN: First column of the interpolation, and of the fill of a warp, or -1.
         MAP_BEFORE, MAP_AFTER: Index map before and after the interpolation: (padding mode of ``map_index``, such as 2 for a
             constant fill, or 0 without a map; first column; first column of the fill).
-        RESIZE: Three entries. 0: antialiasing filter, or 0; 1: largest value of the source, to which results of the filter are
-            clamped, or 0; 2: whether a resize of bytes rounds to bytes after each axis. With a filter, a block is 32 threads
-            and computes its lines one after another. A triangle filter then sums each source line only once.
+        RESIZE: (``FILTER``, antialiasing filter, or 0; largest value of the source, to which results of the filter are clamped,
+            or 0; whether a resize of bytes rounds to bytes after each axis). With a filter, a block is 32 threads and computes
+            its lines one after another. A triangle filter then sums each source line only once.
         OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass; or -1.
             The images then lie at the top left of buffers of (``out_height``, ``out_width``).
         CONTRAST_COLUMN: Column of the apply mask of the contrast whose mean is computed; -1 to store output pixels.
@@ -279,19 +279,24 @@ def gather_kernel(
     Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
     """
     RGB: tl.constexpr = CHANNELS == 3
+    HAS_VIEWS: tl.constexpr = VIEWS_AND_FRAMES[0]
+    FRAMES: tl.constexpr = VIEWS_AND_FRAMES[1]
+    FRAMES_COLUMN: tl.constexpr = VIEWS_AND_FRAMES[2]
+    SOURCE_FRAMES: tl.constexpr = VIEWS_AND_FRAMES[3]
+    FILTER: tl.constexpr = RESIZE[0]
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample // VIEWS_AND_FRAMES[1] * row_stride
+    row = rows + sample // FRAMES * row_stride
     if ROUTE_COLUMN >= 0:
         skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     image = sample
-    if VIEWS_AND_FRAMES[2] >= 0:
-        selected_frame = tl.load(row + VIEWS_AND_FRAMES[2] + sample % VIEWS_AND_FRAMES[1]).to(tl.int32)
-        image = sample // VIEWS_AND_FRAMES[1] * VIEWS_AND_FRAMES[3] + selected_frame
-    if VIEWS_AND_FRAMES[0]:
+    if FRAMES_COLUMN >= 0:
+        selected_frame = tl.load(row + FRAMES_COLUMN + sample % FRAMES).to(tl.int32)
+        image = sample // FRAMES * SOURCE_FRAMES + selected_frame
+    if HAS_VIEWS:
         image = image % image_count
     if RAGGED_LAYOUT > 0:
         layout = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
@@ -328,19 +333,19 @@ def gather_kernel(
     if SAVE_PIXELS:
         saved_pixels += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
-    top = (tile // tiles_x) * TILE[0]
-    left = (tile % tiles_x) * TILE[1]
+    top = (tile // tiles_across) * TILE[0]
+    left = (tile % tiles_across) * TILE[1]
     if OUT_SIZE_COLUMN >= 0:
         if (left >= width) | (top >= height):
             if SUMS_GREY:
                 tl.store(block_sums + sample * blocks + plane * tiles + tile, 0.0)
             return
-    x, y = tile_pixels(left, top, TILE[0] if RESIZE[0] == 0 else 1, TILE[1], WORDS)
+    x, y = tile_pixels(left, top, TILE[0] if FILTER == 0 else 1, TILE[1], WORDS)
     gather_x = x if FULL_TILES else tl.minimum(x, width - 1)
     inside_x = x == x
     if MAP_AFTER[0] > 0:
         gather_x, inside_x = map_index(gather_x, row + MAP_AFTER[1], 0, MAP_AFTER[0])
-    if RESIZE[0] == 0:
+    if FILTER == 0:
         gather_y = y if FULL_TILES else tl.minimum(y, height - 1)
         inside_y = y == y
         if MAP_AFTER[0] > 0:
@@ -360,7 +365,7 @@ def gather_kernel(
         end = tl.minimum(top + TILE[0], height)
         scale_x, start_x, count_x = load_resize(row + WARP_COLUMN)
         source_x = resize_coordinates(gather_x, scale_x, HALF_PIXEL, False)
-        resize_x = source_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(source_x, scale_x, count_x, RESIZE[0]))
+        resize_x = source_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(source_x, scale_x, count_x, FILTER))
         resize_y = load_resize(row + WARP_COLUMN + 3)
         zeros = source_x * 0.0
         grey = zeros
@@ -372,7 +377,7 @@ def gather_kernel(
                 y, inside_y = map_index(y, row + MAP_AFTER[1], 1, MAP_AFTER[0])
             r, g, b, state = antialiased_line(
                 pointer, y, state, resize_x, resize_y, row + MAP_BEFORE[1], line_stride, plane_stride, fill_r, fill_g, fill_b,
-                HALF_PIXEL, SOURCE_W, RGB, MAX_VALUE, MAP_BEFORE[0], RESIZE[0], RESIZE[1], RESIZE[2],
+                HALF_PIXEL, SOURCE_W, RGB, MAX_VALUE, MAP_BEFORE[0], FILTER, RESIZE[1], RESIZE[2],
             )  # fmt: skip
             if MAX_VALUE:
                 r, g, b = to_unit_range(r, g, b, MAX_VALUE, EXACT_DIVISION)

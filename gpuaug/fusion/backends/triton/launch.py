@@ -178,8 +178,8 @@ def launch_for(
 
     Args:
         kernel: See ``Launch``.
-        dtypes: Those of the dtypes of the tensors that differ between calls.
-        constants: In the order of the kernel's signature, which ends with them.
+        dtypes: Dtypes of the tensors whose dtype differs between calls. Each combination has a separate launch.
+        constants: The constants, in the order of the kernel's signature, which ends with them.
         warps: See ``Launch``.
         fp_fusion: See ``Launch``.
     """
@@ -192,7 +192,7 @@ class FirstLaunch(NamedTuple):
 
     launch: Launch
     shape: tuple[int, ...]
-    """Shape of the tensor: batch, channels, and others."""
+    """Shape of the tensor, (B, C, …)."""
     dtype: torch.dtype
     """Dtype of the tensor."""
 
@@ -216,7 +216,7 @@ class FilterLaunch(NamedTuple):
 
 @contextmanager
 def compile_in_parallel() -> Iterator[None]:
-    """Return a context manager in which no ``Launch`` without a compiled kernel runs. At its end the kernels are compiled.
+    """Return a context manager in which a ``Launch`` whose kernel is not compiled does not run. At its end, all are compiled.
 
     Each form is compiled once. Threads compile forms in parallel, and hold Python's interpreter lock during a fifth of the
     compile time only. A nested context leaves its compilations to the outer context.
@@ -242,7 +242,7 @@ def _empty_kernel() -> None:
 
 
 def compile_and_run(launch: Callable[[], Any], other_launches: Callable[[], Any] | None) -> None:
-    """Launch a kernel, and compile further kernels at the same time as this kernel.
+    """Compile and launch a kernel, and compile further kernels at the same time.
 
     Args:
         launch: Function that launches the kernel. It is called twice: the first call only compiles.

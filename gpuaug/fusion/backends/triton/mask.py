@@ -10,7 +10,7 @@ from gpuaug.fusion.backends.triton.taps import map_index, nearest_index, source_
 @kernel
 def mask_kernel(
     source, out, rows, owners, places, first_mask, before_fill, warp_fill, after_fill, out_height, out_width,
-    tiles_x, row_stride,
+    tiles_across, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, FRAMES: tl.constexpr, SOURCE_W: tl.constexpr, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr,
     ZEROS: tl.constexpr, MAP_AFTER: tl.constexpr, WARP_COLUMN: tl.constexpr, MAP_BEFORE: tl.constexpr,
@@ -34,7 +34,7 @@ def mask_kernel(
     sample = tl.load(owners + mask) if RAGGED else mask // FRAMES
     row = rows + sample * row_stride
     map_before = row + MAP_BEFORE[1]
-    target_x, target_y = tile_pixels((tile % tiles_x) * TILE[1], (tile // tiles_x) * TILE[0], TILE[0], TILE[1], False)
+    target_x, target_y = tile_pixels((tile % tiles_across) * TILE[1], (tile // tiles_across) * TILE[0], TILE[0], TILE[1], False)
     height = tl.load(row + OUT_SIZE_COLUMN).to(tl.int32) if OUT_SIZE_COLUMN >= 0 else out_height
     width = tl.load(row + OUT_SIZE_COLUMN + 1).to(tl.int32) if OUT_SIZE_COLUMN >= 0 else out_width
     in_bounds = (target_x < width) & (target_y < height)

@@ -75,7 +75,7 @@ def mix_kernel(
             g = mix_with_partner(g, partner + source_c, in_bounds, pasted, weight, BYTES)
             b = mix_with_partner(b, partner + 2 * source_c, in_bounds, pasted, weight, BYTES)
     # 0.0: mean of the image, which no op of this pass uses.
-    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
     store_channels(target, out_c, r, g, b, in_bounds, RGB)
 

@@ -190,12 +190,6 @@ def fixed_point(weights, scale):
 
 
 @triton.jit
-def pixel_to_bytes(r, g, b, scale, offset):
-    """Apply ``to_bytes`` to three channels."""
-    return to_bytes(r, scale, offset), to_bytes(g, scale, offset), to_bytes(b, scale, offset)
-
-
-@triton.jit
 def clamp01(value):
     """Clamp to [0, 1]. NaN stays NaN, as in torch."""
     value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)

@@ -17,15 +17,15 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     NO_NAN,
     TRUNCATED,
     TRUNCATED_256,
-    clamp01,
+    clamped,
     clamped_sums,
     compiled,
     grey_of,
     normal,
     normalize,
-    pixel_to_bytes,
     rotate_hue,
     scale_saturation,
+    to_bytes,
 )
 from gpuaug.fusion.ops import channel, color, color_jitter, positional
 from gpuaug.fusion.ops.base import LARGEST_CODE
@@ -67,6 +67,12 @@ FROM_CONTRAST = tl.constexpr(color_jitter.FROM_CONTRAST)
 
 
 @triton.jit
+def per_channel(FORMULA: tl.constexpr, r, g, b, first, second):
+    """Return ``FORMULA(channel, first, second)`` of three channels. ``first``, ``second``: parameters or flags of the op."""
+    return FORMULA(r, first, second), FORMULA(g, first, second), FORMULA(b, first, second)
+
+
+@triton.jit
 def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.constexpr):
     """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
@@ -105,7 +111,7 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
         if adjustment < 4:
             # The two rules differ in their scales only.
             scale = tl.where(adjustment == 3, TRUNCATED_256[0], TRUNCATED[0])
-            r, g, b = pixel_to_bytes(r, g, b, scale, TRUNCATED[1])
+            r, g, b = per_channel(to_bytes, r, g, b, scale, TRUNCATED[1])
     return r, g, b
 
 
@@ -119,12 +125,6 @@ def permute_channels(r, g, b, channels):
     new_g = tl.where(from_g == 0, r, tl.where(from_g == 1, g, b))
     new_b = tl.where(from_b == 0, r, tl.where(from_b == 1, g, b))
     return new_r, new_g, new_b
-
-
-@triton.jit
-def per_channel(FORMULA: tl.constexpr, r, g, b, first, second):
-    """Return ``FORMULA(channel, first, second)`` of three channels. ``first``, ``second``: parameters or flags of the op."""
-    return FORMULA(r, first, second), FORMULA(g, first, second), FORMULA(b, first, second)
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def apply_op(
         b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
     elif CODE == JITTER or CODE == JIGGLE:
         if not NO_NAN & FLAGS:  # with this flag, the input is in [0, 1]
-            r, g, b = clamp01(r), clamp01(g), clamp01(b)
+            r, g, b = clamped(r, g, b)
         from_contrast = 0  # 1 at contrast and at the adjustments after it
         # A loop, because four copies would not fit into the instruction cache.
         for position in range(4):
@@ -220,7 +220,7 @@ def apply_op(
         if not BEFORE_CONTRAST & FLAGS:
             if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
                 # After hue, and after saturation of ColorJiggle. The other adjustments end with a clamp.
-                r, g, b = clamp01(r), clamp01(g), clamp01(b)
+                r, g, b = clamped(r, g, b)
             if PERMUTES & FLAGS:
                 r, g, b = permute_channels(r, g, b, row + 9)
     return r, g, b
@@ -249,7 +249,7 @@ def apply_op_or_pick(
 
 @triton.jit
 def apply_point_ops(
-    r, g, b, x, y, sample, plane, height, width, row, mean,
+    r, g, b, x, y, sample, plane, width, row, mean,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
     """Run a program of ``OP_COUNT`` entries on a tile of one sample. ``mean``: mean grey of the image, for a contrast.
@@ -259,7 +259,7 @@ def apply_point_ops(
     """
     for index in tl.static_range(OP_COUNT):
         if PROGRAM[index][1] < 0:  # converts the result of a gather, which needs no apply mask
-            r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3], PROGRAM[index][4])
+            r, g, b = per_channel(to_bytes, r, g, b, PROGRAM[index][3], PROGRAM[index][4])
         else:
             op_row = row + PROGRAM[index][1]
             if tl.load(op_row) != 0:
@@ -267,5 +267,5 @@ def apply_point_ops(
                     r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
                 )
                 if PROGRAM[index][3] > 0:
-                    r, g, b = pixel_to_bytes(r, g, b, PROGRAM[index][3], PROGRAM[index][4])
+                    r, g, b = per_channel(to_bytes, r, g, b, PROGRAM[index][3], PROGRAM[index][4])
     return r, g, b

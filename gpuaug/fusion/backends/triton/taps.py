@@ -34,10 +34,14 @@ def select_buffers(route, source, source_b, out, out_b, samples):
 def select_sample(
     source, out, rows, row_stride, source_b, source_c, out_b, FRAMES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Return whether the pass skips the sample of the block, sample, plane, row, and addresses of source plane and output.
+    """Return the sample and the plane that the block computes, and addresses.
 
-    The sample is the index of the block along the second axis of the grid, the plane along the third. ``FRAMES``: images per
-    row of the table ``rows``. ``ROUTE_COLUMN``: column of the buffer route, or -1 if the pass skips no samples.
+    ``FRAMES``: images per row of the table ``rows``. ``ROUTE_COLUMN``: column of the buffer route, or -1 if the pass skips no
+    samples.
+
+    Returns:
+        (whether the pass skips the sample; sample, the index of the block along the second axis of the grid; plane, its index
+        along the third axis; addresses of the row of the sample, of the plane in the source, and of the sample in the output).
     """
     sample = tl.program_id(1)
     row = rows + sample // FRAMES * row_stride

@@ -55,7 +55,7 @@ class TorchvisionOp(Op):
     """
 
     unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
-    """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
+    """dtypes of images for which torchvision runs the transform, because it computes them differently than uint8 images."""
 
     byte_rule: ClassVar[ByteRule] = UNCHANGED
     """Conversion of results to bytes by torchvision. ``UNCHANGED`` also if it converts within the op."""

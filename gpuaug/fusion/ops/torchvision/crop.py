@@ -146,7 +146,7 @@ class FiveCrop(TorchvisionOp, crop.CropOp):
         self._height, self._width = pair(transform.size)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the crops are larger than the image; else ``None``. torchvision raises an error."""
+        """Reason if the crops are larger than the image, for which torchvision raises an error; else ``None``."""
         return self._unsupported_crop(size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -283,7 +283,22 @@ class Pad(_PaddingOp):
         return [self.pad_call(size, sample)]
 
 
-class RandomCrop(_PaddingOp, crop.Crop):
+class PaddingCrop(_PaddingOp, crop.Crop):
+    """Base class of crops that may pad the image first."""
+
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
+        self._height, self._width = transform.size
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """Call of ``pad``, unless the padding is 0, and call of ``crop`` with the window in pixels."""
+        name, arguments = self.pad_call(size, sample)
+        pad_calls = [(name, arguments)] if any(arguments["padding"]) else []
+        window = {"top": int(draws["y"][sample]), "left": int(draws["x"][sample])}
+        return [*pad_calls, ("crop", {**window, "height": self._height, "width": self._width})]
+
+
+class RandomCrop(PaddingCrop):
     """``v2.RandomCrop``, with or without padding.
 
     Support: fused, bit for bit, except that float64 is rounded to float32; `padding_mode="symmetric"` and a crop larger
@@ -294,7 +309,6 @@ class RandomCrop(_PaddingOp, crop.Crop):
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
-        self._height, self._width = transform.size
         self._pads = bool(transform.padding) or transform.pad_if_needed
         if not self._pads:
             self.fill = 0.0
@@ -312,13 +326,6 @@ class RandomCrop(_PaddingOp, crop.Crop):
         missing_rows = np.maximum(self._height - (size.height + top + bottom), 0)
         return left + missing_columns, right + missing_columns, top + missing_rows, bottom + missing_rows
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Call of ``pad``, unless the padding is 0, and call of ``crop`` with the window in pixels."""
-        name, arguments = self.pad_call(size, sample)
-        pad_calls = [(name, arguments)] if any(arguments["padding"]) else []
-        window = {"top": int(draws["y"][sample]), "left": int(draws["x"][sample])}
-        return [*pad_calls, ("crop", {**window, "height": self._height, "width": self._width})]
-
 
 class PadIfSmaller(Pad):
     """``gpuaug.PadIfSmaller``: pads right and below to sides of at least ``size`` pixels.
@@ -334,17 +341,13 @@ class PadIfSmaller(Pad):
         return 0, np.maximum(side - size.width, 0), 0, np.maximum(side - size.height, 0)
 
 
-class FixedSizeCrop(RandomCrop):
+class FixedSizeCrop(PaddingCrop):
     """``gpuaug.FixedSizeCrop``: per axis a random crop, or padding on the right or below. Both axes share a random number.
 
     Support: fused; a transform of `gpuaug`, for a [class of the reference scripts](#classes-of-the-reference-scripts).
     """
 
     lowers = (transforms.FixedSizeCrop,)
-
-    def _read(self, transform: Any) -> None:
-        _PaddingOp._read(self, transform)
-        self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
         return 0, np.maximum(self._width - size.width, 0), 0, np.maximum(self._height - size.height, 0)
@@ -378,9 +381,9 @@ class ZoomOut(_PaddingOp):
         """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
         return uniform * np.float32(self._max_scale - self._min_scale) + np.float32(self._min_scale)
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Size of the drawn canvas; the input size for samples that skip the op."""
-        return _scaled(size, np.where(draws["apply_mask"], draws["scale"], np.float32(1)))
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Size of the drawn canvas of each sample."""
+        return _scaled(size, draws["scale"])
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Input size, and size of the largest canvas."""

@@ -50,7 +50,7 @@ class Elastic(TorchvisionOp, FieldOp):
         return None if all(self._sigmas) or not any(self._sigmas) else "one sigma is 0"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the blur reaches beyond the reflection of the image; else ``None``. torchvision raises an error."""
+        """Reason if the blur reaches beyond the reflected image, for which torchvision raises an error; else ``None``."""
         reach = max(kernel_size(sigma) // 2 for sigma in self._sigmas)
         return f"blurs over {reach} pixels" if reach >= min(size.height, size.width) else None
 
@@ -90,7 +90,7 @@ class Elastic(TorchvisionOp, FieldOp):
     def apply_to_points(self, points: Tensor, owners: Tensor, rows: Tensor, size: Size, *, edges: bool) -> Tensor:
         """Move points against the displacement of their pixel, as torchvision does instead of an inversion of the field.
 
-        As in torchvision, coordinates of pixel edges are rounded: those of a keypoint down, those of a corner of a box up.
+        As in torchvision, coordinates that refer to pixel edges are rounded: down for a keypoint, up for a corner of a box.
         """
         are_corners = points.ndim - owners.ndim == 2
         owners = owners[..., None] if are_corners else owners
@@ -104,7 +104,14 @@ class Elastic(TorchvisionOp, FieldOp):
         return torch.where(rows[owners, :1] != 0, moved, points)
 
     def _moved(self, images: Tensor, rows: Tensor, mode: str, fill: list[float] | None) -> Tensor:
-        """Move the pixels of float32 images, (B, C, H, W). ``fill``: one value, or one per channel."""
+        """Move the pixels of float32 images, (B, C, H, W).
+
+        Args:
+            images: Images, or masks as float32.
+            rows: Rows of the samples, (B, row_width).
+            mode: ``"nearest"`` or ``"bilinear"``.
+            fill: Value outside the image, one or one per channel. With ``None``, 0 is interpolated there.
+        """
         height, width = images.shape[2:]
         columns, lines = (
             torch.linspace((1 - side) / side, (side - 1) / side, side, device=images.device) for side in (width, height)
@@ -135,8 +142,8 @@ class Elastic(TorchvisionOp, FieldOp):
             if sigma > 0:
                 size = kernel_size(sigma)
                 across, along = (
-                    blur_matrix(length, size, each, field.device)
-                    for length, each in zip((width, height), self._sigmas, strict=True)
+                    blur_matrix(length, size, axis_sigma, field.device)
+                    for length, axis_sigma in zip((width, height), self._sigmas, strict=True)
                 )
                 offsets = along @ offsets @ across.T
             displacements.append(offsets.float() * alpha / side)

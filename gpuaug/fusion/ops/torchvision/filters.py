@@ -12,7 +12,6 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, pair
 from gpuaug.fusion.pixels import ROUNDED, TRUNCATED
 
@@ -121,17 +120,10 @@ class LinearTransformation(TorchvisionOp, FrontOp):
         return None if dtype == torch.float32 else f"its matrix is {dtype}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the matrix is for another number of values per image; else ``None``. torchvision raises an error."""
+        """Reason if the matrix is for another number of values, for which torchvision raises an error; else ``None``."""
         count = size.channels * size.height * size.width
         expected = len(self.module.mean_vector)  # type: ignore[arg-type]
         return None if count == expected else f"its matrix is for {expected} values per image, not {count}"
-
-    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return no draws."""
-        return {}
-
-    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write nothing."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Subtract the vector and multiply by the matrix."""

@@ -1,7 +1,7 @@
 """``v2.JPEG``: the loss of a JPEG file, without a file, in the integer arithmetic of libjpeg-turbo.
 
 A file stores its quantized coefficients without loss. Pixels therefore change only by: conversion to YCbCr, chroma of half
-size, a DCT of 8x8 blocks, rounding of its coefficients to multiples of the *steps* of a quality, and the way back. A
+size, a DCT of 8x8 blocks, rounding of its coefficients to multiples of the *steps* of a quality, and the inverse of each. A
 *fixed-point* number with n fractional bits is an integer that stands for itself divided by 2**n.
 
 Source: ITU-T T.81 (1992), annexes A and K; Loeffler et al., "Practical fast 1-D DCT algorithms with 11 multiplications", ICASSP
@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional
 from gpuaug.fusion.ops.base import FrontOp, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp
-from gpuaug.fusion.pixels import UNCHANGED, divided_by_largest
+from gpuaug.fusion.pixels import divided_by_largest
 
 LUMA_STEPS = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -82,7 +82,6 @@ class JPEG(TorchvisionOp, FrontOp):
     lowers = (v2.JPEG,)
     kernel = "torch"
     names = ("quality",)
-    byte_rule = UNCHANGED
     channel_counts = (1, 3)
     description = "JPEG of quality {low} to {high}"
     launches = 140
@@ -125,9 +124,9 @@ class JPEG(TorchvisionOp, FrontOp):
         return divided_by_largest(torch.stack(compressed).float(), torch.uint8)
 
 
-def fixed(number: float, bits: int = 16) -> int:
-    """Return ``number`` as a fixed-point number with ``bits`` fractional bits."""
-    return int(number * 2**bits + 0.5)
+def fixed(number: float) -> int:
+    """Return ``number`` as a fixed-point number with 16 fractional bits."""
+    return int(number * 2**16 + 0.5)
 
 
 def to_ycc(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,7 +184,7 @@ def upsampled(plane: Tensor, height: int, width: int) -> Tensor:
 def repeat_edge(plane: Tensor, height: int, width: int, before: int = 0) -> Tensor:
     """Repeat the last row and column of a plane, (B, H, W) int32, up to ``height`` and ``width``.
 
-    ``before``: how often the first row and the first column are repeated before these.
+    ``before``: number of copies of the first row and column that are added before them.
     """
     if plane.shape[1:] == (height, width) and not before:
         return plane

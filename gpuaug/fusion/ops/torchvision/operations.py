@@ -102,7 +102,7 @@ class Adjustment(color.ColorJitter):
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_brightness``, ``adjust_contrast`` or ``adjust_saturation`` with its factor."""
-        name = ("brightness", "contrast", "saturation")[ADJUSTMENT_INDEX[self.name]]
+        name = ("brightness", "contrast", "saturation")[self.adjustment]
         return [(f"adjust_{name}", {f"{name}_factor": 1 + float(draws["magnitude"][sample])})]
 
 

@@ -85,7 +85,7 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         return [("resized_crop", {**window, "size": [self._height, self._width], **self._options()})]
 
 
-class _WholeResize(_Resampling, resize.Resize):
+class WholeResize(_Resampling, resize.Resize):
     """Base class of resizes of the whole image. Masks use ``"nearest-exact"`` if images do, else ``"nearest"``."""
 
     def _read(self, transform: Any) -> None:
@@ -101,8 +101,13 @@ class _WholeResize(_Resampling, resize.Resize):
             return "comes out without pixels"
         return unsupported_skip(self, size=size)
 
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """Functional call that repeats the op on one image: ``resize`` to the output size."""
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
+        return [("resize", {"size": [out.height, out.width], **self._options()})]
 
-class Resize(_WholeResize):
+
+class Resize(WholeResize):
     """``v2.Resize`` to (height, width), to a length of the shorter side, or to a length ``max_size`` of the longer side.
 
     Support: fused, with the transform's `antialias`; `interpolation="nearest"`, and `"bicubic"` without antialiasing, are
@@ -133,7 +138,7 @@ class Resize(_WholeResize):
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
 
 
-class _RandomSizeResize(_WholeResize):
+class _RandomSizeResize(WholeResize):
     """Base class of resizes to a random size per image, after which the images of a batch differ in size.
 
     Support: fused together with a following transform [to one size](#random-sizes).
@@ -154,9 +159,9 @@ class _RandomSizeResize(_WholeResize):
         """Output size for input images of ``size``. ``number``: drawn number per sample, (B,), or one for all samples."""
         raise NotImplementedError
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size of each sample: the drawn size, or the input size for samples that skip the op."""
-        return self.where_applied(draws, self._out(draws[self.draw_name], size), size)
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for the drawn number of each sample."""
+        return self._out(draws[self.draw_name], size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest number that can be drawn."""
@@ -165,11 +170,6 @@ class _RandomSizeResize(_WholeResize):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one number per sample, (B,)."""
         return {self.draw_name: self._drawn_number(sampler.uniform())}
-
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Functional call that repeats the op on one image: ``resize`` to the drawn size."""
-        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
-        return [("resize", {"size": [out.height, out.width], **self._options()})]
 
 
 class RandomResize(_RandomSizeResize):

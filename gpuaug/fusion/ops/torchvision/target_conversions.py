@@ -25,7 +25,7 @@ class TargetConversions:
     """Smallest area of a valid box, in pixels."""
 
     def then(self, other: "TargetConversions") -> "TargetConversions":
-        """Return these conversions followed by those of a later transform, ``other``."""
+        """Return the combination of these conversions with the conversions ``other`` of a later transform."""
         return TargetConversions(
             other.boxes or self.boxes,
             other.masks or self.masks,

@@ -12,10 +12,10 @@ import numpy as np
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import crop, resize
-from gpuaug.fusion.ops.torchvision.base import Call, interpolation_of, size_rounded_down
+from gpuaug.fusion.ops.torchvision.base import interpolation_of, size_rounded_down
 
 
-class ResizeKeepRatio(resize._WholeResize):
+class ResizeKeepRatio(resize.WholeResize):
     """timm's ``ResizeKeepRatio``: resizes to ``size`` and keeps the aspect ratio.
 
     With ``longest=0`` the output covers ``size``; with ``longest=1`` it fits within ``size``; between 0 and 1 the scale is
@@ -47,11 +47,9 @@ class ResizeKeepRatio(resize._WholeResize):
         ratio_root = np.sqrt(aspects)
         return scale / ratio_root, scale * ratio_root
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output sizes for the drawn factors; the input size for samples that skip the op."""
-        if not self.draws_size:
-            return self.out(size)
-        return self.where_applied(draws, self._resized(size, (draws["scale_height"], draws["scale_width"])), size)
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for the drawn factors of each sample."""
+        return self._resized(size, (draws["scale_height"], draws["scale_width"]))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest scale, each with the smallest and the largest aspect ratio."""
@@ -80,11 +78,8 @@ class ResizeKeepRatio(resize._WholeResize):
         height, width = self._factors(scales, aspects)
         return {"scale_height": height, "scale_width": width}
 
-    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
-        options = {"interpolation": self.module.interpolation, "antialias": True}
-        return [("resize", {"size": [out.height, out.width], **options})]
+    def _options(self) -> dict[str, Any]:
+        return {"interpolation": self.module.interpolation, "antialias": True}
 
 
 class OpenClipResizeKeepRatio(ResizeKeepRatio):
@@ -95,14 +90,10 @@ class OpenClipResizeKeepRatio(ResizeKeepRatio):
         return "random scales or ratios of open_clip's" if self.draws_size else super().unsupported()
 
 
-class CenterCropOrPad(crop.RandomCrop):
+class CenterCropOrPad(crop.PaddingCrop):
     """timm's ``CenterCropOrPad``: crops the centre. An axis shorter than the crop is first padded equally at both ends."""
 
     description = "centre crop or pad {_height}x{_width}"
-
-    def _read(self, transform: Any) -> None:
-        crop._PaddingOp._read(self, transform)
-        self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, top, bottom)."""

@@ -89,11 +89,9 @@ class Rotation(_Warp):
         """Size of the frame. Only for a rotation by one angle, or without ``expand``."""
         return _rotated_frame(size, self.bounds["angle"][0]) if self._expands else size
 
-    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Size of the frame for the drawn angle of each sample; the input size for samples that skip the op."""
-        if not self.draws_size:
-            return self.out(size)
-        return self.where_applied(draws, _rotated_frame(size, draws["angle"]), size)
+    def drawn_size(self, draws: OpDraws, size: Size) -> Size:
+        """Size of the frame for the drawn angle of each sample."""
+        return _rotated_frame(size, draws["angle"])
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Sizes of the frames at the smallest and the largest angle and at multiples of 90 degrees between them.

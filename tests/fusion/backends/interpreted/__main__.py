@@ -33,8 +33,8 @@ def shrink_blocks():
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.MEAN_TILE = (16, 32)
     backend.CONTRAST_BLOCK = 256
-    frame.ALONG = 8
-    frame.TILES = 2
+    frame.TILE_ALONG = 8
+    frame.MOST_TILES = 2
     boxes.BLOCK = 32
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64

@@ -86,7 +86,9 @@ def nearly_flat(generator):
 def lowered(module, images):
     """The op of a module; or of two, of which each sample picks one."""
     if isinstance(module, tuple):
-        return EqualizeOrContrast("filter", tuple(lowered(each, images) for each in module))
+        op = EqualizeOrContrast("filter", tuple(lowered(each, images) for each in module))
+        op.p = 0.5
+        return op
     kind = LOWERED[type(module)]
     of_bytes = images.dtype == torch.uint8 or any(module is each for each in OF_BYTES)
     units = (torch.uint8 if of_bytes else torch.float32,) if issubclass(kind, TorchvisionOp) else ()

@@ -71,7 +71,7 @@ def blur_tile_along(
 
 @kernel
 def blur_columns_kernel(
-    source, blurred_y, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
+    source, blurred_y, rows, height, width, tiles_across, row_stride, source_b, source_c, source_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
     CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +84,7 @@ def blur_columns_kernel(
     )
     if skipped:
         return
-    first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
+    first, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
     if tl.load(row) != 0:
         across = tl.minimum(x, width - 1) * SOURCE_W
         value = blur_tile_along(

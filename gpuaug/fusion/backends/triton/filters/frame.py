@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filters.tiles import (
-    ACROSS,
-    ALONG,
-    TILES,
+    MOST_TILES,
+    TILE_ACROSS,
+    TILE_ALONG,
     load_exact_pixels,
     store_tile,
     tile_indices,
@@ -28,8 +28,8 @@ from gpuaug.fusion.program.plan import OpPass
 
 @partial(kernel, name=lambda form: form.constants["FILTER"].__name__)
 def filter_kernel(
-    source, between, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h, between_c,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    source, between, out, rows, height, width, tiles_across, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    between_c, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def filter_kernel(
     )
     if skipped:
         return
-    first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
+    first, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
     if ALONG_X:
         x, y = y, x
     if tl.load(row) != 0:
@@ -80,11 +80,12 @@ def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int,
 
     ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
     """
-    tiles_across = triton.cdiv(across, ACROSS)
-    tiles = tiles_across * triton.cdiv(along, ALONG)
+    tiles_across = triton.cdiv(across, TILE_ACROSS)
+    tiles = tiles_across * triton.cdiv(along, TILE_ALONG)
     # Only a pass with a column of buffer routes skips samples.
-    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
-    return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
+    block_tiles = min(MOST_TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
+    constants = {"ALONG": TILE_ALONG, "ACROSS": TILE_ACROSS * block_tiles, "TILES": block_tiles}
+    return tiles_across, triton.cdiv(tiles, block_tiles), constants
 
 
 def filter_launch(

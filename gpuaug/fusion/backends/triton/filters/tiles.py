@@ -1,14 +1,15 @@
 """Device functions that filter kernels share: tile indices, reads beyond the border, stores.
 
-A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
-thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line, times its weight, to
-all outputs that depend on it. As a thread has all pixels along the last axis, and all threads use the same weights, a tap takes
-one multiplication, and no exchange between threads. Loops over lines are unrolled, so that the compiler can keep a tile in
+A *tile* is the output pixels of one warp, (``TILE_ACROSS``, ``TILE_ALONG``). The filter works along the last axis, which lies
+in the registers of one thread. A warp reads each line of the source once per tile, and adds the line, times its weight, to all
+outputs that depend on it. As a thread has all pixels along the last axis, and all threads use the same weights, a tap takes one
+multiplication, and no exchange between threads. Loops over lines are unrolled, so that the compiler can keep a tile in
 registers. Where the compiler cannot infer that addresses are contiguous along the first axis, tiles are flattened to one axis
 before they are loaded or stored (``flatten``).
 
-In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. In its kernel,
-``ACROSS`` and (ACROSS, ALONG) are the outputs of all tiles of the block.
+A thread block is one warp with one tile; in a pass that skips samples, it is ``TILES`` warps with one tile each, adjacent along
+the first axis. Kernels compute all tiles of a block as one array, (``ACROSS``, ``ALONG``), with ``ALONG`` = ``TILE_ALONG`` and
+``ACROSS`` = ``TILES`` · ``TILE_ACROSS``.
 
 A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
 denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
@@ -20,20 +21,16 @@ import triton.language as tl
 from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, div_by_255, pack_words, store_channels, to_level
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 
-ALONG = 16
-"""Outputs of a tile along the axis that the filter works along."""
+TILE_ALONG = 16
+"""Outputs of a tile along the axis that the filter works along, the last axis of the tile."""
 
-ACROSS = 32
-"""Outputs of a tile along the other axis: a multiple of the threads in a warp.
+TILE_ACROSS = 32
+"""Outputs of a tile along its first axis: a multiple of the threads in a warp."""
 
-The constant ``ACROSS`` of a kernel counts the outputs of all tiles of a block.
-"""
-
-TILES = 8
+MOST_TILES = 8
 """Maximum number of tiles, and of warps, per block in a pass that skips samples; a power of two.
 
-Blocks of skipped samples only start and end. With several tiles per block, there are fewer of them. The constant ``TILES`` of a
-kernel is the number of tiles in its blocks.
+Blocks of skipped samples only start and end. With several tiles per block, there are fewer of them.
 """
 
 LINES = tl.constexpr(8)
@@ -47,13 +44,13 @@ BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
 
 @triton.jit
-def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
+def tile_indices(tiles_across, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
     """Return the pixel indices of the outputs of the block's tiles.
 
     Args:
-        tiles: Number of tiles of the image along the first axis. Tiles are numbered along the first axis first.
-        ALONG: Outputs of a tile along the last axis.
-        ACROSS: Outputs of the block's tiles along the first axis.
+        tiles_across: Number of tiles of the image along the first axis. Tiles are numbered along the first axis first.
+        ALONG: Outputs of the block along the last axis.
+        ACROSS: Outputs of the block along the first axis, in all of its tiles.
         TILES: Number of tiles of the block.
 
     Returns:
@@ -62,12 +59,12 @@ def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.con
         - Indices along the first axis: (ACROSS, 1).
     """
     index = tl.arange(0, ACROSS)[:, None]
-    tile_across: tl.constexpr = ACROSS // TILES
+    TILE_SIDE: tl.constexpr = ACROSS // TILES  # along the first axis
     tile = tl.program_id(0)
     if TILES > 1:
-        tile = tile * TILES + index // tile_across
-    first = tile // tiles * ALONG
-    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles * tile_across + index % tile_across
+        tile = tile * TILES + index // TILE_SIDE
+    first = tile // tiles_across * ALONG
+    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles_across * TILE_SIDE + index % TILE_SIDE
 
 
 @triton.jit
@@ -235,7 +232,7 @@ def store_tile(
     ``X_LAST``, with x from ``first_x`` on.
     """
     # 0.0: mean of the image, which no op of this pass uses.
-    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     if WORDS:  # from here on, the last axis is pairs of pixels, and 4 words per pair
         r = tl.reshape(r, r.shape[0], r.shape[1] // 2, 2)
         g = tl.reshape(g, r.shape)

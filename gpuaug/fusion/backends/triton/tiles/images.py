@@ -1,10 +1,6 @@
 """Triton kernel that resizes images and writes each to a region of a canvas."""
 
-import functools
-from typing import Any
-
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
@@ -12,21 +8,24 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.tiles import Pixels
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 
 TILE = (8, 64)
 """(height, width) of the pixels of a block."""
 
 COLUMN_COUNT = tl.constexpr(17)
-"""Columns of the table of tiles: six of ``Pixels.layouts``, then all columns of the tiles but the last."""
+"""Columns of the table of tiles, (T, 17): the first six of ``Pixels.layouts``, then all columns of the tiles but the last."""
 
 
 @triton.jit
 def source_lines(position, resized, length):
-    """Return (inside, nearest line, first line, second line, weight of the second) of pixels, along one axis.
+    """Return, for pixels along one axis, (mask of the pixels inside the resized image, nearest line, two lines to interpolate).
 
-    ``position``: pixels from the start of the resized image. ``resized``, ``length``: sides of this image and of the source.
+    The result ends with the weight of the second of the two lines. Lines are indices in the source image.
+
+    ``position``: index of the pixel, counted from the start of the resized image. ``resized``, ``length``: side of the resized
+    image, and of the source.
     """
     inside = (position >= 0) & (position < resized)
     position = tl.minimum(tl.maximum(position, 0), resized - 1)
@@ -45,10 +44,17 @@ def tiles_kernel(
 ):  # fmt: skip
     """Write a block of the region of one tile.
 
-    ``source``: first tensor of ``Pixels``. ``rows``: table of tiles, in which offsets lead to the other tensors. ``blend``:
-    with ``MODE`` 1 the weights, (T,) float32; with 2 the cover; else not read.
+    ``source``: first tensor of ``Pixels``; offsets in ``rows``, the table of tiles, also reach the other tensors. ``blocks``:
+    number of blocks of the largest region.
 
-    Grid: (tiles times ``blocks``, the blocks of the largest region, 1, 1).
+    Constants:
+        NEAREST: Whether to read the nearest pixel instead of interpolating.
+        MODE: 0 to replace the canvas; 1 to blend the canvas with the tile, with ``blend`` as the weights of the canvas, (T,)
+            float32; 2 to replace the pixels of the canvas that are 1 in ``blend``, the cover.
+        ROUNDS: Whether to round to integers.
+        FILL: Value outside of the resized image.
+
+    Grid: (tiles · ``blocks``, 1, 1).
     """
     tile = tl.program_id(0) // blocks
     block = tl.program_id(0) - tile * blocks
@@ -64,14 +70,14 @@ def tiles_kernel(
     mask = (y < region_h)[:, None] & (x < region_w)[None, :]
     y += tl.load(row + 10).to(tl.int32)
     x += tl.load(row + 11).to(tl.int32)
-    place_top = tl.load(row + 6).to(tl.int32)
-    place_left = tl.load(row + 7).to(tl.int32)
+    resized_top = tl.load(row + 6).to(tl.int32)
+    resized_left = tl.load(row + 7).to(tl.int32)
     resized_h = tl.load(row + 8).to(tl.int32)
     resized_w = tl.load(row + 9).to(tl.int32)
     height = tl.load(row + 1).to(tl.int32)
     width = tl.load(row + 2).to(tl.int32)
-    inside_y, nearest_y, y_0, y_1, weight_y = source_lines(y - place_top, resized_h, height)
-    inside_x, nearest_x, x_0, x_1, weight_x = source_lines(x - place_left, resized_w, width)
+    inside_y, nearest_y, y_0, y_1, weight_y = source_lines(y - resized_top, resized_h, height)
+    inside_x, nearest_x, x_0, x_1, weight_x = source_lines(x - resized_left, resized_w, width)
     inside = mask & inside_y[:, None] & inside_x[None, :]
     row_stride = tl.load(row + 3).to(tl.int32)
     pixel_stride = tl.load(row + 4).to(tl.int32)
@@ -128,14 +134,8 @@ def write_tiles(
     rows = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
     blocks = int((-(-tiles[:, 6:8] // TILE)).prod(1).max())
     mode = 2 if cover is not None else int(weights is not None)
+    constants = pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill, *TILE
     with on_device(out.device):
         sent, *blend = send((rows,) if weights is None else (rows, weights), out.device)
-        launch = _launch(out.dtype, pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill)
+        launch = launch_for(tiles_kernel, (out.dtype,), constants)
         launch((base, sent, (cover if cover is not None else (*blend, sent)[0]), out), (blocks * len(rows), 1, 1), (blocks,))
-
-
-@functools.cache
-def _launch(dtype: torch.dtype, *constants: Any) -> Launch:
-    """Prepare the launch of ``write_tiles``, for pixels of ``dtype``, and the first constants of the kernel."""
-    names = ("CHANNELS", "NEAREST", "MODE", "ROUNDS", "FILL", "TILE_H", "TILE_W")
-    return Launch(tiles_kernel, (1, 1, 1), (1,), dict(zip(names, (*constants, *TILE), strict=True)))

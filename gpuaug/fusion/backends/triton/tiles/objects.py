@@ -1,8 +1,5 @@
 """Triton kernels that cut pasted objects out of the masks below them."""
 
-import functools
-from typing import Any
-
 import numpy as np
 import torch
 import triton.language as tl
@@ -11,7 +8,7 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.tiles import ABOVE, BELOW
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 
 BLOCK = 1024
 """Pixels of a block."""
@@ -19,23 +16,24 @@ BLOCK = 1024
 BELOW_ROLE, ABOVE_ROLE = tl.constexpr(BELOW), tl.constexpr(ABOVE)
 
 MOST_PIXELS = tl.constexpr(2**30)
-"""Row and column that are larger than all others."""
+"""Number that is larger than every row and column: the start of the smallest row and column in the statistics."""
 
 
 @kernel
 def cover_kernel(masks, rows, canvases, cover, blocks, BLOCK: tl.constexpr):
-    """Write a block of the cover of one canvas.
+    """Write a block of the cover of one canvas (``cover`` of ``paste_objects`` in ``backends/tiles.py``).
 
-    ``rows``: (n, 5) offset, offset of the canvas in ``cover``, area, width and role of each mask. ``canvases``: (M, 4) first
-    mask, first mask after the last, area and offset in ``cover``.
+    ``rows``: one row per mask, (n, 5): offset in ``masks``, offset of the canvas in ``cover``, area, width, role. ``canvases``:
+    one row per canvas, (M, 4): index of its first mask, index after its last mask, area, offset in ``cover``. ``blocks``:
+    number of blocks of the largest canvas.
 
-    Grid: (canvases times ``blocks``, the blocks of the largest canvas, 1, 1).
+    Grid: (canvases · ``blocks``, 1, 1).
     """
-    number = tl.program_id(0) // blocks
-    canvas = canvases + number * 4
+    canvas_index = tl.program_id(0) // blocks
+    canvas = canvases + canvas_index * 4
     index = tl.load(canvas).to(tl.int32)
     end = tl.load(canvas + 1).to(tl.int32)
-    pixel = (tl.program_id(0) - number * blocks) * BLOCK + tl.arange(0, BLOCK)
+    pixel = (tl.program_id(0) - canvas_index * blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = pixel < tl.load(canvas + 2)
     covered = tl.zeros((BLOCK,), tl.int32)
     while index < end:
@@ -49,9 +47,11 @@ def cover_kernel(masks, rows, canvases, cover, blocks, BLOCK: tl.constexpr):
 
 @kernel
 def cut_kernel(masks, rows, cover, statistics, blocks, BLOCK: tl.constexpr):
-    """Cut and measure a block of one mask. ``rows``: as in ``cover_kernel``. ``statistics``: of ``paste_objects``.
+    """Cut the pasted objects out of a block of one mask, and add the block to the statistics of the mask.
 
-    Grid: (masks times ``blocks``, the blocks of the largest canvas, 1, 1).
+    ``rows``, ``blocks``: as in ``cover_kernel``. ``statistics``: second result of ``paste_objects``, (n, 6) int32.
+
+    Grid: (masks · ``blocks``, 1, 1).
     """
     index = tl.program_id(0) // blocks
     row = rows + index * 5
@@ -91,13 +91,8 @@ def paste_objects(
         cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
         statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
         statistics[:, 2:4] = MOST_PIXELS.value
-        cover_launch, cut_launch = (_mask_launch(mask_kernel, masks.dtype) for mask_kernel in (cover_kernel, cut_kernel))
+        cover_launch = launch_for(cover_kernel, (masks.dtype,), (BLOCK,))
         cover_launch((masks, sent_rows, sent_canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
+        cut_launch = launch_for(cut_kernel, (masks.dtype,), (BLOCK,))
         cut_launch((masks, sent_rows, cover, statistics), (blocks * len(roles), 1, 1), (blocks,))
     return cover, statistics
-
-
-@functools.cache
-def _mask_launch(mask_kernel: Any, dtype: torch.dtype) -> Launch:
-    """Prepare the launch of a kernel of ``paste_objects``, for masks of ``dtype``."""
-    return Launch(mask_kernel, (1, 1, 1), (1,), {"BLOCK": BLOCK})
