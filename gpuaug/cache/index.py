@@ -33,6 +33,11 @@ def shard_paths(folder: Path) -> list[tuple[int, Path]]:
     return sorted(paths)
 
 
+def last_shard_number(folder: Path) -> int:
+    """Return the largest number of a shard in the folder of a view; -1 without shards."""
+    return max((number for number, _ in shard_paths(folder)), default=-1)
+
+
 @cache
 def _checked_shard(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
     """Return a shard; ``None`` if it is damaged. Cached, so that a process checks a file again only if it has changed.

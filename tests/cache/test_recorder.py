@@ -69,6 +69,7 @@ def test_a_run_that_was_killed_continues(paths, tmp_path, monkeypatch):
     [wanted] = epochs_of(loader(dataset, stages(None)), 1)  # which compiles the decoders, for both processes
 
     def train():
+        torch.set_num_threads(1)  # a forked process lacks OpenMP's threads, for which torch would wait
         cache = FeatureCache(folder)
         for number, _ in enumerate(loader(cache.wrap(dataset), stages(cache))):
             time.sleep(60 if number == 3 else 0)

@@ -63,9 +63,9 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 754,
-    "cache": 1_054,
+    "cache": 1_062,
     "cli": 297,
-    "core": 1_618,
+    "core": 1_607,
     "decode": 4_516,
     "feed": 2_447,
     "fusion": 14_134,
