@@ -21,8 +21,8 @@ from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, EncodedFile, are_encoded, name_and_bytes
 
-_FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
-"""Methods of a data set that loaders call if they exist."""
+_FORWARDED = ("epoch", "set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
+"""Attributes of a data set that loaders read if they exist."""
 
 _NO_IMAGES = {int, float, str}
 """Types of members that are never images. Other members are examined."""
@@ -107,6 +107,11 @@ class _Samples:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def gpuaug_unwrapped(self) -> Any:
+        """Data set of the user, for functions that depend on its type."""
+        return self.dataset
 
     def with_rows(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples with their images replaced by ``CachedFile`` objects, which hold the row if it is in the cache.

@@ -114,6 +114,11 @@ def awaited_worker(iterator: Any) -> int | None:
     return worker
 
 
+def dataset_of(loader: Any) -> Any:
+    """Return the user's dataset in a ``DataLoader``, also if ``FeatureCache.wrap`` has wrapped the dataset."""
+    return getattr(loader.dataset, "gpuaug_unwrapped", loader.dataset)
+
+
 def has_persistent_workers(loader: Any) -> bool:
     """Return whether ``loader`` is a ``DataLoader`` with persistent workers, which has one iterator for all epochs."""
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
