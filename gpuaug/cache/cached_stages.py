@@ -25,6 +25,7 @@ from gpuaug.cache.index import last_shard_number
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
 from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
+from gpuaug.cache.shards import required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import EncodedClips, Rows
@@ -91,6 +92,7 @@ class CachedStages:
 
         Raises:
             ArgumentError: If the data set of ``loader`` is not wrapped.
+            DeviceError: If the package safetensors is not installed.
             GpuAugError: If rows of the last epoch could not be written.
         """
         cache = self.cache
@@ -106,6 +108,7 @@ class CachedStages:
         view = last_number = -1
         folder = sample_count = None
         if is_used:
+            required_safetensors()  # raises an error now, not after the first rows are encoded
             key = self._key(cached, position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, key, view)

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,22 @@ SUFFIX = ".safetensors"
 
 class ShardError(ValueError):
     """A shard that is damaged. Its rows count as missing."""
+
+
+def required_safetensors() -> Any:
+    """Return the module ``safetensors``, which is optional.
+
+    Raises:
+        DeviceError: If it is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise DeviceError(
+            f"A feature cache cannot be used, because the package safetensors cannot be imported ({error}). Install it: "
+            "pip install safetensors."
+        ) from error
+    return safetensors
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -68,8 +84,6 @@ def shard_content(
         columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
         shapes: Name of a column of varying shape → (N, axes) shape in each row.
     """
-    from safetensors.torch import save  # an optional package
-
     text = [name.encode(errors="surrogateescape") for name in names]
     described = {
         "row.epoch": torch.tensor([epoch]),
@@ -81,7 +95,8 @@ def shard_content(
     shard = Shard(columns, described)
     described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))])
     metadata = {"format": "pt", "columns": json.dumps(list(columns)), "checksum": _digest(described)}
-    return save({**columns, **described}, metadata)
+    content: bytes = required_safetensors().torch.save({**columns, **described}, metadata)
+    return content
 
 
 class Shard:
@@ -115,19 +130,13 @@ class Shard:
             ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong.
             DeviceError: If the package safetensors is not installed.
         """
+        safetensors = required_safetensors()
         try:
-            from safetensors import SafetensorError, safe_open
-        except ImportError as error:
-            raise DeviceError(
-                f"A feature cache cannot be read, because the package safetensors cannot be imported ({error}). Install it: "
-                "pip install safetensors."
-            ) from error
-        try:
-            with safe_open(path, "pt") as file:  # tensors are mapped: the file is read when values are read
+            with safetensors.safe_open(path, "pt") as file:  # tensors are mapped: the file is read when values are read
                 metadata = file.metadata()
                 columns = {name: file.get_tensor(name) for name in json.loads(metadata["columns"])}
                 described = {name: file.get_tensor(name).clone() for name in file.keys() if name not in columns}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ShardError(str(error)) from error
         if _digest(described) != metadata["checksum"]:
             raise ShardError("its checksum is wrong")
