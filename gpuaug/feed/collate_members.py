@@ -119,7 +119,7 @@ class MemberCollate:
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
         if flatten is not None:
             counts = torch.tensor([len(images) for images in lists], device="cpu")
-            collated[f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)] = counts
+            collated[_counts_name(flatten) if isinstance(first, Mapping) else len(collated)] = counts
         if type(first) in {tuple, list}:
             return list(collated.values())  # like default_collate, which returns a list for a tuple
         return batches.replace(first, collated)
@@ -151,7 +151,8 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
         columns: Name → (path, values in all samples), for each member.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample.
+        ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample, or the samples already have a
+            member with the name of the numbers of images.
     """
     if not isinstance(first, Mapping) and type(first) not in {tuple, list}:
         raise ArgumentError(
@@ -163,6 +164,11 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
     if lists is None:
         names = ", ".join(map(repr, columns))
         raise ArgumentError(f"flatten must be a key or index of the samples, got {shown(flatten)}. They have {names}.")
+    if isinstance(first, Mapping) and _counts_name(flatten) in first:
+        raise ArgumentError(
+            f"Samples must not have a member {_counts_name(flatten)!r} with flatten={flatten!r}, which adds a member of this "
+            f"name, got {shown(first[_counts_name(flatten)])}. Rename the member in the dataset."
+        )
     for number, images in enumerate(lists):
         if not isinstance(images, tuple | list):
             raise ArgumentTypeError(
@@ -170,6 +176,11 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
                 f"{type(images).__name__} in sample {number}. Return [] for a sample without images."
             )
     return lists
+
+
+def _counts_name(flatten: Any) -> str:
+    """Return the key of the numbers of images per sample, in a batch of dicts."""
+    return f"{flatten}_counts"
 
 
 def position_text(sample: int, path: str) -> str:
