@@ -100,7 +100,7 @@ class MemberCollate:
             flatten: See ``__call__``.
 
         Raises:
-            ArgumentTypeError, ArgumentError: If no member holds images.
+            ArgumentTypeError, ArgumentError: If no member holds images, or ``flatten`` is wrong.
         """
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
@@ -118,8 +118,13 @@ class MemberCollate:
             self.refuse(value, position_text(0, member_path))
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
         if flatten is not None:
-            counts = torch.tensor([len(images) for images in lists], device="cpu")
-            collated[_counts_name(flatten) if isinstance(first, Mapping) else len(collated)] = counts
+            counts_name = f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)
+            if counts_name in collated:
+                raise ArgumentError(
+                    f"Samples must not have a member {counts_name!r} with flatten={flatten!r}, which adds it to the batch, got "
+                    f"{shown(first[counts_name])}. Rename the member in the dataset."
+                )
+            collated[counts_name] = torch.tensor([len(images) for images in lists], device="cpu")
         if type(first) in {tuple, list}:
             return list(collated.values())  # like default_collate, which returns a list for a tuple
         return batches.replace(first, collated)
@@ -151,8 +156,7 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
         columns: Name → (path, values in all samples), for each member.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample, or the samples already have a
-            member with the name of the numbers of images.
+        ArgumentError, ArgumentTypeError: If ``flatten`` does not name a list in each sample.
     """
     if not isinstance(first, Mapping) and type(first) not in {tuple, list}:
         raise ArgumentError(
@@ -164,11 +168,6 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
     if lists is None:
         names = ", ".join(map(repr, columns))
         raise ArgumentError(f"flatten must be a key or index of the samples, got {shown(flatten)}. They have {names}.")
-    if isinstance(first, Mapping) and _counts_name(flatten) in first:
-        raise ArgumentError(
-            f"Samples must not have a member {_counts_name(flatten)!r} with flatten={flatten!r}, which adds a member of this "
-            f"name, got {shown(first[_counts_name(flatten)])}. Rename the member in the dataset."
-        )
     for number, images in enumerate(lists):
         if not isinstance(images, tuple | list):
             raise ArgumentTypeError(
@@ -176,11 +175,6 @@ def _lists(first: Any, flatten: Any, columns: Mapping[Any, tuple[str, list[Any]]
                 f"{type(images).__name__} in sample {number}. Return [] for a sample without images."
             )
     return lists
-
-
-def _counts_name(flatten: Any) -> str:
-    """Return the key of the numbers of images per sample, in a batch of dicts."""
-    return f"{flatten}_counts"
 
 
 def position_text(sample: int, path: str) -> str:
