@@ -4,9 +4,11 @@ A shard has one tensor (N, …) per column, or for a column of varying shape a f
 Its other tensors ``row.…`` identify the N rows.
 """
 
+import ctypes
 import errno
 import hashlib
 import json
+import mmap
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,6 +25,10 @@ from gpuaug.core.encoded import Row, has_varying_shape
 from gpuaug.core.errors import DeviceError, GpuAugError
 
 SUFFIX = ".safetensors"
+
+_LIBC = ctypes.CDLL(None) if os.name == "posix" else None
+_WILL_NEED = 3
+"""Advice ``MADV_WILLNEED`` of the C function ``madvise``, on Linux and macOS."""
 
 
 class ShardError(ValueError):
@@ -143,6 +149,19 @@ class Shard:
         shard = cls(columns, described)
         shard._unchecked = dict(enumerate(described["row.checksum"].tolist()))
         return shard
+
+    def read_ahead(self, index: int) -> None:
+        """Ask the operating system to read a row from the disk, without waiting for it.
+
+        A row that is not in memory is otherwise read by page faults, one after another, with all pages around it. On a virtual
+        disk, 64 rows at a time in random order, rows of 64 KiB are read at 889 instead of 219 MB/s, and of rows of 2 KiB the
+        disk reads twice the bytes, not the whole file (2026-11-29).
+        """
+        for column, (_, offsets) in zip(self._columns.values(), self._bytes.values(), strict=True):
+            begin, end = (column.data_ptr() + offset for offset in offsets[index : index + 2])
+            begin -= begin % mmap.PAGESIZE
+            if _LIBC is not None:
+                _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _WILL_NEED)
 
     def row(self, index: int) -> Row | None:
         """Return a row, whose parts share the memory of the columns; ``None`` if its bytes are damaged."""
