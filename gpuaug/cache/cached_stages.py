@@ -21,19 +21,20 @@ from torch import Tensor
 
 from gpuaug.cache.dataset import ViewToRead, view_folder, wrapped_datasets
 from gpuaug.cache.feature_cache import FeatureCache
-from gpuaug.cache.index import shard_paths
+from gpuaug.cache.index import last_shard_number
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
 from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
+from gpuaug.cache.shards import required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Rows
+from gpuaug.core.encoded import EncodedClips, Rows
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode.members import instances, map_instances
-from gpuaug.decode.stage import DecodeStage
+from gpuaug.decode.stage import BoundDecode
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
 
@@ -91,6 +92,7 @@ class CachedStages:
 
         Raises:
             ArgumentError: If the data set of ``loader`` is not wrapped.
+            DeviceError: If the package safetensors is not installed.
             GpuAugError: If rows of the last epoch could not be written.
         """
         cache = self.cache
@@ -101,22 +103,22 @@ class CachedStages:
                 "Make the DataLoader of cache.wrap(dataset)."
             )
         self.recorder.close()
+        cached = stages[: self.count]
         key = "0" * 16
         view = last_number = -1
         folder = sample_count = None
         if is_used:
-            key = self._key(stages[: self.count], position)
+            required_safetensors()  # raises an error now, not after the first rows are encoded
+            key = self._key(cached, position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, key, view)
-            shards = shard_paths(folder)
-            last_number = shards[-1][0] if shards else -1
+            last_number = last_shard_number(folder)
             with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
-                sample_count = None if shards else sum(map(len, datasets))
+                sample_count = sum(map(len, datasets)) if last_number < 0 else None
         for dataset in datasets:
             dataset.view.set(key, view, last_number)
         read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
-        is_named = all(dataset._key is not None for dataset in datasets)
-        cached = stages[: self.count]
+        is_named = all(dataset.key is not None for dataset in datasets)
         later_stages = [bound for bound, _ in stages[self.count :]]
         return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
 
@@ -169,7 +171,8 @@ class CachedEpoch:
         ``CachedBatch`` if rows are neither read nor recorded.
 
         Raises:
-            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``.
+            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``, or the
+                stages decode clips.
             IteratorEndedError: If workers read another view, which a newer iterator has set.
         """
         if any(view.version != version for view, version in self.read_views):
@@ -187,6 +190,12 @@ class CachedEpoch:
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
+        for bound, _ in self.stages:
+            if isinstance(bound, BoundDecode) and instances(EncodedClips, bound.selected(batch_with_images)):
+                raise ArgumentError(
+                    f"Stages up to the encoder must decode images only, got clips in stage {bound.name!r}. Pass on= the images "
+                    "to it, and put a DecodeStage for the clips after the encoder."
+                )
         if self.folder is None:
             return batch_with_images, None
         cached_batch = CachedBatch(self, rows[0], names)
@@ -211,10 +220,10 @@ class CachedEpoch:
         self.is_checked = True
         members = batches.member_names(before)
         others = {name for name in members if name not in image_names and str(name) not in written}
-        for bound, stage in self.stages:
+        for bound, _ in self.stages:
             names = members if bound.selection.on is None else bound.selection.names(before)
             read = [name for name in names if name in others]
-            if read and not self.is_named and not isinstance(stage, DecodeStage):
+            if read and not self.is_named and not isinstance(bound, BoundDecode):
                 raise ArgumentError(
                     f"Stages up to the encoder must read images only, or members that they write, got {read} in "
                     f"stage {bound.name!r}. Rows are found by their images: name each sample with cache.wrap(dataset, key=…), "
@@ -253,8 +262,8 @@ class CachedBatch:
     """Rows that workers read from the cache."""
     image_names: list[Any] | None
     """Names of the members that hold images; ``None`` if the batch is the images."""
-    sources: Any = None
-    """(B,) index of the sample whose image is at each index: the index of another sample if its image cannot be decoded."""
+    is_replaced: Any = None
+    """(B,) bool, whether decoding has replaced the sample by another sample of the batch."""
     before: Batch = None
     """The batch on the device before the stages."""
     leaves: dict[Any, MemberLeaves] = field(default_factory=dict)
@@ -286,16 +295,14 @@ class CachedBatch:
 
     def with_columns(self, batch: BatchAndRows) -> BatchAndRows:
         """Return the batch to copy, and the columns of its rows. ``batch``: result of ``with_order``, after decoding."""
-        self.sources = batch.rows
-        if (self.sources != np.arange(len(self.sources))).any():
-            self.rows = self.rows.select(self.sources)
+        self.is_replaced = batch.rows != np.arange(len(batch.rows))
         return BatchAndRows(batch.batch, self.rows.columns)
 
     def begin(self, copied: BatchAndRows) -> Batch:
         """Return the batch on the device before the stages; if all rows were read, the batch after the stages to skip."""
         self.before, self.columns = copied.batch, copied.rows
         if self.all_rows_read:
-            return batch_of(unpack_targets(self.before), None, self.columns, self.rows)
+            return batch_of(unpack_targets(self.before), None, self.columns, self.rows.headers.shapes, self.is_replaced)
         self.leaves = member_leaves(self.before)
         return self.before
 
@@ -310,22 +317,23 @@ class CachedBatch:
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
         if self.image_names is not None:
             self.epoch.check_reads(self.before, written.keys(), self.image_names)
-        stored = columns_of(written, len(self.rows.headers.row_ids))
+        headers = self.rows.headers
+        stored = columns_of(written, len(headers.missing))
         result = after
         if self.columns:
             read.append((self.columns, after))
-            result = batch_of(
-                unpack_targets(without(self.before, self.image_names)), unpack_targets(after), self.columns, self.rows
-            )
+            before = unpack_targets(without(self.before, self.image_names))
+            is_computed = headers.missing | self.is_replaced
+            result = batch_of(before, unpack_targets(after), self.columns, headers.shapes, is_computed)
         self._record(stored, lane)
         return result
 
     def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
+        """Record the missing rows. ``stored``: name of a column → its part of each of the B samples."""
         rows = self.rows.headers
         epoch = self.epoch
-        is_own_image = self.sources == np.arange(len(rows.row_ids))
-        indices = np.flatnonzero(rows.missing & is_own_image).tolist()
-        if not len(indices):
+        indices = np.flatnonzero(rows.missing & ~self.is_replaced).tolist()
+        if not indices:
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
         cache = epoch.cached.cache

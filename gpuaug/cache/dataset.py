@@ -21,8 +21,8 @@ from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, EncodedFile, are_encoded, name_and_bytes
 
-_FORWARDED = ("set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
-"""Methods of a data set that loaders call if they exist."""
+_FORWARDED = ("epoch", "set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
+"""Attributes of a data set that loaders read if they exist."""
 
 _NO_IMAGES = {int, float, str}
 """Types of members that are never images. Other members are examined."""
@@ -96,7 +96,7 @@ class _Samples:
         self.dataset = dataset
         self.view = ViewToRead()
         self.folder = folder
-        self._key = key
+        self.key = key
 
     def __getattr__(self, name: str) -> Any:
         if name in _FORWARDED and "dataset" in vars(self):
@@ -107,6 +107,11 @@ class _Samples:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def gpuaug_unwrapped(self) -> Any:
+        """Data set of the user, for functions that depend on its type."""
+        return self.dataset
 
     def with_rows(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples with their images replaced by ``CachedFile`` objects, which hold the row if it is in the cache.
@@ -126,6 +131,7 @@ class _Samples:
         """Return a sample with its images replaced by ``CachedFile`` objects without rows, and a list of these objects."""
         files: list[CachedFile] = []
 
+        # The path of the sample within itself is empty. Text is then the path of an image, as in ``collate_encoded``.
         def collect(value: Any) -> CachedFile:
             files.append(CachedFile(*name_and_bytes(value, "" if value is sample else "member", "a sample")))
             return files[-1]
@@ -152,30 +158,32 @@ class _Samples:
             names.append(file_name)
             size += file_size
             time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF
-        name = "\n".join(names) if self._key is None else self._value_of_key(sample)
+        name = "\n".join(names) if self.key is None else self._value_of_key(sample)
         digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
         return name, (*_HALVES.unpack(digest), size, time)
 
     def _value_of_key(self, sample: Any) -> str:
         """Return the value that identifies a sample, as text."""
         try:
-            return str(batches.member(sample, self._key))
+            return str(batches.member(sample, self.key))
         except (AttributeError, LookupError, TypeError):
             raise ArgumentError(
-                f"key must name a member of each sample, got {self._key!r} for {shown(sample)}. "
+                f"key must name a member of each sample, got {self.key!r} for {shown(sample)}. "
                 "Leave it out, and samples are identified by their images."
             ) from None
 
 
-def _is_image(value: Any, member: str) -> bool:
-    """Return whether a member of a sample, or with an empty ``member`` the sample, is an encoded image."""
+def _is_image(value: Any, member_path: str) -> bool:
+    """Return whether a member of a sample, or with an empty ``member_path`` the sample, is an encoded image."""
     if type(value) is EncodedFile:
         return True
-    return (not member or type(value) not in _NO_IMAGES) and type(value) is not Clip and are_encoded([value], member)
+    if type(value) is Clip or (member_path and type(value) in _NO_IMAGES):
+        return False
+    return are_encoded([value], member_path)
 
 
 def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
-    """Return (name, size, time of the last change or hash of the bytes) of an image."""
+    """Return (name, size in bytes, time of the last change or hash of the bytes) of an image."""
     if content is None:
         try:
             status = os.stat(path)
@@ -212,8 +220,8 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
     """
     wrapped: list[_Samples] = []
     seen: set[int] = set()
-    found = [source]
-    for value in found:  # grows in the loop
+    pending = [source]
+    for value in pending:  # grows in the loop
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -222,9 +230,9 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
         elif type(value) in _CONTAINERS:
             # Samples are not searched: lists of data sets are short, and lists of samples are long.
             items = value.values() if isinstance(value, dict) else value
-            found += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
+            pending += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
         elif _has_items(value):
-            found += getattr(value, "__dict__", {}).values()
+            pending += getattr(value, "__dict__", {}).values()
     return wrapped
 
 

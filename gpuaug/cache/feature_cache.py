@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from gpuaug.cache.dataset import CachedDataset, CachedIterable, view_folder
-from gpuaug.cache.index import Index, shard_paths
+from gpuaug.cache.index import Index, last_shard_number, shard_paths
 from gpuaug.cache.key import keys_in
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
@@ -111,10 +111,11 @@ class FeatureCache:
         for key in keys_in(self.folder):
             lines.append(key if key == self.key or not self.key else f"{key} (recorded with other stages or settings)")
             for view in range(self.views):
-                numbered_shards = shard_paths(view_folder(self.folder, key, view))
-                if numbered_shards:
-                    rows = len(Index(view_folder(self.folder, key, view), last_number=numbered_shards[-1][0]))
-                    size = sum(path.stat().st_size for _, path in numbered_shards)
+                folder = view_folder(self.folder, key, view)
+                shards = shard_paths(folder)
+                if shards:
+                    rows = len(Index(folder, last_shard_number(folder)))
+                    size = sum(path.stat().st_size for _, path in shards)
                     lines.append(f"  view {view}: {rows:,} rows, {size / 1e6:,.1f} MB")
         return "\n".join(lines)
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,11 @@ def shard_paths(folder: Path) -> list[tuple[int, Path]]:
             if entry.name.endswith(SUFFIX) and number.isdecimal():
                 paths.append((int(number), Path(entry.path)))
     return sorted(paths)
+
+
+def last_shard_number(folder: Path) -> int:
+    """Return the largest number of a shard in the folder of a view; -1 without shards."""
+    return max((number for number, _ in shard_paths(folder)), default=-1)
 
 
 @cache
@@ -87,14 +93,20 @@ class Index:
         searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
         begins = np.searchsorted(self._first_integers, searched).tolist()
         ends = np.searchsorted(self._first_integers, searched, side="right").tolist()
-        return [self._find_between(row_id, begin, end) for row_id, begin, end in zip(row_ids, begins, ends, strict=True)]
+        rows_of_samples = [
+            self._rows_between(row_id, begin, end) for row_id, begin, end in zip(row_ids, begins, ends, strict=True)
+        ]
+        for shard, row_index in chain.from_iterable(rows[:1] for rows in rows_of_samples):
+            shard.read_ahead(row_index)  # all rows, before the first access waits for the disk
+        return [_first_undamaged(rows) for rows in rows_of_samples]
 
-    def _find_between(self, row_id: RowId, begin: int, end: int) -> Row | None:
-        """Return the first undamaged row of a sample among the rows ``begin`` … ``end`` - 1 of ``_ids``."""
-        for position in range(begin, end):
-            if tuple(self._ids[position].tolist()) == row_id:
-                shard_index, row_index = self._positions[position].tolist()
-                row: Row | None = self._shards[shard_index].row(row_index)
-                if row is not None:
-                    return row
-        return None
+    def _rows_between(self, row_id: RowId, begin: int, end: int) -> list[tuple[Shard, int]]:
+        """Return (shard, index of the row) of each row of a sample among the rows ``begin`` … ``end`` - 1 of ``_ids``."""
+        positions = [position for position in range(begin, end) if tuple(self._ids[position].tolist()) == row_id]
+        return [(self._shards[shard], row_index) for shard, row_index in self._positions[positions].tolist()]
+
+
+def _first_undamaged(rows: Sequence[tuple[Shard, int]]) -> Row | None:
+    """Return the first row that is not damaged, or ``None``. ``rows``: (shard, index of the row) of each row of a sample."""
+    values = (shard.row(row_index) for shard, row_index in rows)
+    return next((row for row in values if row is not None), None)

@@ -39,7 +39,7 @@ _DEPTH = 3
 paths are included in the hash of their path's beginning."""
 
 _MAX_LISTED = 4
-"""Maximum number of paths that a warning lists."""
+"""Maximum number of parts that a warning lists."""
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 """Types of values that are hashed by their ``repr``."""
@@ -61,7 +61,9 @@ _LIBRARIES = ("gpuaug", "torch", "torchvision", "kornia")
 
 
 def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: torch.device) -> dict[str, Any]:
-    """Return the parts from which the key is computed, as plain values: everything that rows depend on, except samples.
+    """Return name → value of the parts from which the key is computed: everything that rows depend on, except samples.
+
+    The values are numbers and text. A name is shown in the warning about rows of another key.
 
     Args:
         stages: The stages up to the encoder whose results are stored.
@@ -77,7 +79,9 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
     """
     values = _Values()
     hashes: dict[str, str] = {}
+    decoders: dict[str, str] = {}
     for bound, stage in stages:
+        decoders |= {f"decoders of {name}": text for name, text in bound.versions([bound.name]).items()}
         for name, value in {"class": type(stage), **arguments(stage)}.items():
             hashes |= values.hashes(f"{bound.name}.{name}", value)
     if values.unknown:
@@ -93,9 +97,9 @@ def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: tor
         "device": device.type,
         "autocast of the training thread": str(autocast),
         "weights": weights_hash(values.tensors),
-        "stages": hashes,
-        "versions": {name: _version(name) for name in sorted(values.packages)},
-        "decoders": {name: text for bound, _ in stages for name, text in bound.versions([bound.name]).items()},
+        **hashes,
+        **{f"version of {name}": _version(name) for name in sorted(values.packages)},
+        **decoders,
     }
 
 
@@ -132,17 +136,8 @@ def difference(parts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return the names of the parts that differ between two keys, as text for a warning."""
     if not other:
         return f"values, which are not known, because {KEY_FILE} is damaged"
-    flat, other_flat = _flat(parts), _flat(other)
-    names = [name for name in {**flat, **other_flat} if flat.get(name) != other_flat.get(name)]
+    names = [name for name in {**parts, **other} if parts.get(name) != other.get(name)]
     return ", ".join(names[:_MAX_LISTED] + ["…"] * (len(names) > _MAX_LISTED))
-
-
-def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts with the entries of mappings in place of the mappings."""
-    flat: dict[str, Any] = {}
-    for name, value in parts.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def weights_hash(tensors: Iterable[Tensor]) -> str:
@@ -229,7 +224,7 @@ class _Values:
             yield from ((name, getattr(value, name)) for name in dir(value) if _CODE.fullmatch(name))
         elif is_function:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            yield from ((name, cell.cell_contents if cell != CellType() else None) for name, cell in cells)
+            yield from ((name, None if cell == CellType() else cell.cell_contents) for name, cell in cells)  # some are empty
             yield from sorted(vars(value).items())
             if not is_of_library:
                 yield "code", (value.__code__, value.__defaults__, value.__kwdefaults__)
@@ -244,10 +239,8 @@ class _Values:
             yield "function", value.fget
         elif isinstance(value, Graph):  # of torch.fx
             yield "", str(value)
-        elif type(value) in (list, tuple):
+        elif type(value) is tuple:
             yield from (("", item) for item in value)
-        elif type(value) is dict:
-            yield from (("", part) for item in value.items() for part in item)
         elif type(value) in (set, frozenset):
             yield "", sorted(value, key=shown_text)  # the order of a set differs between processes
         elif isinstance(getattr(value, "definition", None), tuple):  # Fused: pipeline and options
@@ -275,7 +268,7 @@ class _Values:
             yield from sorted((str(name), part) for name, part in without_ignored(value, state).items())
         else:
             yield "state", state
-        yield "", [list(part) for part in items if part is not None]
+        yield from (("", tuple(part)) for part in items if part is not None)  # of a list or a mapping
 
     def _tensor_parts(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
         yield from sorted(vars(tensor).items())

@@ -7,12 +7,14 @@ A *row* is the recorded results of the stages for one sample. It consists of *co
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Rows, has_varying_shape, split
+from gpuaug.core.encoded import has_varying_shape, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
@@ -40,16 +42,16 @@ def _leaves(value: Any) -> MemberLeaves:
 def written_members(
     before: Mapping[Any, MemberLeaves], after: Batch, image_names: Collection[Any] | None, read: Set[int]
 ) -> dict[str, Any]:
-    """Return the members that stages have written or changed in place, except images that a later stage has read.
-
-    Raises:
-        ArgumentTypeError: If the batch has no members any more.
+    """Return name → member of the members that stages have written or changed in place, except images that a stage has read.
 
     Args:
         before: Leaves of each member before the stages.
         after: The batch after the stages.
         image_names: Names of the members that held encoded images; ``None`` if the batch was the images.
         read: ``id`` of each leaf that a stage has read. The caller must keep references to the leaves.
+
+    Raises:
+        ArgumentTypeError: If the batch has no members any more, or stages have written values other than tensors.
     """
     if image_names is None:
         return {WHOLE: unpack_targets(after)}
@@ -58,13 +60,16 @@ def written_members(
             f"Stages up to the encoder must return a batch with members, got {shown(after)}. Put them after the encoder."
         )
     members = {}
+    ids_before = {id(leaf) for _, leaves in before.values() for leaf in leaves}
     for name in batches.member_names(after):
         value = batches.member(after, name)
         identities, leaves = _leaves(value)
         is_unchanged = name in before and identities == before[name][0]
         is_read_image = name in image_names and all(id(leaf) in read for leaf in leaves)
         if not is_unchanged and not is_read_image:
-            members[str(name)] = unpack_targets(value)
+            member = members[str(name)] = unpack_targets(value)
+            if not all(isinstance(leaf, Tensor) or id(leaf) in ids_before for leaf in batches.leaves(member)):
+                raise _refusal(str(name), member)
     return members
 
 
@@ -82,10 +87,11 @@ def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]
         elif type(value) is dict and value and all(_is_column(item, count) for item in value.values()):
             columns |= {_column(name, "::", key): list(item.unbind()) for key, item in value.items()}
         elif type(value) is list and len(value) == count and all(type(item) is dict for item in value):
-            keys = [key for key in value[0] if isinstance(value[0][key], Tensor)]
-            if not all(_is_storable(item.get(key)) for item in value for key in keys):
-                raise _refusal(name, value[0])
-            columns |= {_column(name, "[]::", key): [item[key] for item in value] for key in keys}
+            for key in dict.fromkeys(key for item in value for key, entry in item.items() if isinstance(entry, Tensor)):
+                parts = [item.get(key) for item in value]
+                if not all(map(_is_storable, parts)) or len({(part.dtype, part.dim()) for part in parts}) > 1:
+                    raise _refusal(f"{name}[…][{key!r}]", parts)
+                columns[_column(name, "[]::", key)] = parts
         else:
             raise _refusal(name, value)
     return columns
@@ -121,41 +127,47 @@ def _is_storable(value: Any) -> bool:
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
-        "Members that stages up to the encoder write must be tensors (B, …), dicts of them, or lists of target dicts of "
-        f"tensors, none of complex32 or complex128, got {shown(value)} in {name!r}. Put the stage that writes it after the "
-        "encoder, or choose a tensor of an encoder's result with output=."
+        "Members that stages up to the encoder write must be tensors (B, …), dicts of them, or lists of target dicts whose "
+        "tensors have one dtype and number of axes per key, none of complex32 or complex128, got "
+        f"{shown(value)} in {name!r}. Put the stage that writes it after the encoder, or choose a tensor of an encoder's "
+        "result with output=."
     )
 
 
-def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor], rows: Rows) -> Batch:
+def batch_of(
+    live: Batch,
+    computed: Batch | None,
+    columns: Mapping[str, Tensor],
+    shapes: Mapping[str, NDArray[np.int64]],
+    is_computed: NDArray[np.bool_],
+) -> Batch:
     """Return a batch with the rows of the cache in its members.
 
     Args:
         live: The batch of the data set, without its images; ``None`` if the batch was the images.
-        computed: The batch after the stages, from which missing rows are taken; ``None`` if all rows were read.
-        columns: Columns of ``rows``, on the device.
-        rows: Rows on the host.
+        computed: The batch after the stages; ``None`` if all rows were read.
+        columns: Columns of the rows, on the device (``Rows.columns``).
+        shapes: Shapes of columns of varying shape (``RowHeaders.shapes``).
+        is_computed: (B,) bool, whether the members of a sample are taken from ``computed`` instead of its row.
     """
-    is_missing = rows.headers.missing.tolist()
+    live_members = _members(live)
+    computed_members: dict[str, Any] = {WHOLE: computed} if live is None else _members(computed)
     members: dict[str, Any] = {}
     for column, tensor in columns.items():
         name, _, key = _parts(column)
-        computed_member = computed if live is None or computed is None else _member(computed, name)
         if has_varying_shape(column):
             if name not in members:
-                live_member = _member(live, name) if _has_member(live, name) else [{}] * len(is_missing)
-                computed_or_live = live_member if computed_member is None else computed_member
-                members[name] = [
-                    dict((computed_or_live if missing else live_member)[index]) for index, missing in enumerate(is_missing)
-                ]
-            parts = split(tensor, rows.headers.shapes[column])
-            for target, part, missing in zip(members[name], parts, is_missing, strict=True):
-                if not missing:
+                live_targets = live_members.get(name, [{}] * len(is_computed))
+                computed_targets = live_targets if computed is None else computed_members[name]
+                samples = zip(computed_targets, live_targets, is_computed, strict=True)
+                members[name] = [dict(of_stages if take else of_dataset) for of_stages, of_dataset, take in samples]
+            for target, part, is_kept in zip(members[name], split(tensor, shapes[column]), is_computed, strict=True):
+                if not is_kept:
                     target[key] = part
             continue
-        if computed_member is not None:
-            computed_tensor = computed_member[key] if key else computed_member
-            mask = torch.from_numpy(rows.headers.missing).to(tensor.device)
+        if computed is not None:
+            computed_tensor = computed_members[name][key] if key else computed_members[name]
+            mask = torch.from_numpy(is_computed).to(tensor.device)
             tensor = torch.where(mask.reshape(-1, *[1] * (tensor.dim() - 1)), computed_tensor, tensor)
         if key:
             members.setdefault(name, {})[key] = tensor
@@ -163,7 +175,10 @@ def batch_of(live: Batch, computed: Batch | None, columns: Mapping[str, Tensor],
             members[name] = tensor
     if live is None:
         return members[WHOLE]
-    return batches.replace(live, {_name_in(live, name): value for name, value in members.items()})
+    names = {str(name): name for name in batches.member_names(live)}
+    # The name of a new member is text, or the next index of a list or tuple.
+    is_indexed = isinstance(live, list | tuple) and not batches.is_namedtuple(live)
+    return batches.replace(live, {names.get(name, int(name) if is_indexed else name): members[name] for name in members})
 
 
 def without(batch: Batch, names: Collection[Any] | None) -> Batch:
@@ -180,15 +195,6 @@ def without(batch: Batch, names: Collection[Any] | None) -> Batch:
     return batches.replace(batch, dict.fromkeys(names))
 
 
-def _has_member(batch: Batch, name: str) -> bool:
-    return batch is not None and name in map(str, batches.member_names(batch))
-
-
-def _member(batch: Batch, name: str) -> Any:
-    return batches.member(batch, _name_in(batch, name))
-
-
-def _name_in(batch: Batch, text: str) -> Any:
-    """Return the name of a member in the type of the container: an index, a key or a field. ``text``: the name as text."""
-    is_sequence = isinstance(batch, list | tuple) and not batches.is_namedtuple(batch)
-    return next((name for name in batches.member_names(batch) if str(name) == text), int(text) if is_sequence else text)
+def _members(batch: Batch | None) -> dict[str, Any]:
+    """Return name as text → member; an empty dict without a batch."""
+    return {} if batch is None else {str(name): batches.member(batch, name) for name in batches.member_names(batch)}

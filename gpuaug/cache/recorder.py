@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.cache.index import shard_paths
+from gpuaug.cache.index import last_shard_number
 from gpuaug.cache.shards import SUFFIX, shard_content, write_file
 from gpuaug.core.encoded import has_varying_shape
 from gpuaug.core.errors import GpuAugWarning
@@ -84,10 +84,8 @@ class Recorder:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._in_memory: deque[Record] = deque()
+        self._waiting: deque[Record] = deque()
         """Records whose host memory is not freed yet, oldest first."""
-        self._copying: deque[Record] = deque()
-        """Records that were not passed to the background thread yet, oldest first."""
         self._executor: ThreadPoolExecutor | None = None
         """Background thread of an epoch."""
         self._shards: dict[Any, list[Record]] = {}
@@ -128,7 +126,7 @@ class Recorder:
             GpuAugError: If earlier rows could not be written.
         """
         self.poll()
-        waiting_bytes = sum(record.nbytes for record in self._in_memory)
+        waiting_bytes = sum(record.nbytes for record in self._waiting)
         if waiting_bytes >= MAX_WAITING_BYTES:
             if not self.dropped:
                 warnings.warn(
@@ -153,10 +151,9 @@ class Recorder:
         for name, source in sources.items():
             on_host[name] = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
             on_host[name].copy_(source, non_blocking=True)
-        record = Record(folder, epoch, ids, names, on_host, shapes, self._lane.record_event(), list(sources.values()))
+        copied = self._lane.record_event()
         lane.make_current()
-        self._in_memory.append(record)
-        self._copying.append(record)
+        self._waiting.append(Record(folder, epoch, ids, names, on_host, shapes, copied, list(sources.values())))
 
     def poll(self) -> None:
         """Pass rows that are on the host to the background thread, and free the memory of rows that the thread has read.
@@ -164,11 +161,12 @@ class Recorder:
         Raises:
             GpuAugError: If rows could not be written.
         """
-        while self._copying and self._copying[0].copied.query():
-            self._pass_on()
-        while self._in_memory and (is_read := self._in_memory[0].is_read) is not None and is_read.done():
+        for record in self._waiting:
+            if record.is_read is None and record.copied.query():
+                self._pass_on(record)
+        while self._waiting and (is_read := self._waiting[0].is_read) is not None and is_read.done():
             # Freed here, because the background thread, which may still refer to the record, must not free page-locked memory.
-            self._in_memory.popleft().columns.clear()
+            self._waiting.popleft().columns.clear()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -182,20 +180,20 @@ class Recorder:
         Raises:
             GpuAugError: If rows could not be written.
         """
-        while self._copying:
-            self._pass_on()
+        for record in self._waiting:
+            if record.is_read is None:
+                self._pass_on(record)
         if self._executor is not None:
             self._executor.submit(self._add, None)
             self._executor.shutdown()
             self._executor = None
-        self._in_memory.clear()
+        self._waiting.clear()
         self._has_failed = False
         if raises:
             self.poll()
 
-    def _pass_on(self) -> None:
-        """Wait for the copy of the oldest record, and pass the record to the background thread."""
-        record = self._copying.popleft()
+    def _pass_on(self, record: Record) -> None:
+        """Wait for the copy of a record, and pass the record to the background thread."""
         record.copied.synchronize()
         record.sources.clear()
         if self._executor is None:
@@ -224,7 +222,7 @@ class Recorder:
     def _write(self, records: list[Record]) -> None:
         """Write a shard with the next number. If another process uses the same number, the names of the files still differ."""
         folder = records[0].folder
-        number = max((number for number, _ in shard_paths(folder)), default=-1) + 1
+        number = last_shard_number(folder) + 1
         columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}
         shapes = {name: np.concatenate([record.shapes[name] for record in records]) for name in records[0].shapes}
         names = [name for record in records for name in record.names]

@@ -15,7 +15,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
@@ -292,18 +291,6 @@ class Rows:
     encoded: Encoded | None
     columns: dict[str, Tensor]
     headers: RowHeaders
-
-    def select(self, sources: NDArray[np.int64]) -> "Rows":
-        """Return a copy whose row ``i`` is row ``sources[i]`` of this object."""
-        headers = self.headers
-        index = torch.from_numpy(sources)
-        columns = {name: tensor[index] for name, tensor in self.columns.items() if name not in headers.shapes}
-        for name, row_shapes in headers.shapes.items():
-            parts = split(self.columns[name], row_shapes)
-            columns[name] = torch.cat([parts[source].reshape(-1) for source in sources])
-        shapes = {name: row_shapes[sources] for name, row_shapes in headers.shapes.items()}
-        names = [headers.names[source] for source in sources]
-        return Rows(self.encoded, columns, RowHeaders(headers.missing[sources], headers.row_ids[sources], names, shapes))
 
 
 def has_varying_shape(column: str) -> bool:

@@ -164,8 +164,8 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
         pack_files: Function that packs images.
 
     Raises:
-        ArgumentError: If the rows differ in their columns, or in the shape of a column that has one shape per batch; if images
-            are in lists of different lengths.
+        ArgumentError: If the rows differ in their columns, in the dtype or number of axes of a column, or in the shape of a
+            column that has one shape per batch; if images are in lists of different lengths.
     """
     if len({file.number for file in files}) > 1:
         raise ArgumentError(
@@ -174,16 +174,15 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
         )
     missing = [file.row is None for file in files]
     rows = [file.row for file in files if file.row is not None]
-    first = rows[0] if rows else {}
+    descriptions = dict.fromkeys(", ".join(_column_text(*column) for column in sorted(row.items())) for row in rows)
+    if len(descriptions) > 1:
+        raise ArgumentError(
+            f"The rows of a batch must have the same columns, dtypes and shapes, got {' and '.join(descriptions)}. "
+            "Batch images of one size together, with a batch sampler that has a bucket per size."
+        )
     columns = {}
     shapes = {}
-    for name, part in first.items():
-        if any(row.keys() != first.keys() or (row[name].shape != part.shape and not has_varying_shape(name)) for row in rows):
-            descriptions = [", ".join(f"{key} {tuple(value.shape)}" for key, value in row.items()) for row in rows]
-            raise ArgumentError(
-                f"The rows of a batch must have the same columns and shapes, got {' and '.join(dict.fromkeys(descriptions))}. "
-                "Batch images of one size together, with a batch sampler that has a bucket per size."
-            )
+    for name, part in rows[0].items() if rows else ():
         if has_varying_shape(name):
             empty = part.new_empty((0,) * part.dim())
             parts = [empty if file.row is None else file.row[name] for file in files]
@@ -196,6 +195,12 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
     files_to_record = [] if encoded is None else files
     ids = np.array([file.row_id for file in files_to_record], np.int64)
     return Rows(encoded, columns, RowHeaders(np.array(missing), ids, [file.name for file in files_to_record], shapes))
+
+
+def _column_text(name: str, part: Tensor) -> str:
+    """Return text that must be equal in all rows of a batch: name, dtype, and shape, or the number of axes if it may vary."""
+    shape = f"of {part.dim()} axes" if has_varying_shape(name) else tuple(part.shape)
+    return f"{name} {part.dtype} {shape}"
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

@@ -14,6 +14,9 @@ from gpuaug.decode.limits import LimitError
 
 _NOT_REGULAR = "it is not a regular file"
 
+_OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+"""Flags that open a FIFO without waiting for its writer, and a terminal without making it that of the process."""
+
 
 def open_file(path: str) -> FileIO:
     """Open a regular file for reading, without waiting for the writer of a FIFO.
@@ -24,7 +27,7 @@ def open_file(path: str) -> FileIO:
         ValueError: If the path contains a null character.
     """
     try:
-        file = FileIO(path, opener=_open_without_waiting)
+        file = FileIO(path, opener=lambda name, flags: os.open(name, flags | _OPEN_FLAGS))
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             raise LimitError(_NOT_REGULAR) from None
@@ -38,10 +41,6 @@ def open_file(path: str) -> FileIO:
 def too_large(size: int, limit: int) -> str:
     """Return the reason why a file of ``size`` bytes is not read; an empty string if it is not too large."""
     return f"its {size} bytes exceed the limit of {limit} bytes" if size > limit else ""
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def file_problem(error: Exception) -> str:

@@ -113,6 +113,7 @@ class BatchLayout:
         """(B,) records of ``HEADER`` or ``CLIP``, of the files that are decoded."""
         self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         """(B, 2) heights and widths in the files."""
+        # (decoders, B): 1 if a decoder takes the file, 2 if it takes the file first. ``argmax`` finds the first of the largest.
         priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
         if options.divides_large_files:
             priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
@@ -178,8 +179,7 @@ class Layout(BatchLayout):
         self.channels = options.channels if isinstance(options.channels, int) else int(table["stored_channels"][0])
         if options.channels == "labels":
             self.channels = 1
-        type_ = 0 if isinstance(options.channels, int) else int(table["type"][0])
-        self.dtype = getattr(torch, SAMPLE_TYPES[type_])
+        self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
@@ -228,10 +228,10 @@ class Layout(BatchLayout):
     def records(self) -> NDArray[np.void]:
         """(B,) records of ``IMAGE``: header fields and window per image."""
         table = self.headers
-        fields = [table[name] for name in ("start", "length", "format", "height", "width", "orientation")]
-        fields.insert(3, np.where(self.label_max, 1, table["channels"]))
+        file_fields = (table["start"], table["length"], table["format"], np.where(self.label_max, 1, table["channels"]))
+        size_fields = (table["height"], table["width"], table["orientation"], self.orientations, self.scales)
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
-        columns = (*fields, self.orientations, self.scales, self.windows, whole, self.label_max, table["sampling"])
+        columns = (*file_fields, *size_fields, self.windows, whole, self.label_max, table["sampling"])
         return np.column_stack(columns).astype(np.int64).view(IMAGE)[:, 0]
 
     @cached_property
@@ -330,7 +330,7 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
     """Return index → reason for each image that cannot be decoded according to its header and the options."""
     reasons = size_problems(headers, options)
     is_fixed = isinstance(options.channels, int)
-    channels = headers.table["stored_channels"] if options.channels is None else options.channels if is_fixed else 1
+    channels = 1 if options.channels == "labels" else options.channels or headers.table["stored_channels"]
     value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
     pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
     image_bytes = pixels * channels * value_bytes  # exceed 64 bits in a hostile header

@@ -54,7 +54,7 @@ OF_THE_FILE = {3, 4, 10}
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Environment variable that CUDA reads when it starts: number of hardware queues that the streams of a process share."""
 
-MOST_QUEUES, USUAL_QUEUES = 32, 8
+MAX_QUEUES, DEFAULT_QUEUES = 32, 8
 """CUDA's maximum and default number of hardware queues."""
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
@@ -111,9 +111,9 @@ def ask_for_queues() -> int:
         Number of hardware queues of this process.
     """
     if QUEUES not in os.environ and not torch.cuda.is_initialized():
-        os.environ[QUEUES] = str(MOST_QUEUES)
+        os.environ[QUEUES] = str(MAX_QUEUES)
     setting = os.environ.get(QUEUES, "")
-    return int(setting) if setting.isdecimal() else USUAL_QUEUES
+    return int(setting) if setting.isdecimal() else DEFAULT_QUEUES
 
 
 queues = ask_for_queues()
@@ -214,12 +214,11 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If nvJPEG returns another status.
         """
-        state, setup = self._state(int(files["group"][0])), (len(files), int(files["form"][0]))
+        state = self._state(int(files["group"][0]))
+        count, form = setup = len(files), int(files["form"][0])
         if self._setups.get(state) != setup:
             self._setups.pop(state, None)  # set again on success
-            self._call(
-                "nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(setup[0]), c_int(1), c_int(setup[1])
-            )
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(count), c_int(1), c_int(form))
             self._setups[state] = setup
         has_windows = files["parameters"].all()
         names = ("address", "length", "output", "parameters") if has_windows else ("address", "length", "output")
@@ -363,21 +362,14 @@ def _outcome(call: str, file: Any) -> str | NvJpegError:
     status = int(file["status"])
     if status == OTHER_SIZE:
         return size_problem(*(int(file[name]) for name in ("found_width", "found_height", "width", "height")))
-    try:
-        return problem(call, status)
-    except NvJpegError as error:
-        return error
-
-
-def problem(call: str, status: int) -> str:
-    """Return the reason why a file cannot be decoded, or an empty string for status 0.
-
-    Raises:
-        NvJpegError: If the file did not cause the status.
-    """
     if status and status not in OF_THE_FILE:
-        raise NvJpegError(call, status)
-    return f"nvJPEG finds: {STATUS[status]}" if status else ""
+        return NvJpegError(call, status)
+    return problem(status) if status else ""
+
+
+def problem(status: int) -> str:
+    """Return the reason why a file cannot be decoded. ``status``: status in ``OF_THE_FILE``."""
+    return f"nvJPEG finds: {STATUS[status]}"
 
 
 def size_problem(found_width: int, found_height: int, width: int, height: int) -> str:
@@ -393,12 +385,11 @@ def enter(device: torch.device) -> None:
     """Prepare this thread for CUDA calls on ``device``, of nvJPEG and others, even while a thread captures a CUDA graph."""
     if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
-        relax_capture()
+        _relax_capture()
         _thread.device = device
 
 
-def relax_capture() -> None:
+def _relax_capture() -> None:
     """Allow CUDA calls of this thread while another thread captures a CUDA graph. They do not become part of the graph."""
     runtime = ctypes.CDLL(f"libcudart.so.{major()}")
-    mode = c_int(_RELAXED)
-    runtime.cudaThreadExchangeStreamCaptureMode(byref(mode))
+    runtime.cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))

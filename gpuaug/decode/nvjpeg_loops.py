@@ -55,7 +55,7 @@ NAMES = (
         "nvjpegDecodeJpegDevice",
     ),
 )
-"""Names of the functions that the loops call."""
+"""Names of the functions that the loops call. The argument ``functions`` of a loop has their addresses, in this order."""
 
 IMAGE_INFO_BYTES = IMAGE_INFO.itemsize
 _FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 8
@@ -85,10 +85,11 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             info = infos + index * IMAGE_INFO_BYTES
             # Addresses of the four fields of ``IMAGE_INFO``.
             arguments = (handle, file["address"], file["length"], info, info + 4, info + 8, info + 24)
-            statuses[index] = call(functions[0], arguments) & LOW
+            statuses[index] = call(functions[0], arguments) & LOW  # nvjpegGetImageInfo
 
     @compile_function  # type: ignore[untyped-decorator]
     def set_window(functions: NDArray[np.int64], parameters: int, file: Any) -> None:
+        # nvjpegDecodeParamsSetROI
         call(functions[1], (parameters, file["left"], file["top"], file["window_width"], file["window_height"]))
 
     @compile_function  # type: ignore[untyped-decorator]
@@ -102,16 +103,19 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             file: Any = files[index]
             library, decoder, state = states[index, 0], states[index, 1], states[index, 2]
             parameters, stream = states[index, 3], states[index, 4]
+            # nvjpegJpegStreamParse
             status = call_unlocked(functions[2], (library, file["address"], file["length"], 0, 0, stream)) & LOW
             if status == 0:
-                found_width = address + index * _FILE_BYTES + _FOUND_OFFSET
+                found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field, before ``found_height``
+                # nvjpegJpegStreamGetFrameDimensions
                 status = call(functions[3], (stream, found_width, found_width + 4)) & LOW
             if status == 0:
                 if file["found_width"] != file["width"] or file["found_height"] != file["height"]:
                     status = OTHER_SIZE
                 else:
-                    call(functions[4], (parameters, file["form"]))
+                    call(functions[4], (parameters, file["form"]))  # nvjpegDecodeParamsSetOutputFormat
                     set_window(functions, parameters, file)
+                    # nvjpegDecodeJpegHost
                     status = call_unlocked(functions[5], (library, decoder, state, parameters, stream)) & LOW
             file["status"] = status
 
@@ -122,8 +126,10 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
         for index in range(len(files)):
             library, decoder, state, stream = states[index, 0], states[index, 1], states[index, 2], states[index, 4]
             output = address + index * _FILE_BYTES  # the first field of ``FILE``
+            # nvjpegDecodeJpegTransferToDevice
             status = call_unlocked(functions[6], (library, decoder, state, stream, cuda_stream)) & LOW
             if status == 0:
+                # nvjpegDecodeJpegDevice
                 status = call_unlocked(functions[7], (library, decoder, state, output, cuda_stream)) & LOW
             files[index]["status"] = status
 

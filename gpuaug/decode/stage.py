@@ -282,6 +282,10 @@ class BoundDecode(BoundStage):
         cores = max(allowed_cores() // local_ranks(), 1)
         return self.stage.threads or cores - (cores + CORES_PER_SPARE_CORE // 2) // CORES_PER_SPARE_CORE
 
+    def selected(self, batch: Batch) -> Any:
+        """Return the members of a host batch among which the stage decodes each ``Encoded``."""
+        return batch if self.selection.on in (..., None) else self.selection.read(batch)
+
     def submit(
         self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence[BoundStage]
     ) -> tuple[Batch, Decoding | None]:
@@ -298,16 +302,15 @@ class BoundDecode(BoundStage):
         Raises:
             SelectionError: If the batch has no encoded images.
         """
-        selected = batch if self.selection.on in (..., None) else self.selection.read(batch)
-        members = {id(leaf): leaf for leaf in instances(Encoded, selected)}
-        if not members:
+        encoded = instances(Encoded, self.selected(batch))
+        if not encoded:
             raise SelectionError(
-                f"on must name encoded images in the batch, got {_type_names(selected)}. Pass "
+                f"on must name encoded images in the batch, got {_type_names(self.selected(batch))}. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, or leave the DecodeStage out."
             )
+        encoded = list({id(member): member for member in encoded}.values())  # a member may occur twice
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
-        encoded = list(members.values())
         decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
         earlier = [placeholder.decoded_member for placeholder in instances(DecodingPlaceholder, batch)]
         self._hints.check(batch, decoded, earlier, self.other_selections)

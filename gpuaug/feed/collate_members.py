@@ -100,7 +100,7 @@ class MemberCollate:
             flatten: See ``__call__``.
 
         Raises:
-            ArgumentTypeError, ArgumentError: If no member holds images.
+            ArgumentTypeError, ArgumentError: If no member holds images, or ``flatten`` is wrong.
         """
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
@@ -118,8 +118,13 @@ class MemberCollate:
             self.refuse(value, position_text(0, member_path))
         collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
         if flatten is not None:
-            counts = torch.tensor([len(images) for images in lists], device="cpu")
-            collated[f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)] = counts
+            counts_name = f"{flatten}_counts" if isinstance(first, Mapping) else len(collated)
+            if counts_name in collated:
+                raise ArgumentError(
+                    f"Samples must not have a member {counts_name!r} with flatten={flatten!r}, which adds it to the batch, got "
+                    f"{shown(first[counts_name])}. Rename the member in the dataset."
+                )
+            collated[counts_name] = torch.tensor([len(images) for images in lists], device="cpu")
         if type(first) in {tuple, list}:
             return list(collated.values())  # like default_collate, which returns a list for a tuple
         return batches.replace(first, collated)

@@ -32,7 +32,9 @@ class Variable(NamedTuple):
     owner: Any
     """The generator or sampler."""
     get: Callable[[], Any]
+    """Function that returns the current value."""
     set: Callable[[Any], Any]
+    """Function that sets the value."""
 
 
 class _Change(NamedTuple):
@@ -121,7 +123,7 @@ class DrawsAhead:
                 variable.set(before)
 
     def uses_any_of(self, variables: Sequence[Variable]) -> bool:
-        """Whether the iteration is open, and its sampler changes one of ``variables``."""
+        """Return whether the iteration is open, and its sampler changes one of ``variables``."""
         owners = {id(variable.owner) for variable in variables}
         return not self._is_stopped and any(id(variable.owner) in owners for variable in self.variables)
 
@@ -151,6 +153,7 @@ def generator_variables(owners: Collection[Any]) -> list[Variable]:
 
 
 def _equal(value: Any, other: Any) -> bool:
+    """Return whether two values of a ``Variable`` are equal."""
     if isinstance(value, torch.Tensor):
         return bool(value.numpy().tobytes() == other.numpy().tobytes())  # a third of the time of torch.equal
     return pickle.dumps(value) == pickle.dumps(other)  # arrays in a state of NumPy cannot be compared with ==
@@ -162,7 +165,7 @@ def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tens
 
 
 def differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the states of any generator differ."""
+    """Return whether the states of any generator differ. ``before``, ``after``: name → state of each generator."""
     return not all(torch.equal(state, after[name]) for name, state in before.items())
 
 

@@ -379,9 +379,9 @@ class IndexedSource(Source):
             loader._iterator = None
             set_states(indices.generators, states_before)
             raise
-        if start.worker_seed is not None:  # the order was drawn from saved states: give the program's state back
-            set_states({GLOBAL: torch.default_generator}, states_before)
         if start.state is not None:
+            # The order was drawn from saved states: give the program's global state back.
+            set_states({GLOBAL: torch.default_generator}, states_before)
             set_states(self.generators, start.state.get("begun", {}))
         if indices.order_is_drawn and not loader.num_workers:
             # After the order was drawn, the DataLoader has drawn a seed for workers, even without workers. A resumed epoch

@@ -26,6 +26,7 @@ from gpuaug.feed.wrapped_loader import (
     IteratorAndReader,
     Start,
     StateReader,
+    dataset_of,
     drop_first,
     end_workers,
     has_persistent_workers,
@@ -52,7 +53,8 @@ class StatefulSource(IndexedSource):
         self.begins_anywhere = False
         self.ranks = None
         self._is_stream = isinstance(loader.dataset, IterableDataset)
-        self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in type(loader.dataset).__mro__)
+        dataset_types = type(dataset_of(loader)).__mro__
+        self._is_of_hugging_face = any(cls.__module__ == "datasets.iterable_dataset" for cls in dataset_types)
         self._dataset_has_state = has_state_methods(loader.dataset)
         if self._dataset_has_state:
             _check_state_method(loader.dataset)
@@ -179,7 +181,7 @@ class StatefulSource(IndexedSource):
 
         # A loaded state with the key "batches" is from an epoch that is read again.
         begins_at_start = state is None or (extra_state is not None and "batches" in extra_state)
-        rereads = self._is_of_hugging_face and _shuffles_in_memory(loader.dataset)
+        rereads = self._is_of_hugging_face and _shuffles_in_memory(dataset_of(loader))
         if self._is_stream and begins_at_start and (rereads or _has_no_stream_state(read(False))):
             # The state of an epoch that is read again is the state at its beginning, and the number of batches to drop.
             dropped = 0 if extra_state is None else extra_state["batches"]

@@ -60,13 +60,13 @@ def checked_iterable(loader: Any) -> Any:
         ArgumentTypeError: If ``loader`` is not iterable, is text, bytes, a mapping or a scalar tensor, or is a map-style
             dataset, whose items are samples.
     """
-    iterates = callable(getattr(type(loader), "__iter__", None))
+    has_iter = callable(getattr(type(loader), "__iter__", None))
     is_text_mapping_or_scalar = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
-    if is_text_mapping_or_scalar or not (iterates or hasattr(type(loader), "__getitem__")):
+    if is_text_mapping_or_scalar or not (has_iter or hasattr(type(loader), "__getitem__")):
         raise ArgumentTypeError(
             f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
         )
-    if isinstance(loader, Dataset) and not iterates:
+    if isinstance(loader, Dataset) and not has_iter:
         raise ArgumentTypeError(
             f"loader must be an iterable of batches, got the dataset {type(loader).__name__}. Pass DataLoader(dataset, "
             "batch_size=…), with batch_size=None if the items of the dataset are batches."
@@ -103,7 +103,7 @@ def release_error(error: BaseException) -> None:
 
 
 def is_of_worker(error: BaseException) -> bool:
-    """Whether a ``DataLoader`` raised an error that it received from a worker."""
+    """Return whether a ``DataLoader`` raised an error that it received from a worker."""
     return any(frame.f_code is ExceptionWrapper.reraise.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
@@ -114,18 +114,23 @@ def awaited_worker(iterator: Any) -> int | None:
     return worker
 
 
+def dataset_of(loader: Any) -> Any:
+    """Return the user's dataset in a ``DataLoader``, also if ``FeatureCache.wrap`` has wrapped the dataset."""
+    return getattr(loader.dataset, "gpuaug_unwrapped", loader.dataset)
+
+
 def has_persistent_workers(loader: Any) -> bool:
-    """Whether ``loader`` is a ``DataLoader`` with persistent workers, which has one iterator for all epochs."""
+    """Return whether ``loader`` is a ``DataLoader`` with persistent workers, which has one iterator for all epochs."""
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
 
 
 def has_running_workers(loader: Any) -> bool:
-    """Whether persistent workers of ``loader`` are running."""
+    """Return whether persistent workers of ``loader`` are running."""
     return getattr(loader, "_iterator", None) is not None
 
 
 def runs_workers(loader: Any) -> bool:
-    """Whether an attribute of ``loader`` is an iterator with running workers, for example to use them in every epoch."""
+    """Return whether an attribute of ``loader`` is an iterator with running workers, for example to use them in every epoch."""
     iterators = [value for value in vars(loader).values() if hasattr(value, "_shutdown_workers")]
     return any(worker.exitcode is None for iterator in iterators for worker in iterator._workers)
 
@@ -150,7 +155,7 @@ class _EndEvent(Event):
     """
 
     def is_set(self) -> bool:
-        """Whether the workers must end."""
+        """Return whether the workers must end."""
         return not self._flag._semlock._is_zero()  # type: ignore[attr-defined]
 
     def set(self) -> None:
@@ -261,7 +266,7 @@ def is_stateful(loader: Any) -> bool:
 
 
 def has_state_methods(value: Any) -> bool:
-    """Whether ``value`` has the methods ``state_dict`` and ``load_state_dict``."""
+    """Return whether ``value`` has the methods ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -273,9 +278,9 @@ def uses_iteration_of(loader: Any, base: Any) -> bool:
 StateReader = Callable[[bool | None], Any]
 """Function that returns the loader's state, called on the thread that iterates.
 
-The argument is ``None`` before the first batch, then whether the iterator has ended.
-Returns ``None`` for a loader without a state. If reading the state raised an
-exception, the exception is returned, for ``StreamedLoader.state_dict`` to raise.
+The argument is ``None`` before the first batch, then whether the iterator has ended. The result is ``None`` for a loader
+without a state. If reading the state raised an exception, the result is the exception, for ``StreamedLoader.state_dict`` to
+raise.
 """
 
 
@@ -422,7 +427,7 @@ class Start(NamedTuple):
     batches: int = 0
     """Number of batches to skip."""
     worker_seed: int | None = None
-    """Seed for the seeds of workers. ``None``: the ``DataLoader`` draws them from its generator."""
+    """Seed from which the ``DataLoader`` draws the seeds of workers. ``None``: it draws them from its own generator."""
     state: Any = None
     """Loaded state of the wrapped loader; ``None``: the current state."""
     same_order: bool = True

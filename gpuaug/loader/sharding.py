@@ -6,6 +6,8 @@ from typing import Any
 from torch import distributed
 from torch.utils.data import DataLoader, Subset
 
+from gpuaug.feed.wrapped_loader import dataset_of
+
 _SHARDING_ATTRIBUTES = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
 """Attribute names of datasets that hold only one rank's part of the samples."""
 
@@ -27,14 +29,14 @@ def reads_whole_dataset(loader: Any, ranks: int) -> bool:
         return False
     sampler: Any = loader.sampler
     batch_sampler = loader.batch_sampler
-    dataset = loader.dataset
     if batch_sampler is not None:
         if not (_is_of_torch(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
             return False
         sampler = getattr(batch_sampler, "sampler", None)
     if not (_is_of_torch(type(sampler)) and type(sampler).__name__ in ("SequentialSampler", "RandomSampler")):
         return False
-    if getattr(sampler, "replacement", False) or sampler.data_source is not dataset or len(sampler) != len(dataset):
+    dataset = dataset_of(loader)
+    if getattr(sampler, "replacement", False) or sampler.data_source is not loader.dataset or len(sampler) != len(dataset):
         return False
     if isinstance(dataset, Subset) and (len(dataset) - 1) * ranks < length_hint(dataset.dataset):
         return False  # the subset is at most one rank's part of the dataset

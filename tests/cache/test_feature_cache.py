@@ -24,6 +24,7 @@ from support.cache.cached_loaders import (
 )
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, FeatureCache, GpuAugWarning, cli
@@ -264,6 +265,64 @@ def test_data_sets_in_data_sets(paths, tmp_path):
     first, second = epochs_of(streamed, 2)
     assert_equal(second, first)
     assert streamed.stats().rows_read == COUNT
+
+
+class WithEpoch(Files):
+    """Data set whose labels depend on its epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "epoch": self.epoch}
+
+
+def test_epochs_of_a_wrapped_data_set(paths, tmp_path):
+    """They are read, set and resumed as without a cache."""
+    cache = FeatureCache(tmp_path / "cache")
+    results = []
+    for wrap, used_cache in ((lambda dataset: dataset, None), (cache.wrap, cache)):
+        dataset = WithEpoch(paths[:4], as_dict)
+        streamed = loader(wrap(dataset), stages(used_cache))
+        dataset.set_epoch(5)
+        epochs = [batch["epoch"].tolist() for batch in streamed]
+        state = streamed.state_dict()
+        resumed = loader(wrap(WithEpoch(paths[:4], as_dict)), stages(used_cache))
+        resumed.load_state_dict(state)
+        epochs += [batch["epoch"].tolist() for batch in resumed]
+        results.append((state["epoch"], epochs, resumed.state_dict()["source"]["epochs"]))
+    assert results[0] == results[1]
+    assert results[0][0] == 5
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_wrapped_stream_of_hugging_face_resumes(is_shuffled, paths, tmp_path):
+    """In later epochs, too, although such a stream begins each epoch at the state that it has loaded."""
+    import datasets  # takes a second
+
+    samples = [{"image": {"bytes": None, "path": path}, "label": index} for index, path in enumerate(paths)]
+    table = datasets.Dataset.from_list(samples).cast_column("image", datasets.Image(decode=False))
+    cache = FeatureCache(tmp_path / "cache")
+
+    def stream():
+        dataset = table.to_iterable_dataset()
+        dataset = cache.wrap(dataset.shuffle(seed=3, buffer_size=8) if is_shuffled else dataset)
+        files = StatefulDataLoader(dataset, 4, collate_fn=gpuaug.collate_encoded)
+        return gpuaug.StreamedLoader(files, stages(cache), device="cpu", seed=3)
+
+    def labels(batches):
+        return [batch["label"].tolist() for batch in batches]
+
+    whole = stream()
+    iterator = iter(whole)
+    next(iterator)
+    state = whole.state_dict()
+    expected = [labels(iterator), labels(whole), labels(whole)]
+    resumed = stream()
+    resumed.load_state_dict(state)
+    assert [labels(resumed) for _ in range(3)] == expected
 
 
 def test_named_samples(paths, tmp_path):

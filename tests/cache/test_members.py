@@ -20,6 +20,7 @@ from support.cache.cached_loaders import (
     stages,
     whole_epochs,
 )
+from support.comparison.values import assert_values
 from torch import nn
 from torchvision.transforms import v2
 
@@ -116,6 +117,58 @@ def test_members_that_cannot_be_stored(paths, tmp_path):
     made.insert(2, gpuaug.TransformStage(lambda images: images.sum(), on="image", into="sum"))
     with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it after the encoder"):
         rows_of(loader(cache.wrap(Files(paths, as_dict)), made))
+
+
+def numbered(value, other):
+    """Return a stage's function that writes ``value`` into the target dict of sample 0, and ``other`` into the others."""
+    return lambda targets: [{**target, **(other if target["id"] else value)} for target in targets]
+
+
+BOXES = torch.ones(2, 4)
+TARGETS = {
+    "other shapes": (True, {"boxes": BOXES[:0]}, {"boxes": BOXES}),
+    "numbers": (True, {"boxes": torch.tensor(1)}, {"boxes": torch.tensor(2)}),
+    "other number of axes": (False, {"boxes": torch.tensor([])}, {"boxes": BOXES}),
+    "other dtype": (False, {"boxes": BOXES[:0]}, {"boxes": BOXES.long()}),
+    "key of the first only": (False, {"boxes": BOXES}, {}),
+    "key of the others only": (False, {}, {"boxes": BOXES}),
+    "text": (False, {"boxes": BOXES, "flipped": "yes"}, {"boxes": BOXES, "flipped": "no"}),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_target_dicts_that_differ_between_samples(name, paths, tmp_path):
+    """They are read as they were recorded, or refused."""
+    is_stored, *entries = TARGETS[name]
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache)
+    made.insert(2, gpuaug.TransformStage(numbered(*entries), on="target"))
+    dataset = Files(paths, lambda path, index: {**as_dict(path, index), "target": {"id": index}})
+    streamed = loader(cache.wrap(dataset, key="label"), made, shuffle=None, generator=None)
+    if not is_stored:
+        with pytest.raises(gpuaug.ArgumentTypeError, match="Put the stage that writes it after the encoder"):
+            list(streamed)
+        return
+    first, second = whole_epochs(streamed, 2)
+    assert streamed.stats().rows_read == COUNT
+    for recorded, read in zip(first, second, strict=True):
+        for target, expected in zip(read["target"], recorded["target"], strict=True):
+            assert target["id"] == expected["id"]
+            assert_values(target["boxes"], expected["boxes"])
+
+
+@pytest.mark.parametrize("name", [name for name, (is_stored, *_) in TARGETS.items() if not is_stored and name != "text"])
+def test_rows_that_differ_between_batches(name, paths, tmp_path):
+    """Each batch is stored, but a batch of rows of both is refused."""
+    _, *entries = TARGETS[name]
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache)
+    made.insert(2, gpuaug.TransformStage(numbered(*entries), on="target"))
+    wrapped = cache.wrap(Files(paths, lambda path, index: {**as_dict(path, index), "target": {"id": index}}), key="label")
+    options = {"shuffle": None, "generator": None}
+    list(loader(wrapped, made, batch=1, **options))
+    with pytest.raises(ArgumentError, match="must have the same columns, dtypes and shapes"):
+        list(loader(wrapped, made, batch=2, **options))
 
 
 class Output(OrderedDict):

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -26,7 +27,7 @@ from support.cache.cached_loaders import (
 from support.process import waiting
 
 import gpuaug
-from gpuaug import FeatureCache, GpuAugError
+from gpuaug import DeviceError, FeatureCache, GpuAugError
 from gpuaug.cache import recorder
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lanes
@@ -69,6 +70,7 @@ def test_a_run_that_was_killed_continues(paths, tmp_path, monkeypatch):
     [wanted] = epochs_of(loader(dataset, stages(None)), 1)  # which compiles the decoders, for both processes
 
     def train():
+        torch.set_num_threads(1)  # a forked process lacks OpenMP's threads, for which torch would wait
         cache = FeatureCache(folder)
         for number, _ in enumerate(loader(cache.wrap(dataset), stages(cache))):
             time.sleep(60 if number == 3 else 0)
@@ -188,3 +190,13 @@ def test_an_error_of_the_writing_thread_is_raised(paths, tmp_path, monkeypatch):
     streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
     with pytest.raises(MemoryError):
         rows_of(streamed)
+
+
+def test_a_cache_without_safetensors_is_refused_before_the_first_batch(paths, tmp_path, monkeypatch):
+    cache = FeatureCache(tmp_path / "cache")
+    streamed = loader(cache.wrap(Files(paths, as_dict)), stages(cache))
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DeviceError, match=r"safetensors cannot be imported .*pip install safetensors"):
+        next(iter(streamed))
+    assert streamed.stats().rows_encoded == 0

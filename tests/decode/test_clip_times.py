@@ -11,7 +11,7 @@ import torch
 from support.video import nvdec_double
 from support.video.videos import FOLDER, frames, times_s, video
 
-from gpuaug import DecodeError, DecodeStage, collate_encoded, read_clip
+from gpuaug import ArgumentTypeError, DecodeError, DecodeStage, collate_encoded, read_clip
 
 X265 = ("x265-params", "keyint=12:bframes=3:log-level=none")
 
@@ -41,6 +41,11 @@ def test_times_in_float32_find_the_frames_of_float64(rate):
     for number in numbers[::400]:
         clip = read_clip("a.mp4", 1, start_s=np.float32(times[number]))
         assert clip.numbers_in(count, (times, times[-1])).tolist() == [number]
+
+
+def test_a_single_time_is_refused_with_the_form_of_a_list():
+    with pytest.raises(ArgumentTypeError, match=r"times_s must be a list of numbers, got 0\.5"):
+        read_clip("a.mp4", times_s=0.5)
 
 
 def test_a_time_before_the_first_frame_is_an_error():

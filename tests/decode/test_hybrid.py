@@ -28,10 +28,10 @@ FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for 
 @pytest.fixture(params=[(1, 1), (2, 1), (3, 4), (64, 4)], ids="{0[0]}-{0[1]}".format)
 def decoder(request, monkeypatch):
     """Hybrid decoder with these maximum numbers of states, and of images per call of the host phases. Stages use it."""
-    most_states, most_images = request.param
-    monkeypatch.setattr(hybrid, "MAX_STATES", most_states)
+    max_states, max_images = request.param
+    monkeypatch.setattr(hybrid, "MAX_STATES", max_states)
     nvjpeg_double.use(monkeypatch)
-    monkeypatch.setattr(hybrid, "MAX_IMAGES", most_images)
+    monkeypatch.setattr(hybrid, "MAX_IMAGES", max_images)
     return registry.find("hybrid", "a device")["hybrid"]
 
 
@@ -254,12 +254,12 @@ def test_capacity_holds_the_coefficients_of_whole_blocks(h, v, channels):
     capacities = hybrid._capacities(table)
     assert (capacities >= 1.2 * needed).all()
     square = np.minimum(table["height"], table["width"]) >= 333
-    assert (capacities <= np.maximum(6 * needed, hybrid.LEAST_CAPACITY))[square].all()
+    assert (capacities <= np.maximum(6 * needed, hybrid.MIN_CAPACITY))[square].all()
     assert (capacities & (capacities - 1) == 0).all()
 
 
 def test_each_image_gets_a_state_of_its_capacity_and_backend(decoder, monkeypatch):
-    monkeypatch.setattr(hybrid, "LEAST_CAPACITY", 1)
+    monkeypatch.setattr(hybrid, "MIN_CAPACITY", 1)
     monkeypatch.setattr(hybrid, "CARD_HUFFMAN_PIXELS", 64 * 64)
     state, host_phase, bytes_by_state = PhasedDecoder.state, PhasedDecoder.host_phase, {}
 
@@ -297,8 +297,8 @@ def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
 
 def test_fewer_states_have_a_large_capacity():
     powers = range(21, 29)
-    assert [hybrid.most_states(nvjpeg.HYBRID, 2**power) for power in powers] == [96, 96, 64, 32, 16, 8, 4, 4]
-    assert [hybrid.most_states(nvjpeg.GPU_HYBRID, 2**power) for power in powers] == [96, 96, 96, 64, 32, 16, 8, 4]
+    assert [hybrid.max_states(nvjpeg.HYBRID, 2**power) for power in powers] == [96, 96, 64, 32, 16, 8, 4, 4]
+    assert [hybrid.max_states(nvjpeg.GPU_HYBRID, 2**power) for power in powers] == [96, 96, 96, 64, 32, 16, 8, 4]
 
 
 @one_decoder

@@ -10,7 +10,7 @@ from support.files.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Windows, buffer_length
-from gpuaug.decode.decoders.engines import MOST_SIDE
+from gpuaug.decode.decoders.engines import MAX_ENGINE_SIDE
 from gpuaug.decode.layout import Layout, Options, problems, rotated_upright, source_indices
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
@@ -117,7 +117,7 @@ def test_engines_are_given_what_they_take(how, taken):
 
 
 def test_engines_are_given_no_side_that_is_too_long():
-    given = headers((MOST_SIDE, 1), (MOST_SIDE + 1, 1), (1, MOST_SIDE + 1))
+    given = headers((MAX_ENGINE_SIDE, 1), (MAX_ENGINE_SIDE + 1, 1), (1, MAX_ENGINE_SIDE + 1))
     assert Layout(given, OPTIONS, ON_CARD).decoders.tolist() == [0, 1, 1]
 
 

@@ -32,7 +32,7 @@ def test_frames_beside_one_another_are_fed_together_and_come_in_their_order(monk
 
 def test_clips_of_one_batch_go_to_the_decoder_that_their_headers_name(monkeypatch):
     decoder = nvdec_double.use(monkeypatch)
-    monkeypatch.setattr(layout, "MOST_CONVERTED", 3 * 48 * 64)
+    monkeypatch.setattr(layout, "MAX_CONVERTED_PIXELS", 3 * 48 * 64)
     cases = ["h264", "10 bits", "hevc", "BT.709", "BT.709 in full range", "lossless", "h264"]
     made = decoded(*(read_clip(path_of(case), 2, start=3) for case in cases))
     for case, clip in zip(cases, made, strict=True):

@@ -166,6 +166,20 @@ def test_no_sample_of_batches_that_were_had_is_loaded(kind):
         assert len(resumed.dataset.asked) < len(rest)
 
 
+@pytest.mark.parametrize("kind", GLOBAL)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_epochs_after_the_saved_one_advance_torch_generator(workers, kind):
+    """If the program restores torch's generator, the epochs after the saved one have the order that they would have had."""
+    with loader(GLOBAL[kind], workers) as whole:
+        list(whole)
+        state, generator_state = whole.state_dict(), torch.get_rng_state()
+        expected = [values(whole) for _ in range(3)]
+    with loader(GLOBAL[kind], workers) as resumed:
+        resumed.load_state_dict(state)
+        torch.set_rng_state(generator_state)
+        assert [values(resumed) for _ in range(3)] == expected
+
+
 def test_running_workers_are_left_the_sampler_they_have():
     with loader(OPTIONS["shuffled by a generator"], WORKERS[2]) as made:
         list(made)

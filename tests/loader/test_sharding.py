@@ -24,7 +24,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
 from gpuaug import GpuAugWarning, StreamedLoader
-from gpuaug.loader.sharding import count_ranks
+from gpuaug.loader.sharding import count_ranks, reads_whole_dataset
 
 DATASET = TensorDataset(torch.arange(10))
 WARNING = "Each of {} ranks reads all 10 samples, because the DataLoader has a {} and no DistributedSampler. "
@@ -216,3 +216,10 @@ def test_a_profile_of_ranks_that_read_the_same_is_warned_as_well(ranks):
     loader = streamed(DataLoader(DATASET, batch_size=4))
     with pytest.warns(GpuAugWarning, match="ranks reads all 10 samples"):
         gpuaug.profile(loader, lambda batch: None, batches=8, rounds=1, show=False)
+
+
+@pytest.mark.parametrize("count", [5, 10])
+def test_a_part_that_a_feature_cache_has_wrapped(count):
+    cache = gpuaug.FeatureCache("unused")
+    loaders = [DataLoader(dataset) for dataset in (Subset(DATASET, range(count)), cache.wrap(Subset(DATASET, range(count))))]
+    assert [reads_whole_dataset(loader, 2) for loader in loaders] == [count == 10] * 2

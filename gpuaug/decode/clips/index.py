@@ -31,7 +31,7 @@ CODECS_WITH_KEY_FRAMES = (
 """FFmpeg's names of the codecs that can be decoded from any key frame, in addition to codecs without prediction. Clips of other
 codecs are decoded from packet 0."""
 
-_MOST_REORDERED = 16
+_MAX_REORDERED = 16
 """Maximum number of frames by which the display order of a codec differs from the decoding order."""
 
 _SIDE_DATA = ("palette", "new_extradata", "param_change")
@@ -55,7 +55,7 @@ _SCANNED = np.dtype(
 ``is_hidden``: whether the container hides the frame. ``is_key`` and ``is_idr``: see ``nal``.
 """
 
-_MOST_SKEW = 0.0175
+_MAX_SKEW = 0.0175
 """Maximum ratio of the elements beside a rotation by a multiple of 90 degrees in a display matrix: one degree, as in FFmpeg."""
 
 UNSPECIFIED = 2
@@ -360,7 +360,7 @@ def _gives_display_order(scanned: NDArray[np.void], codec: str, reorder: int) ->
     distance = np.abs(order - np.arange(len(order))).max()
     if distance == 0:  # If the decoder reorders frames, the container has copied decoding time stamps.
         return not reorder
-    return bool(distance <= _MOST_REORDERED)
+    return bool(distance <= _MAX_REORDERED)
 
 
 def _decode(stream: Any, count: int) -> tuple[Any, NDArray[np.int64], list[int]]:
@@ -443,7 +443,7 @@ def _orientation(frame: Any) -> int:
     a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32).astype(np.float64).tolist()
     is_transposed = abs(b) + abs(c) > abs(a) + abs(d)
     x_scale, y_scale, *skew = (c, b, a, d) if is_transposed else (a, d, b, c)
-    if max(map(abs, skew)) > _MOST_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
+    if max(map(abs, skew)) > _MAX_SKEW * min(abs(x_scale), abs(y_scale)) or not x_scale * y_scale:
         raise VideoError(f"its display matrix rotates by other than a multiple of 90 degrees, or skews: {CONVERT}")
     reversals = [(False, False), (True, False), (True, True), (False, True)]  # of x and y, after rows have become columns
     return reversals.index((x_scale < 0, y_scale < 0)) + (5 if is_transposed else 1)

@@ -25,7 +25,7 @@ _LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.
 _BT601 = (0.299, 0.114)
 """Weights of red and blue in luma according to BT.601."""
 
-MOST_CONVERTED = 2**25
+MAX_CONVERTED_PIXELS = 2**25
 """Maximum number of pixels that are converted to RGB at once. The conversion takes about ten bytes of memory per pixel."""
 
 
@@ -126,7 +126,7 @@ class ClipLayout(BatchLayout):
             area = height * width
             nv12_frames = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, width)
             rgb_frames = data[int(self.starts[first]) :][: count * area * 3].view(count, *self.sizes[first].tolist(), 3)
-            frames_at_once = max(MOST_CONVERTED // area, 1)
+            frames_at_once = max(MAX_CONVERTED_PIXELS // area, 1)
             for nv12, rgb in zip(nv12_frames.split(frames_at_once), rgb_frames.split(frames_at_once), strict=True):
                 convert(nv12, rgb, matrix, orientation, full_range=full_range)
 

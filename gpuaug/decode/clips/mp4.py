@@ -29,7 +29,7 @@ _SOUND = re.compile(
 )
 """Formats of sound whose samples the demuxer reads in groups, if each sample lasts for one unit of time."""
 
-_LEAST_IN_GROUP = 160
+_MIN_IN_GROUP = 160
 """Minimum number of samples of sound per group."""
 
 _DAMAGED = "its headers are damaged"
@@ -39,7 +39,7 @@ class _Track:
     """Numbers that the tables of a track declare."""
 
     def __init__(self) -> None:
-        self.samples = self.edits = self.chunks = self.most_in_chunk = 0
+        self.samples = self.edits = self.chunks = self.max_in_chunk = 0
         self.durations: list[tuple[int, int]] = []
         """(number of runs, duration of the first run) per table of durations."""
         self.formats: list[bytes] = []
@@ -50,7 +50,7 @@ class _Track:
         """Maximum number of packets for which the demuxer allocates memory."""
         is_sound = not self.has_pictures and len(self.formats) == 1 and _SOUND.fullmatch(self.formats[0]) is not None
         if is_sound and self.durations == [(1, 1)]:
-            return self.chunks * -(-self.most_in_chunk // _LEAST_IN_GROUP)
+            return self.chunks * -(-self.max_in_chunk // _MIN_IN_GROUP)
         return self.samples * max(self.edits, 1)
 
 
@@ -126,7 +126,7 @@ class _Headers:
                     track.edits += number[4]
                 case b"stsc":
                     for at in range(offset + 12, min(offset + 8 + 12 * number[4], len(data)), 12):
-                        track.most_in_chunk = max(track.most_in_chunk, int.from_bytes(data[at : at + 4], "big"))
+                        track.max_in_chunk = max(track.max_in_chunk, int.from_bytes(data[at : at + 4], "big"))
                 case b"stco" | b"co64":
                     track.chunks += number[4]
                 case b"stts":

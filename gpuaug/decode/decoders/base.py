@@ -22,7 +22,7 @@ at most two batches, 9 of 16 cores were idle on a mix of file formats.
 """
 
 
-MOST_SESSIONS = 12
+MAX_SESSIONS = 12
 """Maximum number of sessions of NVDEC (the video engines) that decode at the same time, one per thread.
 
 An H100 has 7 engines.
@@ -44,7 +44,7 @@ class Pools:
         """Thread that calls the JPEG engines. One, because the calls must not overlap."""
         self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
         """Threads that decode images and clips on the CPU."""
-        self.clips = ThreadPoolExecutor(MOST_SESSIONS, "gpuaug-decode-nvdec")
+        self.clips = ThreadPoolExecutor(MAX_SESSIONS, "gpuaug-decode-nvdec")
         """Threads that feed the video engines."""
 
     def close(self) -> None:

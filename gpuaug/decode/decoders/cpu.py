@@ -29,12 +29,11 @@ from gpuaug.decode.layout import ImageInfo, Layout, rotated_upright
 from gpuaug.decode.work import Work
 from gpuaug.feed.image_input import as_array, copy_pixels, stored_values, with_channels
 
-COSTS = np.zeros(len(Format), np.int64)
-"""Relative time per pixel of each ``Format``, to decode the slowest files first."""
-COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG]] = 1, 3, 3, 6
-COSTS[[Format.OTHER, Format.DEEP, Format.PNG, Format.WEBP]] = 8
-
 _JPEGS = (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG)
+
+COSTS = np.full(len(Format), 8)
+"""Relative time per pixel of each ``Format``, to decode the slowest files first."""
+COSTS[list(_JPEGS)] = 1, 3, 3, 6
 
 _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """PIL mode of an image that is decoded as stored, by number of channels."""

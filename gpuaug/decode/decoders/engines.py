@@ -19,7 +19,7 @@ from gpuaug.decode.layout import Layout
 from gpuaug.decode.nvjpeg_loops import FILE
 from gpuaug.decode.work import Work
 
-MOST_SIDE = 16384
+MAX_ENGINE_SIDE = 16384
 """Maximum length of a side that the JPEG engines support, in pixels."""
 
 SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
@@ -35,7 +35,7 @@ _GREY = 0
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return the (B,) mask of the JPEGs whose chroma subsampling and size nvJPEG supports."""
     fits: NDArray[np.bool_] = np.isin(table["sampling"], SAMPLINGS)
-    fits &= np.maximum(table["height"], table["width"]) <= MOST_SIDE
+    fits &= np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
     return fits
 
 
@@ -115,7 +115,7 @@ class Engines(FileDecoder):
                     # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
-                        work.problems[int(files["index"][0])] = nvjpeg.problem("nvjpegDecodeBatched", status)
+                        work.problems[int(files["index"][0])] = nvjpeg.problem(status)
                     elif status:
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]

@@ -34,13 +34,13 @@ A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memo
 (H200, 2026-11-26).
 """
 
-LEAST_STATES = 4
+MIN_STATES = 4
 """Number of states that a pool may have regardless of their capacity."""
 
 POOL_BYTES = {nvjpeg.HYBRID: 2**29, nvjpeg.GPU_HYBRID: 2**30}
-"""Maximum sum of the capacities of the states of a pool, unless it has only ``LEAST_STATES`` states, by backend of nvJPEG."""
+"""Maximum sum of the capacities of the states of a pool, unless it has only ``MIN_STATES`` states, by backend of nvJPEG."""
 
-LEAST_CAPACITY = 2**21
+MIN_CAPACITY = 2**21
 """Minimum capacity of a state in bytes of coefficients: 500 000 pixels at 4:2:0, with a margin."""
 
 MAX_PIXELS = 2**25
@@ -101,9 +101,9 @@ GROUP = 16
 """Number of images whose card phases share one event."""
 
 
-def most_states(backend: int, capacity: int) -> int:
+def max_states(backend: int, capacity: int) -> int:
     """Return the maximum number of states of a pool, for its backend and the capacity of a state in bytes."""
-    return min(max(POOL_BYTES[backend] // capacity, LEAST_STATES), MAX_STATES)
+    return min(max(POOL_BYTES[backend] // capacity, MIN_STATES), MAX_STATES)
 
 
 class Hybrid(FileDecoder):
@@ -170,10 +170,8 @@ class Hybrid(FileDecoder):
         keys = zip(_backends(headers[indices]).tolist(), _capacities(headers[indices]).tolist(), strict=True)
         # Several batches are decoded at a time, so that one batch needs to keep only a third of the threads busy. Smaller calls
         # decode fewer images per second, because a thread waits for the interpreter's lock after each call.
-        most_images = min(max(3 * len(indices) // resources.pools.threads, 1), MAX_IMAGES)
-        batch = _Batch(
-            work, card_files(work, indices), [_PoolKey(*key) for key in keys], iter(range(len(indices))), most_images
-        )
+        max_images = min(max(3 * len(indices) // resources.pools.threads, 1), MAX_IMAGES)
+        batch = _Batch(work, card_files(work, indices), [_PoolKey(*key) for key in keys], iter(range(len(indices))), max_images)
         lane = resources.card_lanes.get()  # before any state is taken, because only this thread puts states back
         try:
             try:
@@ -248,7 +246,7 @@ class Hybrid(FileDecoder):
             return pool.idle.get_nowait()
         except Empty:
             with self._creation_lock:
-                if len(pool.states) < most_states(*key):
+                if len(pool.states) < max_states(*key):
                     try:
                         pinned_bytes = int(PINNED_SHARE[key.backend] * key.capacity)
                         device_bytes = int(DEVICE_SHARE * key.capacity)
@@ -368,6 +366,6 @@ def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
     # h · v of the luma's sampling factors, from 4 h + v: chroma has fewer pixels by this factor.
     factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
     chroma = np.where(headers["channels"] == 3, 2 / np.maximum(factors, 1), 0)
-    needed = np.maximum(2.5 * area * (1 + chroma) + 2**18, LEAST_CAPACITY)
+    needed = np.maximum(2.5 * area * (1 + chroma) + 2**18, MIN_CAPACITY)
     capacities: NDArray[np.int64] = (2 ** np.ceil(np.log2(needed))).astype(np.int64)
     return capacities

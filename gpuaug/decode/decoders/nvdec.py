@@ -12,7 +12,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipInfo, ClipLayout
 from gpuaug.decode.decoders import nvdec_sessions
-from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources, share
+from gpuaug.decode.decoders.base import MAX_SESSIONS, FileDecoder, Resources, share
 from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
 from gpuaug.decode.work import Work
 
@@ -41,7 +41,7 @@ class NvDec(FileDecoder):
     """
 
     name, on_card = "nvdec", True
-    max_calls = MOST_SESSIONS
+    max_calls = MAX_SESSIONS
 
     def __init__(self, device: torch.device) -> None:
         gpu = int(device.index or 0)
@@ -78,7 +78,7 @@ class NvDec(FileDecoder):
         pending = work.layout.slowest_first(indices)
         events: list[Event] = []
         decode = partial(self._decode_pending, work, resources, events)
-        wait_for_calls = share(resources.pools.clips.submit, min(len(indices), MOST_SESSIONS), decode, pending)
+        wait_for_calls = share(resources.pools.clips.submit, min(len(indices), MAX_SESSIONS), decode, pending)
 
         def finish() -> Event:
             wait_for_calls()

@@ -43,11 +43,10 @@ def library() -> Any:
     Raises:
         Exception: Any type, if the module cannot be loaded with this driver.
     """
-    logger = logging.getLogger("PyNvVideoCodec")
     if importlib.util.find_spec("PyNvVideoCodec") is None:
         return None
     module = importlib.import_module("PyNvVideoCodec")
-    logger.setLevel(logging.ERROR)
+    logging.getLogger("PyNvVideoCodec").setLevel(logging.ERROR)
     return module
 
 

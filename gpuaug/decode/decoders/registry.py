@@ -92,10 +92,10 @@ def find(backend: Backend, device: torch.device) -> DecodersByName:
     else:
         if isinstance(engines := decoders["engines"], Absence) and engines.cause != "not asked for":
             _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
-        if nvjpeg.queues < nvjpeg.MOST_QUEUES:
+        if nvjpeg.queues < nvjpeg.MAX_QUEUES:
             warnings.warn(
                 f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
-                f"each step. Import gpuaug before anything uses the GPU, or set {nvjpeg.QUEUES}={nvjpeg.MOST_QUEUES} for the "
+                f"each step. Import gpuaug before anything uses the GPU, or set {nvjpeg.QUEUES}={nvjpeg.MAX_QUEUES} for the "
                 "process.",
                 GpuAugWarning,
                 stacklevel=2,

@@ -187,6 +187,7 @@ def test_lists_in_tuples_have_their_counts_at_the_end():
             "must be a list of images with flatten='images', got NoneType in sample 1",
         ),
         ([[3]], 1, "flatten must be a key or index of the samples, got 1"),
+        ([{"images": [], "images_counts": 3}], "images", "must not have a member 'images_counts' with flatten='images'"),
     ],
 )
 def test_wrong_members_to_flatten_are_named(samples, flatten, words):

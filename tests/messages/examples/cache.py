@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from support.messages.registry import example
+from support.video import videos
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -113,6 +114,22 @@ def stages_that_read_other_members(told):
     assert "features" in first_of(cache.wrap(samples(), key="id"), text, encode(cache))
     cache = gpuaug.FeatureCache(tempfile.mkdtemp())
     assert "states" in first_of(cache.wrap(samples()), encode(cache), text)
+
+
+@example("Pass on= the images to it, and put a DecodeStage for the clips after the encoder")
+def clips_with_a_cache(told):
+    dataset = [{**sample, "clip": gpuaug.read_clip(videos.video(), [0, 3])} for sample in samples()]
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    with told:
+        first_of(cache.wrap(dataset), encode(cache))
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    files = DataLoader(cache.wrap(dataset), batch_size=2, collate_fn=gpuaug.collate_encoded)
+    decode, decode_clips = gpuaug.DecodeStage(on="image"), gpuaug.DecodeStage(on="clip", name="clips")
+    loader = gpuaug.StreamedLoader(files, [decode, CROPS, encode(cache), decode_clips], device="cpu")
+    for _ in range(2):
+        [batch] = loader
+        assert batch["clip"].shape == (2, 2, 3, 48, 64)
+    assert loader.stats().rows_read == 2
 
 
 @example("pass into= another member there")
