@@ -6,8 +6,6 @@ import os
 import pickle
 import struct
 import sys
-from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from support import internals
+from support.batches.sample_forms import FORMS, Pair
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.files.encoded_files import encoded, jpeg, oriented
 from support.files.held_bytes import HELD
@@ -108,29 +107,6 @@ def test_row_with_bytes_keeps_its_path_as_name():
     assert_holds(collate_encoded(rows), FILES, [row["path"] for row in rows])
     neither = {"bytes": None, "path": None}
     assert collate_encoded([*rows, neither]).headers.problems == {len(rows): "it is empty"}
-
-
-Pair = namedtuple("Pair", "image label")
-
-
-@dataclass(frozen=True)
-class Record:
-    label: int
-    image: object
-
-
-FORMS = {
-    "tuple": (lambda image, label: (image, label), lambda batch: (*batch, type(batch) is list)),
-    "list": (lambda image, label: [image, label], lambda batch: (*batch, type(batch) is list)),
-    "dict": (lambda image, label: {"y": label, "x": image}, lambda batch: (batch["x"], batch["y"], list(batch) == ["y", "x"])),
-    "mapping": (
-        lambda image, label: OrderedDict(x=image, y=label),
-        lambda batch: (batch["x"], batch["y"], type(batch) is OrderedDict),
-    ),
-    "named tuple": (Pair, lambda batch: (batch.image, batch.label, type(batch) is Pair)),
-    "dataclass": (lambda image, label: Record(label, image), lambda batch: (batch.image, batch.label, type(batch) is Record)),
-    "image second": (lambda image, label: (label, image), lambda batch: (batch[1], batch[0], True)),
-}
 
 
 @pytest.mark.parametrize(("make", "read"), FORMS.values(), ids=FORMS.keys())

@@ -2,8 +2,8 @@
 
 import datetime
 import io
-from collections import OrderedDict, UserDict, namedtuple
-from dataclasses import dataclass, make_dataclass
+from collections import OrderedDict, UserDict
+from dataclasses import make_dataclass
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches.sample_forms import FORMS, Pair, Record
 from support.files.images import noise, pil, png
 from torch.utils.data import DataLoader, default_collate
 from torchvision import tv_tensors
@@ -116,29 +117,6 @@ def test_images_with_other_channels_are_converted_or_refused(kind, mode, channel
     text = f"^Images must be {name}, got .* in sample 1. Return image.convert.'{mode}'. from the dataset, or .*convert=True"
     with pytest.raises(ArgumentError, match=text):
         collate_ragged(images, channels=channels)
-
-
-Pair = namedtuple("Pair", "image label")
-
-
-@dataclass(frozen=True)
-class Record:
-    label: int
-    image: object
-
-
-FORMS = {
-    "tuple": (lambda image, label: (image, label), lambda batch: (*batch, type(batch) is list)),
-    "list": (lambda image, label: [image, label], lambda batch: (*batch, type(batch) is list)),
-    "dict": (lambda image, label: {"y": label, "x": image}, lambda batch: (batch["x"], batch["y"], list(batch) == ["y", "x"])),
-    "mapping": (
-        lambda image, label: OrderedDict(x=image, y=label),
-        lambda batch: (batch["x"], batch["y"], type(batch) is OrderedDict),
-    ),
-    "named tuple": (Pair, lambda batch: (batch.image, batch.label, type(batch) is Pair)),
-    "dataclass": (lambda image, label: Record(label, image), lambda batch: (batch.image, batch.label, type(batch) is Record)),
-    "image second": (lambda image, label: (label, image), lambda batch: (batch[1], batch[0], True)),
-}
 
 
 @pytest.mark.parametrize(("make", "read"), FORMS.values(), ids=FORMS.keys())

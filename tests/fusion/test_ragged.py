@@ -195,15 +195,6 @@ def test_ragged_draws_are_prefetched_for_many_batches():
     assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"
 
 
-def test_ragged_pipeline_takes_dense_images():
-    image = images_of([(40, 50)])[0]
-    augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)
-    torch.manual_seed(0)
-    dense = augment(torch.stack([image, image]))
-    torch.manual_seed(0)
-    assert_values(augment(pack([image, image])), dense)
-
-
 @pytest.mark.parametrize("modules", [[K.RandomResizedCrop((24, 24))], [K.RandomHorizontalFlip(), K.CenterCrop(24)]])
 def test_ragged_batch_without_images(modules):
     shapes = Shapes(np.empty((0, 2), dtype=np.int64), 3, "hwc")
@@ -277,12 +268,13 @@ def test_conversions_to_rgb_leave_rgb_images_as_they_are_and_repeat_grey():
 # Clips
 
 
-def test_a_ragged_pipeline_takes_clips_of_one_size():
+def test_a_ragged_pipeline_takes_images_and_clips_of_one_size():
     """As a stage that decodes gives them where all have one."""
     videos = clips(2, FRAMES, 3, 20, 24).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     ragged, dense = (gpuaug.fuse(v2.RandomResizedCrop(12), ragged=each) for each in (True, False))
-    draws = dense.draw(videos.shape, seed=0)
-    assert_values(ragged(videos, draws=draws), dense(videos, draws=draws))
+    for given_images in (videos, videos[:, 0]):
+        draws = dense.draw(given_images.shape, seed=0)
+        assert_values(ragged(given_images, draws=draws), dense(given_images, draws=draws))
 
 
 @settings(max_examples=8)

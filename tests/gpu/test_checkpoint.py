@@ -77,12 +77,3 @@ def test_decoded_epoch_goes_on_with_the_next_batch(backend):
 
 def noisy(images):
     return images + torch.rand_like(images)
-
-
-@pytest.mark.parametrize("depth", [0, 2, 5])
-def test_state_dict_is_that_of_the_given_batch(depth):
-    alone = stateful_dataloader.StatefulDataLoader(TensorDataset(images()), 4, num_workers=2)
-    with loader(depth, "ring", 2) as streamed:
-        for _, _ in zip(alone, streamed, strict=True):
-            mine, its = streamed.state_dict()["source"], alone.state_dict()
-            assert mine["_snapshot"]["_snapshot_step"] == its["_snapshot"]["_snapshot_step"]

@@ -220,21 +220,6 @@ def read_later(batch):
     return batch.double().sum()
 
 
-def test_consumer_that_changes_its_stream_at_every_batch():
-    batches = host_batches(count=16)
-    want = [(batch.double().sum() * 2).item() for batch in StreamedLoader(batches, depth=0)]
-    streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
-    loader, totals = iter(StreamedLoader(batches, [lambda images: images * 2], depth=2)), []
-    for index in range(len(batches)):
-        with torch.cuda.stream(streams[index % len(streams)]):
-            batch = next(loader)
-            totals.append(read_later(batch))
-            assert torch.cuda.current_stream() == streams[index % len(streams)]
-            del batch
-    torch.cuda.synchronize()
-    torch.testing.assert_close([total.item() for total in totals], want)
-
-
 @pytest.mark.multigpu
 def test_consumer_that_changes_its_device_at_every_batch():
     batches, encoder = host_batches(count=12), conv_encoder()

@@ -75,25 +75,6 @@ def test_kernels_on_clips_equal_torch(name, dtype, memory_format):
     assert not said, said
 
 
-@pytest.mark.parametrize("name", clips.all_pipelines())
-def test_still_clips_stay_still(name):
-    modules = [module for module in clips.all_pipelines()[name]() if not isinstance(module, K.RandomGaussianNoise)]
-    augment, videos = gpuaug.fuse(modules or [K.RandomHorizontalFlip()]), clips.still(5, 4).cuda()
-    for _ in range(4):
-        got = augment(videos)
-        assert_values(got, got[:, :1].expand_as(got))
-
-
-@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
-def test_video_sequential_equals_torch(data_format):
-    videos = clips.clips(3, 4)
-    videos = videos.transpose(1, 2).contiguous() if data_format == "BCTHW" else videos
-    modules = [K.RandomResizedCrop((16, 18)), K.ColorJitter(0.4, 0.4), K.Normalize(0.5, 0.25)]
-    augment = gpuaug.fuse(K.VideoSequential(*modules, data_format=data_format))
-    draws = augment.draw(videos.shape, seed=0)
-    assert_values(augment(videos.cuda(), draws=draws).cpu(), augment(videos, draws=draws), atol=1e-4)
-
-
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
 def test_ragged_clips_equal_torch(layout):
     """Their crops are fitted on the device: by a row for each clip, to the size of its first frame."""
@@ -229,15 +210,6 @@ def kernel_caches():
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()
-
-
-def test_same_draws_on_cpu_and_gpu():
-    made = pipelines.RGB_CLOSE["self-supervised"]()
-    images = photographs(6, 3, 64, 64)
-    augment = gpuaug.fuse(made)
-    draws = augment.draw(images.shape, seed=4)
-    here, there = augment(images, draws=draws), augment(images.cuda(), draws=draws).cpu()
-    assert_values(there, here, atol=1e-3, share=1e-3, draws=draws)
 
 
 def test_fused_stage_in_a_loader_is_the_same_at_every_depth_and_delay():

@@ -211,29 +211,6 @@ def test_large_batches_before_a_small_step_are_bounded_by_the_link():
     check_rows(report)
 
 
-class Decoded(Numbers):
-    """Decoding a sample takes three milliseconds of a clock."""
-
-    def __init__(self, clock):
-        super().__init__(480)  # no epoch begins within a window
-        self.clock = clock
-
-    def __getitem__(self, index):
-        self.clock.sleep(0.003)
-        return super().__getitem__(index)
-
-
-def test_slow_dataset_bounds_the_loop(clock):
-    loader = StreamedLoader(DataLoader(Decoded(clock), batch_size=4), [lambda x: x + 1])
-    report = gpuaug.profile(loader, lambda batch: batch[0].sum(), **SHORT)
-    assert report.verdict[0].startswith("Bounded by the loader: without workers it loads ")
-    assert report.bound_ms == report.load_ms == pytest.approx(12)
-    assert report.settings["feed"] == "staged"
-    assert report.thread_ms["wait for loader"] > 0, "the training thread waits for it"
-    assert "the training thread waited " in str(report)
-    assert report.pageable_bytes == 0, "the feed's slots are page-locked"
-
-
 def test_workers_come_through_the_ring():
     loader = StreamedLoader(DataLoader(Numbers(480), batch_size=4, num_workers=2), [lambda x: x + 1])
     report = gpuaug.profile(loader, lambda batch: batch[0].sum(), **SHORT)
@@ -263,15 +240,6 @@ def test_the_timeline_shows_ten_batches_on_their_way_in_order(profiled):
         assert earlier.end_ms <= later.start_ms + 0.05, "there is one stream that trains"
     assert {span.name for span in lanes["consumer"] if span.waits} == {"wait"}
     assert {span.name for span in lanes["thread"]} >= {"copy", "stage/first", "stage/second", "wait", "step"}
-
-
-def test_batches_of_short_epochs_are_numbered_through(sleep):
-    loader = StreamedLoader(images(3), [sleeping(sleep, "stage", 1)])
-    report = gpuaug.profile(loader, lambda batch: sleep(1), **SHORT)
-    steps = [span for span in report.timeline.lanes()["consumer"] if span.name == "step"]
-    assert [span.batch for span in steps] == list(range(steps[0].batch, steps[0].batch + 10))
-    for before, after in pairwise(steps):
-        assert before.end_ms <= after.start_ms + 0.05
 
 
 def test_a_captured_stage_is_profiled_captured_and_left_as_it_was():

@@ -12,7 +12,7 @@ import torch
 from support import internals
 from support.comparison.values import assert_values
 from support.feed.poison import overwrite_freed_slots
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 import gpuaug
 from gpuaug import Ragged
@@ -156,48 +156,6 @@ def test_generator_with_pageable_batches_is_staged():
     pinned = gpuaug.StreamedLoader(batch.pin_memory() for batch in batches())
     assert [batch[0, 0].item() for batch in pinned] == list(range(12))
     assert pinned.stats().slot_batches == 0
-
-
-def test_batch_larger_than_feed_bytes_arrives():
-    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), feed_bytes=4096) as loader:
-        with pytest.warns(gpuaug.GpuAugWarning, match="travel without slots"):
-            assert_equal(list(loader), reference(Samples()))
-        assert loader.stats().slot_batches == 0
-        assert loader.stats().pinned_bytes == 0
-
-
-def of_many_kinds(samples):
-    images, labels = default_collate(samples)
-    return {
-        "last": images.contiguous(memory_format=torch.channels_last),
-        "every other": images[:, :, ::2],
-        "one for all": images[:1].expand(5, -1, -1, -1),
-        "half": (images.to(torch.float16), images.to(torch.bfloat16)),
-        "flags": images > 100,
-        "nothing": images[:0],
-        "labels": [labels, labels],
-        "names": [f"image {label}" for label in labels.tolist()],
-    }
-
-
-def test_batches_of_many_kinds_equal_loader_without_workers():
-    expected = list(DataLoader(Samples(), 4, collate_fn=of_many_kinds))
-    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2, collate_fn=of_many_kinds)) as loader:
-        got = list(loader)
-        assert loader.stats().slot_batches > 20
-    assert len(got) == len(expected)
-    for batch, want in zip(got, expected, strict=True):
-        assert list(batch) == list(want)
-        assert batch["names"] == want["names"]
-        assert batch["labels"][0] is batch["labels"][1]
-        assert batch["last"].stride() == want["last"].stride()
-        for name in ("last", "every other", "one for all", "flags", "nothing"):
-            assert batch[name].is_cuda
-            assert batch[name].dtype == want[name].dtype
-            assert_values(batch[name].cpu(), want[name], about=name)
-        for a, b in zip((*batch["half"], *batch["labels"]), (*want["half"], *want["labels"]), strict=True):
-            assert a.dtype == b.dtype
-            assert_values(a.cpu(), b)
 
 
 def test_user_graph_capture_while_workers_fill_slots():

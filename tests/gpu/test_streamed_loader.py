@@ -1,6 +1,5 @@
 """The loader on a real device: equal to the reference whatever is delayed, dropped or overwritten."""
 
-import dataclasses
 import gc
 from itertools import islice
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from support.comparison.values import assert_values
 from support.gpu.cuda_loops import Encoder, assert_same, host_batches, reference, stages_for
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 import gpuaug
 from gpuaug import StreamedLoader, TransformStage
@@ -132,23 +131,6 @@ def test_many_small_leaves_travel_in_one_copy():
         assert {name: leaf.tolist() for name, leaf in batch.items()} == {name: leaf.tolist() for name, leaf in leaves.items()}
 
 
-def test_resident_batches_are_not_changed():
-    resident = [torch.full((1 << 20,), float(value), device="cuda") for value in range(4)]
-    loader = StreamedLoader(resident, [TransformStage(lambda x: x * 2)], depth=2)
-    for _ in range(3):
-        totals = [batch.sum() for batch in loader]
-        assert [total.item() for total in totals] == [2.0 * value * (1 << 20) for value in range(4)]
-
-
-@pytest.mark.multigpu
-def test_leaf_on_another_gpu_is_refused():
-    batches = [torch.zeros(2, device="cuda:0"), torch.zeros(2, device="cuda:1")]
-    iterator = iter(StreamedLoader(batches, device="cuda:0"))
-    next(iterator)
-    with pytest.raises(gpuaug.DeviceError, match="moved to cuda:0, because it has a tensor on cuda:1"):
-        next(iterator)
-
-
 @pytest.mark.multigpu
 def test_device_is_the_current_one_at_the_first_batch():
     encoder = torch.nn.Linear(4, 2).to("cuda:1").requires_grad_(False)
@@ -162,89 +144,6 @@ def test_device_is_the_current_one_at_the_first_batch():
     for ours, theirs in zip(loader, (want.set_epoch(1), want)[1], strict=True):
         assert ours.device == torch.device("cuda:1")
         assert_values(ours, theirs)
-
-
-def test_stages_do_not_touch_user_generators(encoder):
-    torch.manual_seed(3)
-    want = torch.rand(4), torch.rand(4, device="cuda")
-    torch.manual_seed(3)
-    list(StreamedLoader(host_batches(), stages_for(encoder), seed=1))
-    assert_values(torch.rand(4), want[0])
-    assert_values(torch.rand(4, device="cuda"), want[1])
-
-
-def test_containers_and_objects_arrive_on_device():
-    @dataclasses.dataclass
-    class Sample:
-        image: torch.Tensor
-        name: str
-
-    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    batch = {"sample": Sample(torch.ones(2), "a"), "packed": packed, "list": [torch.zeros(1), 3]}
-    got = next(iter(StreamedLoader([batch])))
-    assert got["sample"].image.is_cuda
-    assert got["sample"].name == "a"
-    assert got["packed"].data.is_cuda
-    assert not got["packed"].batch_sizes.is_cuda
-    assert got["list"][0].is_cuda
-    assert got["list"][1] == 3
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_fewer_batches_than_depth(encoder, count):
-    batches = host_batches(count=count)
-    assert_same(list(StreamedLoader(batches, stages_for(encoder), depth=5, seed=1)), reference(batches, stages_for(encoder)))
-
-
-def test_device_is_usable_after_break_and_error(encoder):
-    def fails_late(images):
-        if images[0, 0, 0, 0] == marker:
-            raise ValueError("planted")
-        return images.float()
-
-    batches = host_batches()
-    marker = batches[5][0][0, 0, 0, 0].item()
-    for index in range(5):
-        batches[index][0][0, 0, 0, 0] = (marker + 1) % 256
-    loader = StreamedLoader(batches, [fails_late], depth=2)
-    for _ in range(3):
-        for _batch in loader:
-            break
-        seen = []
-        with pytest.raises(ValueError, match="planted") as caught:
-            seen.extend(loader)
-        assert len(seen) == 5
-        assert any("stage 'transform', at batch 5" in note for note in caught.value.__notes__)
-    gc.collect()
-    torch.cuda.synchronize()
-
-
-def test_workers_with_a_live_pin_thread():
-    dataset = TensorDataset(torch.arange(400.0).view(100, 4), torch.arange(100))
-    loader = StreamedLoader(DataLoader(dataset, batch_size=8, num_workers=2, pin_memory=True), [lambda x: x + 1])
-    for _ in range(2):
-        got = [(x.cpu(), y.cpu()) for x, y in loader]
-        assert_values(torch.cat([x for x, _ in got]), dataset.tensors[0] + 1)
-        assert_values(torch.cat([y for _, y in got]), dataset.tensors[1])
-
-
-def test_user_graph_capture_beside_feed_thread():
-    def endless():
-        while True:
-            yield torch.randn(64, 64)
-
-    iterator = iter(StreamedLoader(endless(), depth=2))
-    next(iterator)
-    static, graph = torch.zeros(64, 64, device="cuda"), torch.cuda.CUDAGraph()
-    for _ in range(5):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # the mode in which other threads' calls can break a capture
-            result = static * 2
-        next(iterator)
-        static.fill_(3.0)
-        graph.replay()
-        assert result.sum().item() == 6.0 * 64 * 64
-    iterator.close()
 
 
 def test_sanitizer_finds_no_unordered_access(tmp_path):

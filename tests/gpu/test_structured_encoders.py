@@ -1,6 +1,5 @@
 """Encoders with structured results, methods, keyword inputs and buckets of shapes, from CUDA graphs on a real device."""
 
-import random
 import warnings
 from collections import OrderedDict
 
@@ -155,44 +154,6 @@ def test_reserved_memory_is_flat_over_epochs_of_buckets(case, depth):
     assert set(reserved[1:]) == {reserved[1]}
     assert loader.stats().captured == 4, "two buckets of images, and two lengths of texts"
     assert graphs_of(loader) == [2, 2]
-
-
-def test_inputs_that_require_grad_are_not_tied_together():
-    data = [torch.rand(4, 6).pin_memory() for _ in range(6)]
-    weight = torch.ones(6, device="cuda", requires_grad=True)
-    loader = StreamedLoader(data, [lambda x: x * weight, FeatureStage(Encodes())])
-    for features, batch in zip(loader, data, strict=True):
-        assert not features["value"].requires_grad
-        assert_values(features["value"], batch.cuda() * 2)
-    runner = internals.runner(loader, 1)
-    assert [tensor.requires_grad for graph in internals.graphs(runner).values() for tensor in graph.inputs] == [False]
-
-
-class Encodes(nn.Module):
-    @torch.inference_mode()
-    def forward(self, x):
-        return {"value": x * 2}
-
-
-def test_results_that_are_made_in_inference_mode_can_be_trained_on():
-    head = nn.Linear(6, 2).cuda()
-    for features in StreamedLoader([torch.rand(4, 6).pin_memory()] * 4, [FeatureStage(Encodes())]):
-        head(features["value"]).sum().backward()
-    assert head.weight.grad is not None
-
-
-@pytest.mark.parametrize("draw", [lambda x: x + random.random(), lambda x: x + torch.rand(()).item()])
-def test_encoders_that_draw_on_the_host_run_eager(draw):
-    class Draws(nn.Module):
-        def forward(self, x):
-            return (draw(x),)
-
-    data = [torch.zeros(4, 6).pin_memory()] * 4
-    with pytest.warns(gpuaug.GpuAugWarning, match="draws random numbers on the host"):
-        got = list(StreamedLoader(data, [FeatureStage(Draws())], seed=1))
-    again = list(StreamedLoader(data, [FeatureStage(Draws(), capture="never")], depth=0, seed=1))
-    assert_same(got, again)
-    assert len({one.mean().item() for (one,) in got}) == 4
 
 
 def test_graphs_captured_ahead_are_those_that_are_replayed_and_draw_nothing_of_the_users():

@@ -8,7 +8,6 @@ from support.comparison import box_windows
 from support.comparison.executors import FLIPPED
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
-from support.files.encoded import encoded
 from support.gpu.launches import kernels_of, synchronisation_is_error
 from support.targets.detection import PIPELINES, annotations, masks, records_of
 from torch.utils.data import DataLoader, Dataset
@@ -29,26 +28,6 @@ def on_gpu(records):
     return [
         {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in each.items()} for each in records
     ]
-
-
-@pytest.mark.parametrize("container", [dict, tuple])
-def test_target_dicts_beside_encoded_images(container):
-    records = records_of()
-    samples = [{"image": encoded(seed=index), "target": record} for index, record in enumerate(records)]
-    if container is tuple:
-        samples = [tuple(sample.values()) for sample in samples]
-    files = DataLoader(samples, len(samples), collate_fn=gpuaug.collate_encoded)
-    (on_cpu,), (on_card,) = (
-        list(gpuaug.StreamedLoader(files, [gpuaug.DecodeStage(backend="cpu")], device=device)) for device in ("cpu", "cuda")
-    )
-    target = "target" if container is dict else 1
-    for got, wanted in zip(on_card[target], on_gpu(on_cpu[target]), strict=True):
-        assert got.keys() == wanted.keys()
-        for key, value in wanted.items():
-            if isinstance(value, torch.Tensor):
-                assert_values(got[key], value)
-            else:
-                assert got[key] == value
 
 
 @pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh", "cxcywh_share"])
@@ -94,23 +73,6 @@ def test_ragged_masks_equal_the_cpu(dtype):
         assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
         assert_values(record["valid"].cpu(), other["valid"])
     assert all(record["masks"].any() for record in got[1:])
-
-
-def test_dicts_of_the_frames_of_ragged_clips_equal_the_cpu():
-    frames, sizes = 3, [(30, 41), (52, 23)]
-    (batch,) = gpuaug.collate_ragged([(torch.randint(256, (frames, 3, *size), dtype=torch.uint8),) for size in sizes])
-    clips = [
-        [{"boxes": torch.rand(count, 4) * 20, "masks": masks(count, *size, seed=count)} for count in (2, 0, 1)]
-        for size in sizes
-    ]
-    augment = gpuaug.fuse([K.RandomResizedCrop((20, 24)), K.RandomHorizontalFlip()], ragged=True)
-    draws = augment.draw(batch, seed=2)
-    _, expected = augment(batch, clips, data_keys=KEYS, draws=draws)
-    _, got = augment(batch.to("cuda"), [on_gpu(clip) for clip in clips], data_keys=KEYS, draws=draws)
-    for clip, other in zip(got, expected, strict=True):
-        for record, wanted in zip(clip, other, strict=True):
-            torch.testing.assert_close(record["boxes"].cpu(), wanted["boxes"], atol=1e-3, rtol=1e-5)
-            assert_values(record["masks"].cpu(), wanted["masks"])
 
 
 @pytest.mark.parametrize("sizes", [[(9, 14), (12, 8)], [(9, 14)] * 2], ids=["several", "one"])

@@ -55,18 +55,19 @@ def names(dataset):
     return [str(dataset.path.with_name(f"missing {index}")) for index in sorted(dataset.missing)]
 
 
-@pytest.mark.parametrize(("cls", "depth"), [(DataLoader, 2), (StatefulDataLoader, 0)])
 @pytest.mark.parametrize(
-    ("missing", "share", "last"),
+    ("missing", "share", "last", "cls", "depth"),
     [
-        (range(0, 1000, 100), 0.01, None),  # 10 of 1000
-        (range(0, 1000, 90), 0.01, 24),  # 12 of the first 1000: the batch with the thousandth sample is not handed over
-        ([*range(0, 900, 90), *range(1160, 1163)], 0.01, 29),  # the thirteenth only in the last batch
-        ([5], 0, 24),
-        ([1199], 0, 29),
-        (range(1, COUNT, 2), 1, None),
-        (range(0, COUNT, 2), 0.5, None),
-        (range(0, COUNT, 2), 0.49, 24),
+        (range(0, 1000, 100), 0.01, None, DataLoader, 2),  # 10 of 1000
+        # 12 of the first 1000: the batch with the thousandth sample is not handed over
+        (range(0, 1000, 90), 0.01, 24, DataLoader, 2),
+        (range(0, 1000, 90), 0.01, 24, StatefulDataLoader, 0),
+        ([*range(0, 900, 90), *range(1160, 1163)], 0.01, 29, DataLoader, 0),  # the thirteenth only in the last batch
+        ([5], 0, 24, StatefulDataLoader, 2),
+        ([1199], 0, 29, StatefulDataLoader, 2),
+        (range(1, COUNT, 2), 1, None, StatefulDataLoader, 0),
+        (range(0, COUNT, 2), 0.5, None, DataLoader, 2),
+        (range(0, COUNT, 2), 0.49, 24, DataLoader, 2),
     ],
 )
 def test_a_loader_stops_at_the_batch_beyond_the_share(missing, share, last, cls, depth, tmp_path):

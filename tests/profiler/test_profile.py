@@ -215,9 +215,6 @@ def failure(kind, loader, step=nothing, **settings):
     return caught.value
 
 
-ONE = [torch.ones(1)]
-
-
 @pytest.mark.parametrize("source", [[], DataLoader([], batch_size=2)], ids=["list", "loader"])
 def test_loader_without_batches_is_refused(source):
     assert "loader must have batches to be profiled, got no batch" in str(failure(gpuaug.ArgumentError, streamed(source)))

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from support.ops.library_transforms import ARGUMENTS, OPTIONS
+from support.ops.library_transforms import instance
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.models import ResNet18_Weights
@@ -59,7 +59,7 @@ def transforms_of(module):
     """Every transform of one of torchvision's modules but the containers, with arguments."""
     for name, kind in vars(module).items():
         if inspect.isclass(kind) and kind.__module__.startswith("torchvision.transforms") and name not in BASES | CONTAINERS:
-            yield pytest.param(name, kind(*ARGUMENTS.get(name, ()), **OPTIONS.get(name, {})), id=f"{module.__name__}.{name}")
+            yield pytest.param(name, instance(kind), id=f"{module.__name__}.{name}")
 
 
 @pytest.mark.parametrize(("name", "transform"), [*transforms_of(v2), *transforms_of(v1)])

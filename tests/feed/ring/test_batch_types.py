@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches.nested_batches import NESTED
+from support.feed.overridden_loaders import AsTheyAre
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.feed.ring_inputs import NOT_PLACED, PLACED, NoList, made, target_dicts, twice, values
+from torch.utils.data import DataLoader
 
 from gpuaug import StreamedLoader
 from gpuaug.core import packed_targets
@@ -21,14 +23,15 @@ from gpuaug.feed.worker import SlotCollate, describe_or_free_slot
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 
-def in_turn(kinds):
+def in_turn(kinds, kind=DataLoader):
     """A loader with one worker whose batches are of each of some kinds, three times, and the name of the kind of each batch."""
     names = list(kinds) * 3
-    return made(lambda i: kinds[names[i]](i // len(kinds) + 1), len(names), num_workers=1), names
+    return made(lambda i: kinds[names[i]](i // len(kinds) + 1), len(names), kind, num_workers=1), names
 
 
-def test_batch_of_any_container_or_dtype_arrives_bit_for_bit():
-    make, names = in_turn({"largest": PLACED["one large one"], **PLACED})
+@pytest.mark.parametrize("kind", [DataLoader, AsTheyAre])
+def test_batch_of_any_container_or_dtype_arrives_bit_for_bit(kind):
+    make, names = in_turn({"largest": PLACED["one large one"], **PLACED}, kind)
     want, through_slots, count = list(make()), set(), 0
     with StreamedLoader(make(), device="cpu", feed="ring", depth=0) as loader:
         for name, batch, plain in zip(names, loader, want, strict=True):

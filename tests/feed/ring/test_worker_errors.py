@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from support.feed.overridden_loaders import AsTheyAre
 from support.feed.ring_cleanup import (
     failure,
     grown,
@@ -167,18 +168,16 @@ def test_epochs_left_anywhere_leak_no_files_memory_or_processes(options, epochs,
     assert not [name for name in os.listdir("/dev/shm") if any(f"torch_{pid}_" in name for pid in workers)]
 
 
-@pytest.mark.parametrize(
-    ("leave", "persistent"),
-    [
-        *[(list, True), (leave_by_break, False), (leave_by_error, True), (leave_by_del, False), (leave_by_close, True)],
-        (leave_unread, False),
-        *(pytest.param(leave, False, marks=pytest.mark.slow) for leave in (list, leave_by_error, leave_by_close)),
-        *(pytest.param(leave, True, marks=pytest.mark.slow) for leave in (leave_by_break, leave_by_del, leave_unread)),
-    ],
-)
-def test_ring_is_freed_when_loader_is_closed_or_dropped(leave, persistent, held):
+LEAVE = [list, leave_by_break, leave_by_error, leave_by_del, leave_by_close, leave_unread]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, AsTheyAre])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("leave", LEAVE)
+@pytest.mark.every(3)
+def test_ring_is_freed_when_loader_is_closed_or_dropped(leave, persistent, kind, held):
     children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
-    wrapped = with_workers(Samples(), num_workers=1, persistent_workers=persistent)()
+    wrapped = with_workers(Samples(), kind, num_workers=1, persistent_workers=persistent)()
     loader = StreamedLoader(wrapped, device="cpu", feed="ring")
     assert not held(), "nothing is taken before it is needed"
     gc.disable()

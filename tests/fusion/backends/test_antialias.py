@@ -151,16 +151,6 @@ def test_bicubic_without_antialias_is_left_to_kornia():
     assert line.reason == "antialias=True, which in Kornia is a blur"
 
 
-def test_antialiased_bicubic_uint8_stays_in_range():
-    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    images[..., 32:] = 255
-    augmented = gpuaug.fuse(K.Resize((20, 20), resample="bicubic"), antialias=True)(images)
-    assert augmented.aminmax() == (0, 1)
-    floats = gpuaug.fuse(K.Resize((20, 20), resample="bicubic"), antialias=True)(images.float() / 255)
-    assert floats.min() < -0.01, "as torchvision leaves floating images"
-    assert floats.max() > 1.01
-
-
 @pytest.mark.parametrize(
     ("modules", "shape", "said"),
     [
@@ -194,18 +184,3 @@ def test_explain_notes_which_op_shrinks_without_antialias(modules, shape, said):
 def test_explain_notes_by_how_much_drawn_sizes_may_shrink(modules, said):
     notes = gpuaug.fuse(modules).explain((8, 3, 100, 100)).notes
     assert [note[: len(said or "")] for note in notes] == ([said] if said else [])
-
-
-def test_antialias_turns_fine_stripes_grey():
-    """A pattern finer than a pixel of the output turns grey, and not to noise."""
-    stripes = (torch.arange(240) % 2 * 255).to(torch.uint8).expand(1, 3, 240, 240).contiguous()
-    plain, smooth = (gpuaug.fuse(K.Resize((50, 50)), antialias=antialias)(stripes) for antialias in (False, True))
-    assert plain.std() > 0.2
-    assert smooth.std() < 0.05
-
-
-def test_antialiased_views_equal_single_views_bit_for_bit():
-    images, pipeline = photographs(3, 3, 90, 90), [K.RandomResizedCrop((20, 20)), K.RandomHorizontalFlip()]
-    augment, single = (gpuaug.fuse(pipeline, antialias=True, views=views) for views in (2, 1))
-    draws = augment.draw(images.shape, seed=1)
-    assert_values(augment(images, draws=draws), torch.cat([single(images, draws=view) for view in draws.views]))

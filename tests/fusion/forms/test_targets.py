@@ -15,7 +15,6 @@ from support.targets.detection import PIPELINES, boxes_of, corners, follow_targe
 import gpuaug
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
-F = pytest.importorskip("torchvision.transforms.v2.functional")
 
 KEYS = ["input", "targets"]
 

@@ -175,9 +175,6 @@ def test_masks_of_a_batch_are_converted_too():
     assert got.shape == (2, 24, 30)
 
 
-SANITIZE = v2.SanitizeBoundingBoxes()
-
-
 MASK_DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

@@ -214,12 +214,6 @@ def test_views_repeat_the_annotations_of_each_image():
     assert [record["label"] for record in augment(IMAGES, records)[1]] == [1, 2, 3, 1, 2, 3]
 
 
-def test_pure_tensors_leave_where_they_are_asked_for():
-    value = {"map": tv_tensors.Mask(torch.zeros(3, *SIDES)), "objects": [{"b": tensor("boxes", n, n)} for n in (1, 0, 2)]}
-    _, got = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ToPureTensor()])(IMAGES, value)
-    assert {type(each) for each in batches.leaves(got)} == {torch.Tensor}
-
-
 def test_annotations_follow_images_of_different_sizes():
     sizes = [(20, 31), (17, 40), (25, 25)]
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]

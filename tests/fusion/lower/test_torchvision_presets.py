@@ -32,13 +32,6 @@ DETECTION = {
     "ssd, colours last": [v2.RandomZoomOut(fill=GREY), v2.RandomIoUCrop()],
     "ssdlite": [v2.RandomIoUCrop()],
 }
-SEGMENTATION = [
-    FLIP,
-    v2.RandomCrop(40, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
-    v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
-    v2.Normalize(MEAN, STD),
-    v2.ToPureTensor(),
-]
 
 
 def sample(index):
@@ -71,22 +64,6 @@ def check(images, targets, size):
         assert target["masks"].shape == (len(target["labels"]), *size)
     kept = gpuaug.sanitize(targets)
     assert sum(len(each["labels"]) for each in kept) > 2
-
-
-RESIZED = {
-    "ssd": [v2.Resize((30, 30))],
-    "ssd, colours last": [v2.Resize((30, 30)), v2.RandomPhotometricDistort()],
-    "ssdlite": [v2.Resize((32, 32))],
-}
-"""What stands behind presets that end with a crop by boxes."""
-
-RAGGED = ("lsj", "ssd", "ssd, colours last", "ssdlite")
-"""Presets that give images of all sizes one."""
-
-
-def whole(name):
-    """A preset with all that comes behind it."""
-    return v2.Compose([v2.ToImage(), *DETECTION[name], *RESIZED.get(name, []), FLIP, *ENDING])
 
 
 IOU_CROP = (

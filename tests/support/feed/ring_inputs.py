@@ -207,8 +207,8 @@ def whole(samples):
     return samples[0]
 
 
-def made(make, count=COUNT, **options):
-    return lambda: DataLoader(Made(make, count), collate_fn=whole, **{"num_workers": 2, **options})
+def made(make, count=COUNT, kind=DataLoader, **options):
+    return lambda: kind(Made(make, count), collate_fn=whole, **{"num_workers": 2, **options})
 
 
 def sized(sizes, **options):
@@ -239,8 +239,8 @@ def padded(samples):
     return {"images": images[..., : 1 + samples[0]["label"] % 4], "names": [sample["name"] for sample in samples]}
 
 
-def with_workers(dataset, **options):
-    return lambda: DataLoader(dataset, **{"num_workers": 2, "batch_size": 2, **options})
+def with_workers(dataset, kind=DataLoader, **options):
+    return lambda: kind(dataset, **{"num_workers": 2, "batch_size": 2, **options})
 
 
 def without_workers(make):

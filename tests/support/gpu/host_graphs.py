@@ -14,8 +14,6 @@ from gpuaug.stages.cuda_graph import GraphRunner, _Graph
 from gpuaug.stages.encoders import attribute_tensors
 from gpuaug.stages.graph_memory import MemoryNeed
 
-MB = 1 << 20
-
 
 class HostGraphs(GraphRunner):
     """Runs ``encode`` on a CPU as from graphs. Each needs as many bytes as its first input has, and its outputs."""
