@@ -1,7 +1,7 @@
 """Members of a batch: what is stored, what is read again, and what is refused."""
 
 import os
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 
 import kornia.augmentation as K
 import pytest
@@ -109,6 +109,24 @@ def test_features_of_several_dtypes_and_parts(paths, tmp_path):
         torch.float32,
         torch.bool,
     ]
+
+
+class Named(dict):
+    """Mapping whose keys are attributes."""
+
+    def __getattr__(self, name):
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+@pytest.mark.parametrize("cls", [Named, OrderedDict, UserDict])
+def test_the_class_of_a_mapping_is_kept(cls, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = cache.wrap(Files(paths, lambda path, index: cls(as_dict(path, index))))
+    recorded, read = whole_epochs(loader(dataset, stages(cache)), 2)
+    assert {type(batch) for batch in [*recorded, *read]} == {cls}
+    assert [("image" in batch) for batch in (recorded[0], read[0])] == [True, False]
 
 
 def test_members_that_cannot_be_stored(paths, tmp_path):
