@@ -103,31 +103,30 @@ class CachedStages:
             )
         self.recorder.close()
         cached = stages[: self.count]
-        key = "0" * 16
         view = last_number = -1
         folder = sample_count = None
         if is_used:
             required_safetensors()  # raises an error now, not after the first rows are encoded
-            key = self._key(cached, position)
+            self._update_key(cached, position)
             view = position.epoch % cache.views
-            folder = view_folder(cache.folder, key, view)
+            folder = view_folder(cache.folder, cache.key, view)
             last_number = last_shard_number(folder)
             with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
                 sample_count = sum(map(len, datasets)) if last_number < 0 else None
         for dataset in datasets:
-            dataset.view.set(key, view, last_number)
+            dataset.view.set(cache.key or "0" * 16, view, last_number)
         read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
         is_named = all(dataset.key is not None for dataset in datasets)
         later_stages = [bound for bound, _ in stages[self.count :]]
         return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
 
-    def _key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> str:
-        """Return the key of the stages, and warn if the cache has rows of other keys only."""
+    def _update_key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> None:
+        """Set the key of the cache to the key of the stages, and warn if the cache has rows of other keys only."""
         cache = self.cache
         parts = key_parts(stages, position.seed, self.lanes.device)
         key = key_of(parts)
         if key == cache.key:
-            return key
+            return
         others = keys_in(cache.folder)
         write_key(cache.folder / key, parts)
         cache.key = key
@@ -139,7 +138,6 @@ class CachedStages:
                 GpuAugWarning,
                 stacklevel=2,
             )
-        return key
 
 
 @dataclass(slots=True)

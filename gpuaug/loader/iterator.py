@@ -338,7 +338,7 @@ class PipelinedIterator:
             if self._cached is not None:
                 batch, submitted.cached_batch, submitted.skipped_stages = self._cached.take(submitted.pulled.batch)
                 submitted.pulled.batch = batch
-            for stage in self._stages_of(submitted):
+            for stage in self._bound_stages[submitted.skipped_stages :]:
                 where = f"in stage {stage.name!r}"
                 batch, work = stage.submit(submitted.pulled.batch, self._iterator_state, position, self._bound_stages)
                 submitted.pulled.batch = batch
@@ -347,10 +347,6 @@ class PipelinedIterator:
             self._add_note(error, where, batch_index)
             return error
         return None
-
-    def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
-        """Return the stages to run: all stages, except stages whose results were all read from a feature cache."""
-        return self._bound_stages[submitted.skipped_stages :]
 
     def _launch_next(self) -> None:
         """Launch the oldest submitted batch, or store its error."""
@@ -423,7 +419,7 @@ class PipelinedIterator:
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended
             concurrent = self._concurrent and not self._is_first_batch and self._cached is None
             branches = Branches(ready, concurrent=concurrent)
-            for stage in self._stages_of(submitted):
+            for stage in self._bound_stages[submitted.skipped_stages :]:
                 current_work = f"stage {stage.name!r}"
                 recorded = cached_batch if cached_batch is not None and stage is cached_batch.encoder else None
                 if copied.packed and (has_pending_targets(batch) if recorded is not None else stage.reads_pending(batch)):
