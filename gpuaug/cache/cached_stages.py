@@ -28,7 +28,7 @@ from gpuaug.cache.recorder import Recorder
 from gpuaug.cache.shards import required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import EncodedClips, Rows, has_varying_shape
+from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
@@ -169,8 +169,8 @@ class CachedEpoch:
         recorded.
 
         Raises:
-            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``, or the
-                stages decode clips.
+            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``, or is
+                decoded by other stages than ``_check_decoders`` allows.
             IteratorEndedError: If workers read another view, which a newer iterator has set.
         """
         if any(view.version != version for view, version in self.read_views):
@@ -188,12 +188,8 @@ class CachedEpoch:
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
-        for bound, _ in self.stages:
-            if isinstance(bound, BoundDecode) and instances(EncodedClips, bound.selected(batch_with_images)):
-                raise ArgumentError(
-                    f"Stages up to the encoder must decode images only, got clips in stage {bound.name!r}. Pass on= the images "
-                    "to it, and put a DecodeStage for the clips after the encoder."
-                )
+        if not self.is_checked:
+            self._check_decoders(batch_with_images)
         if self.folder is None:
             return batch_with_images, None, 0
         columns, headers = rows[0].columns, rows[0].headers
@@ -206,6 +202,29 @@ class CachedEpoch:
         if any(map(has_varying_shape, columns)):
             live = unpack_targets(live)
         return batch_of(live, None, columns, headers.shapes, headers.missing), None, len(self.stages)
+
+    def _check_decoders(self, batch: Batch) -> None:
+        """Check that the cached stages decode all images, which are absent when rows are read, and no clips.
+
+        Args:
+            batch: Host batch with encoded images.
+
+        Raises:
+            ArgumentError: If a cached stage decodes clips, or a later stage decodes images.
+        """
+        cached = [bound for bound, _ in self.stages]
+        decoded: set[int] = set()  # ``id`` of each member that an earlier stage decodes
+        for bound in [*cached, *self.later_stages]:
+            if isinstance(bound, BoundDecode):
+                members = [member for member in instances(Encoded, bound.selected(batch)) if id(member) not in decoded]
+                decoded.update(map(id, members))
+                is_cached = bound in cached
+                if any(isinstance(member, EncodedClips) is is_cached for member in members):
+                    raise ArgumentError(
+                        "Images must be decoded before the encoder, and clips after it, got "
+                        f"{'clips' if is_cached else 'images'} in stage {bound.name!r}. Pass on= the images to a DecodeStage "
+                        "before the encoder, and put a DecodeStage for the clips after it."
+                    )
 
     def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
         """Check that the stages read only members that determine the row, and that later stages read no absent member.

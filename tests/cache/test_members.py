@@ -305,6 +305,17 @@ def test_stages_behind_that_read_images(form, paths, tmp_path):
         list(loader(cache.wrap(Files(paths, sample)), made))
 
 
+@pytest.mark.parametrize("on", [..., "mask"])
+def test_images_that_are_decoded_behind_the_encoder(on, paths, tmp_path):
+    """Refused at the first batch, not when rows are read and the images are absent."""
+    cache = FeatureCache(tmp_path / "cache")
+    _, *others = stages(cache)
+    first = [] if on is ... else [gpuaug.DecodeStage(on="image")]
+    dataset = Files(paths, lambda path, index: {**as_dict(path, index), "mask": gpuaug.read_encoded(path)})
+    with pytest.raises(ArgumentError, match=r"Images must be decoded before the encoder, .* got images in stage 'behind'"):
+        list(loader(cache.wrap(dataset), [*first, *others, gpuaug.DecodeStage(on=on, name="behind")]))
+
+
 def test_a_stage_before_the_encoder_that_returns_no_container(paths, tmp_path):
     cache = FeatureCache(tmp_path / "cache")
     images = gpuaug.TransformStage(lambda batch: batch["image"], on=None)

@@ -63,7 +63,7 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 754,
-    "cache": 1_066,
+    "cache": 1_076,
     "cli": 297,
     "core": 1_607,
     "decode": 4_505,
