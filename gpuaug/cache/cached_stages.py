@@ -2,9 +2,9 @@
 
 A *row* is the results of these stages for one sample. A *view* is the rows that were recorded in one epoch.
 
-For each batch, ``CachedEpoch.take`` separates the rows that workers read from the images. If all rows were read, the stages are
-skipped. Otherwise they run on the whole batch, and ``CachedBatch.finish`` records the missing rows, and writes the rows that
-were read over the results of the stages.
+For each batch, ``CachedEpoch.take`` separates the rows that workers read from the images. If all rows were read, the rows
+become members of the batch, and the stages are skipped. Otherwise the stages run on the whole batch, and ``CachedBatch.finish``
+records the missing rows, and writes the rows that were read over the results of the stages.
 """
 
 import logging
@@ -28,7 +28,7 @@ from gpuaug.cache.recorder import Recorder
 from gpuaug.cache.shards import required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import EncodedClips, Rows
+from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
@@ -42,15 +42,14 @@ _log = logging.getLogger("gpuaug")
 
 
 @dataclass(slots=True)
-class BatchAndRows:
-    """A batch, and a value that is decoded or copied together with the batch.
+class BatchAndColumns:
+    """A batch, and the columns of its rows, which are copied together.
 
     Not a tuple: a tuple of two mappings could be mistaken for target dicts.
     """
 
     batch: Batch
-    rows: Any
-    """During decoding, (B,) index of each sample; during the copy, the columns of the rows."""
+    columns: dict[str, Tensor]
 
 
 class CachedStages:
@@ -104,31 +103,30 @@ class CachedStages:
             )
         self.recorder.close()
         cached = stages[: self.count]
-        key = "0" * 16
         view = last_number = -1
         folder = sample_count = None
         if is_used:
             required_safetensors()  # raises an error now, not after the first rows are encoded
-            key = self._key(cached, position)
+            self._update_key(cached, position)
             view = position.epoch % cache.views
-            folder = view_folder(cache.folder, key, view)
+            folder = view_folder(cache.folder, cache.key, view)
             last_number = last_shard_number(folder)
             with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
                 sample_count = sum(map(len, datasets)) if last_number < 0 else None
         for dataset in datasets:
-            dataset.view.set(key, view, last_number)
+            dataset.view.set(cache.key or "0" * 16, view, last_number)
         read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
         is_named = all(dataset.key is not None for dataset in datasets)
         later_stages = [bound for bound, _ in stages[self.count :]]
         return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
 
-    def _key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> str:
-        """Return the key of the stages, and warn if the cache has rows of other keys only."""
+    def _update_key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> None:
+        """Set the key of the cache to the key of the stages, and warn if the cache has rows of other keys only."""
         cache = self.cache
         parts = key_parts(stages, position.seed, self.lanes.device)
         key = key_of(parts)
         if key == cache.key:
-            return key
+            return
         others = keys_in(cache.folder)
         write_key(cache.folder / key, parts)
         cache.key = key
@@ -140,7 +138,6 @@ class CachedStages:
                 GpuAugWarning,
                 stacklevel=2,
             )
-        return key
 
 
 @dataclass(slots=True)
@@ -164,15 +161,16 @@ class CachedEpoch:
     is_checked: bool = False
     """Whether the members that stages read have been checked."""
 
-    def take(self, batch: Batch) -> "tuple[Batch, CachedBatch | None]":
-        """Return (``batch`` without rows, ``CachedBatch`` with its rows) for a batch on the host.
+    def take(self, batch: Batch) -> "tuple[Batch, CachedBatch | None, int]":
+        """Return (batch without ``Rows``, its ``CachedBatch``, number of stages to skip) for a batch on the host.
 
-        The returned batch has the encoded images in place of the rows; it has no images if all rows were read. There is no
-        ``CachedBatch`` if rows are neither read nor recorded.
+        If all rows were read, the returned batch has the results of the cached stages, no images, and no ``CachedBatch``.
+        Otherwise it has the encoded images in place of the rows. It has no ``CachedBatch`` if rows are neither read nor
+        recorded.
 
         Raises:
-            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``, or the
-                stages decode clips.
+            ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``, or is
+                decoded by other stages than ``_check_decoders`` allows.
             IteratorEndedError: If workers read another view, which a newer iterator has set.
         """
         if any(view.version != version for view, version in self.read_views):
@@ -190,19 +188,43 @@ class CachedEpoch:
                 "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
             )
-        for bound, _ in self.stages:
-            if isinstance(bound, BoundDecode) and instances(EncodedClips, bound.selected(batch_with_images)):
-                raise ArgumentError(
-                    f"Stages up to the encoder must decode images only, got clips in stage {bound.name!r}. Pass on= the images "
-                    "to it, and put a DecodeStage for the clips after the encoder."
-                )
+        if not self.is_checked:
+            self._check_decoders(batch_with_images)
         if self.folder is None:
-            return batch_with_images, None
-        cached_batch = CachedBatch(self, rows[0], names)
-        missing = int(np.count_nonzero(cached_batch.rows.headers.missing))
+            return batch_with_images, None, 0
+        columns, headers = rows[0].columns, rows[0].headers
+        missing = int(np.count_nonzero(headers.missing))
         self.cached.encoded += missing
-        self.cached.read += len(cached_batch.rows.headers.missing) - missing
-        return (without(batch_with_images, names) if cached_batch.all_rows_read else batch_with_images), cached_batch
+        self.cached.read += len(headers.missing) - missing
+        if missing:
+            return batch_with_images, CachedBatch(self, rows[0], names), 0
+        live = without(batch_with_images, names)
+        if any(map(has_varying_shape, columns)):
+            live = unpack_targets(live)
+        return batch_of(live, None, columns, headers.shapes, headers.missing), None, len(self.stages)
+
+    def _check_decoders(self, batch: Batch) -> None:
+        """Check that the cached stages decode all images, which are absent when rows are read, and no clips.
+
+        Args:
+            batch: Host batch with encoded images.
+
+        Raises:
+            ArgumentError: If a cached stage decodes clips, or a later stage decodes images.
+        """
+        cached = [bound for bound, _ in self.stages]
+        decoded: set[int] = set()  # ``id`` of each member that an earlier stage decodes
+        for bound in [*cached, *self.later_stages]:
+            if isinstance(bound, BoundDecode):
+                members = [member for member in instances(Encoded, bound.selected(batch)) if id(member) not in decoded]
+                decoded.update(map(id, members))
+                is_cached = bound in cached
+                if any(isinstance(member, EncodedClips) is is_cached for member in members):
+                    raise ArgumentError(
+                        "Images must be decoded before the encoder, and clips after it, got "
+                        f"{'clips' if is_cached else 'images'} in stage {bound.name!r}. Pass on= the images to a DecodeStage "
+                        "before the encoder, and put a DecodeStage for the clips after it."
+                    )
 
     def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
         """Check that the stages read only members that determine the row, and that later stages read no absent member.
@@ -255,15 +277,15 @@ class CachedEpoch:
 
 @dataclass(slots=True)
 class CachedBatch:
-    """One batch in the cached stages: its rows from the cache, and what is needed to record the missing rows."""
+    """A batch on which the cached stages run: its rows from the cache, and what is needed to record the missing rows."""
 
     epoch: CachedEpoch
     rows: Rows
     """Rows that workers read from the cache."""
     image_names: list[Any] | None
     """Names of the members that hold images; ``None`` if the batch is the images."""
-    is_replaced: Any = None
-    """(B,) bool, whether decoding has replaced the sample by another sample of the batch."""
+    replaced_samples: list[int] = field(default_factory=list)
+    """Indices of the samples that decoding has replaced by other samples of the batch."""
     before: Batch = None
     """The batch on the device before the stages."""
     leaves: dict[Any, MemberLeaves] = field(default_factory=dict)
@@ -272,37 +294,17 @@ class CachedBatch:
     """Columns of ``rows`` on the device."""
 
     @property
-    def all_rows_read(self) -> bool:
-        """Whether all rows of the batch were read."""
-        return self.rows.encoded is None
-
-    @property
-    def skipped_stages(self) -> int:
-        """Number of stages that need not run on the batch: all cached stages if all rows were read, or else 0."""
-        return len(self.epoch.stages) if self.all_rows_read else 0
-
-    @property
     def encoder(self) -> BoundStage:
-        """The last cached stage, after which ``finish`` is called if the stages run."""
+        """The last cached stage, after which ``finish`` is called."""
         return self.epoch.stages[-1][0]
 
-    def with_order(self, batch: Batch) -> BatchAndRows:
-        """Return the batch and its sample indices, 0 … B - 1.
+    def with_columns(self, batch: Batch) -> BatchAndColumns:
+        """Return the batch to copy, in which images are decoded, and the columns of its rows."""
+        return BatchAndColumns(batch, self.rows.columns)
 
-        If decoding replaces the image of a sample by the image of another, it replaces the index likewise.
-        """
-        return BatchAndRows(batch, np.arange(len(self.rows.headers.missing)))
-
-    def with_columns(self, batch: BatchAndRows) -> BatchAndRows:
-        """Return the batch to copy, and the columns of its rows. ``batch``: result of ``with_order``, after decoding."""
-        self.is_replaced = batch.rows != np.arange(len(batch.rows))
-        return BatchAndRows(batch.batch, self.rows.columns)
-
-    def begin(self, copied: BatchAndRows) -> Batch:
-        """Return the batch on the device before the stages; if all rows were read, the batch after the stages to skip."""
-        self.before, self.columns = copied.batch, copied.rows
-        if self.all_rows_read:
-            return batch_of(unpack_targets(self.before), None, self.columns, self.rows.headers.shapes, self.is_replaced)
+    def begin(self, copied: BatchAndColumns) -> Batch:
+        """Store the batch on the device before the stages, and the columns of its rows. Return the batch."""
+        self.before, self.columns = copied.batch, copied.columns
         self.leaves = member_leaves(self.before)
         return self.before
 
@@ -323,7 +325,8 @@ class CachedBatch:
         if self.columns:
             read.append((self.columns, after))
             before = unpack_targets(without(self.before, self.image_names))
-            is_computed = headers.missing | self.is_replaced
+            is_computed = headers.missing.copy()
+            is_computed[self.replaced_samples] = True
             result = batch_of(before, unpack_targets(after), self.columns, headers.shapes, is_computed)
         self._record(stored, lane)
         return result
@@ -332,7 +335,7 @@ class CachedBatch:
         """Record the missing rows. ``stored``: name of a column → its part of each of the B samples."""
         rows = self.rows.headers
         epoch = self.epoch
-        indices = np.flatnonzero(rows.missing & ~self.is_replaced).tolist()
+        indices = np.setdiff1d(np.flatnonzero(rows.missing), self.replaced_samples).tolist()
         if not indices:
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}

@@ -8,6 +8,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,7 @@ class _Samples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @property
-    def gpuaug_unwrapped(self) -> Any:
-        """Data set of the user, for functions that depend on its type."""
-        return self.dataset
+    gpuaug_unwrapped = property(attrgetter("dataset"), doc="Data set of the user, for functions that depend on its type.")
 
     def with_rows(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples with their images replaced by ``CachedFile`` objects, which hold the row if it is in the cache.

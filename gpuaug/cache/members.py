@@ -4,7 +4,8 @@ A *row* is the recorded results of the stages for one sample. It consists of *co
 ``latents`` or ``states::cls`` (``core/encoded.py``). A *leaf* is a value in a member that is not a container.
 """
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, MutableMapping, Set
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,7 @@ def batch_of(
 
 
 def without(batch: Batch, names: Collection[Any] | None) -> Batch:
-    """Return a batch without members: a mapping has no such member, other containers have ``None`` in its place.
+    """Return a batch without members: a mutable mapping has no such member, other containers have ``None`` in its place.
 
     Args:
         batch: The batch.
@@ -190,9 +191,11 @@ def without(batch: Batch, names: Collection[Any] | None) -> Batch:
     """
     if names is None:
         return None
-    if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in names}
-    return batches.replace(batch, dict.fromkeys(names))
+    result = batches.replace(batch, dict.fromkeys(names))
+    with suppress(Exception):  # raised by mappings that allow no deletion, such as ModelOutput of Transformers
+        for name in names if isinstance(result, MutableMapping) else ():
+            del result[name]
+    return result
 
 
 def _members(batch: Batch | None) -> dict[str, Any]:

@@ -183,13 +183,13 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
     columns = {}
     shapes = {}
     for name, part in rows[0].items() if rows else ():
+        substitute = part.new_empty((0,) * part.dim()) if has_varying_shape(name) else part  # for a missing row
+        parts = [substitute if file.row is None else file.row[name] for file in files]
         if has_varying_shape(name):
-            empty = part.new_empty((0,) * part.dim())
-            parts = [empty if file.row is None else file.row[name] for file in files]
             shapes[name] = np.array([row_part.shape for row_part in parts], np.int64).reshape(len(files), -1)
-            columns[name] = _concatenated(parts)
+            out = allocate_tensor((int(shapes[name].prod(1).sum()),), part.dtype)
+            columns[name] = torch.cat([row_part.reshape(-1) for row_part in parts], out=out)
         else:
-            parts = [part if file.row is None else file.row[name] for file in files]
             columns[name] = torch.stack(parts, out=allocate_tensor((len(files), *part.shape), part.dtype))
     encoded = pack_files(files) if any(missing) else None
     files_to_record = [] if encoded is None else files
@@ -201,8 +201,3 @@ def _column_text(name: str, part: Tensor) -> str:
     """Return text that must be equal in all rows of a batch: name, dtype, and shape, or the number of axes if it may vary."""
     shape = f"of {part.dim()} axes" if has_varying_shape(name) else tuple(part.shape)
     return f"{name} {part.dtype} {shape}"
-
-
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    flat = [part.reshape(-1) for part in parts]
-    return torch.cat(flat, out=allocate_tensor((sum(map(len, flat)),), parts[0].dtype))

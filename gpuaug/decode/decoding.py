@@ -5,7 +5,7 @@ replaces the samples that another stage of the loader cannot decode.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, NoReturn
@@ -115,10 +115,8 @@ class Decoding:
         # list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
         self._all_problems: dict[int, _Problem] = self._earlier[0]._all_problems if self._earlier else {}
         """Problems of all decodings whose samples are replaced together."""
-        self.replaced = 0
-        """Number of samples that ``collect`` of this ``Decoding`` has replaced by another sample of the batch."""
-        self._replaced: set[int] = set()
-        """Indices of the samples that ``replaced`` counts."""
+        self.replaced_samples: Set[int] = set()
+        """Indices of the samples that ``collect`` of this ``Decoding`` has replaced by another sample of the batch."""
         self.undecoded = 0
         """Number of pixels of the images outside the decoded windows, in excess of the pixels that ``earlier`` counts."""
         for member in encoded:
@@ -129,9 +127,9 @@ class Decoding:
     @property
     def decoded(self) -> DecodedSamples:
         """Samples of the batch, after ``collect``."""
-        problems = [self._all_problems[index] for index in sorted(self._replaced)]
+        problems = [self._all_problems[index] for index in sorted(self.replaced_samples)]
         return DecodedSamples(
-            self._count, self.replaced, {problem.file: problem.reason for problem in problems}, self._max_replaced
+            self._count, len(problems), {problem.file: problem.reason for problem in problems}, self._max_replaced
         )
 
     def done(self) -> bool:
@@ -167,9 +165,9 @@ class Decoding:
         works = [work for decoding in [*self._earlier, self] for work in decoding.works]
         self.undecoded = sum(work.layout.undecoded_pixels for work in works)
         self.undecoded -= sum(decoding.undecoded for decoding in self._earlier)
-        self._replaced = self._all_problems.keys() - set[int]().union(*(decoding._replaced for decoding in self._earlier))
-        self.replaced = len(self._replaced)
-        if not self._replaced:
+        replaced_earlier = set[int]().union(*(decoding.replaced_samples for decoding in self._earlier))
+        self.replaced_samples = self._all_problems.keys() - replaced_earlier
+        if not self.replaced_samples:
             return batch
         placeholder_counts = [placeholder.count for placeholder in instances(DecodingPlaceholder, batch)]
         self._check_counts([*placeholder_counts, *map(len, instances(Encoded, batch))])
@@ -279,7 +277,7 @@ class Decoding:
 
     def _log_problems(self) -> None:
         """Log the problems of the samples that this ``Decoding`` replaces."""
-        first = "; ".join(str(self._all_problems[index]) for index in sorted(self._replaced)[:MAX_LOGGED_PROBLEMS])
-        others = self.replaced - MAX_LOGGED_PROBLEMS
+        first = "; ".join(str(self._all_problems[index]) for index in sorted(self.replaced_samples)[:MAX_LOGGED_PROBLEMS])
+        others = len(self.replaced_samples) - MAX_LOGGED_PROBLEMS
         more = f"; and {others} more" if others > 0 else ""
         _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)

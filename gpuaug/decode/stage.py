@@ -375,5 +375,6 @@ class BoundDecode(BoundStage):
 
 def _type_names(value: Any) -> str:
     """Return the names of the types of the leaves, for an error message."""
-    names = [type(leaf).__name__ for leaf in batches.leaves(value)]
+    leaves = batches.leaves(value)
+    names = ["images of a DecodeStage" if type(leaf) is DecodingPlaceholder else type(leaf).__name__ for leaf in leaves]
     return ", ".join(dict.fromkeys(names)) or "nothing"

@@ -164,11 +164,6 @@ def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tens
     return {name: generator.get_state() for name, generator in generators.items()}
 
 
-def differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether the states of any generator differ. ``before``, ``after``: name → state of each generator."""
-    return not all(torch.equal(state, after[name]) for name, state in before.items())
-
-
 def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
     """Set the states of generators, by name. A generator without an entry in ``states`` is not changed."""
     for name, generator in generators.items():
@@ -237,7 +232,8 @@ class EpochIndices(Iterator[Any]):
         self._states = states_of(self.generators)
         self._epochs = self._source.epochs  # a sampler that counts epochs may increase its epoch in the next line
         self._indices = iter(self._source.sampler)
-        self.order_is_drawn = differ(self._states, states_of(self.generators))
+        states_after = states_of(self.generators)
+        self.order_is_drawn = any(not torch.equal(state, states_after[name]) for name, state in self._states.items())
 
     def begin(self) -> None:
         """Make the sampler draw the order, and store the state at the beginning of the epoch. A second call does nothing."""

@@ -54,7 +54,9 @@ class Submitted:
     error: BaseException | None = None
     """Error to raise instead of launching the batch."""
     cached_batch: CachedBatch | None = None
-    """Rows of a feature cache in the batch; ``None`` without a cache."""
+    """Batch on which stages run whose results a feature cache records; ``None`` without a cache, or if stages are skipped."""
+    skipped_stages: int = 0
+    """Number of the first stages that do not run, because their results were read from a feature cache."""
 
     def done(self) -> bool:
         """Return whether the batch can be launched without waiting for other threads."""

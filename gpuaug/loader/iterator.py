@@ -338,8 +338,9 @@ class PipelinedIterator:
         where = "by the feature cache"
         try:
             if self._cached is not None:
-                submitted.pulled.batch, submitted.cached_batch = self._cached.take(submitted.pulled.batch)
-            for stage in self._stages_of(submitted):
+                batch, submitted.cached_batch, submitted.skipped_stages = self._cached.take(submitted.pulled.batch)
+                submitted.pulled.batch = batch
+            for stage in self._bound_stages[submitted.skipped_stages :]:
                 where = f"in stage {stage.name!r}"
                 batch, work = stage.submit(submitted.pulled.batch, self._iterator_state, position, self._bound_stages)
                 submitted.pulled.batch = batch
@@ -348,11 +349,6 @@ class PipelinedIterator:
             self._add_note(error, where, batch_index)
             return error
         return None
-
-    def _stages_of(self, submitted: Submitted) -> Sequence[BoundStage]:
-        """Return the stages to run: all stages, except stages whose results were all read from a feature cache."""
-        cached_batch = submitted.cached_batch
-        return self._bound_stages if cached_batch is None else self._bound_stages[cached_batch.skipped_stages :]
 
     def _launch_next(self) -> None:
         """Launch the oldest submitted batch, or store its error."""
@@ -400,15 +396,14 @@ class PipelinedIterator:
         try:
             self._lanes.reclaim()
             lane.make_current()
-            if cached_batch is not None:
-                pulled.batch = cached_batch.with_order(pulled.batch)
             for name, work in submitted.work:
                 current_work = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
-                stats.replaced += work.replaced
+                stats.replaced += len(work.replaced_samples)
                 stats.undecoded_pixels += work.undecoded
             current_work = "its copy"
             if cached_batch is not None:
+                cached_batch.replaced_samples = [index for _, work in submitted.work for index in work.replaced_samples]
                 pulled.batch = cached_batch.with_columns(pulled.batch)
             feed.prepare(pulled)
             if pulled.slot:
@@ -426,7 +421,7 @@ class PipelinedIterator:
             feed.read_until(pulled, ready)  # frees the slot when the copy has ended
             concurrent = self._concurrent and not self._is_first_batch and self._cached is None
             branches = Branches(ready, concurrent=concurrent)
-            for stage in self._stages_of(submitted):
+            for stage in self._bound_stages[submitted.skipped_stages :]:
                 current_work = f"stage {stage.name!r}"
                 # After the encoder of a feature cache, the cache reads the whole batch. Other stages read some members only.
                 recorded = cached_batch if cached_batch is not None and stage is cached_batch.encoder else None

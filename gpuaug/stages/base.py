@@ -7,7 +7,7 @@ image, which the loader may hold as ``PackedTargets``: one tensor per key.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, count
@@ -91,8 +91,8 @@ class DecodedSamples(NamedTuple):
 class BackgroundWork(Protocol):
     """Work on one host batch that runs on other threads, such as decoding."""
 
-    replaced: int
-    """Number of samples that were replaced by other samples, because their images could not be decoded."""
+    replaced_samples: Set[int]
+    """Indices of the samples that were replaced by other samples, because their images could not be decoded."""
     undecoded: int
     """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
 

@@ -1,6 +1,7 @@
 """``FeatureCache``: from epoch V on, each sample has the row of epoch e mod V of a loader without a cache, bit for bit."""
 
 import os
+import shutil
 import sys
 import textwrap
 
@@ -22,6 +23,8 @@ from support.cache.cached_loaders import (
     rows_of,
     stages,
 )
+from support.comparison.values import assert_values
+from support.video import videos
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, IterableDataset, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -250,6 +253,41 @@ def test_a_replaced_sample_has_its_own_row_or_none(paths, tmp_path):
         for label, row in zip(batch["label"].tolist(), batch["latents"], strict=True):
             assert any(torch.equal(row, other) for other in expected[label])
     assert reading.stats().rows_encoded == len(broken)
+
+
+@pytest.mark.parametrize("into", ["latents", "target"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_replaced_clip_behind_the_encoder_replaces_the_row(missing, into, paths, tmp_path):
+    """The rows were recorded when all clips could be decoded."""
+    videos_of = [tmp_path / f"{index}.mp4" for index in range(8)]
+    for path in videos_of:
+        shutil.copy(videos.video(), path)
+
+    def sample(path, index):
+        target = {"boxes": torch.full((index % 3, 4), float(index))}
+        return {**as_dict(path, index), "clip": gpuaug.read_clip(videos_of[index], [0]), "target": target}
+
+    cache = FeatureCache(tmp_path / "cache")
+    _, *others = stages(cache)
+    moved = gpuaug.TransformStage(lambda targets: [{"boxes": 2 * target["boxes"]} for target in targets], on="target")
+    decode = gpuaug.DecodeStage(on="clip", on_error="replace", max_replaced=1, name="clips")
+    made = [gpuaug.DecodeStage(on="image"), moved, *others, decode]
+    streamed = loader(cache.wrap(Files(paths[:8], sample), key="label"), made)
+    [recorded] = epochs_of(streamed, 1)
+    videos_of[5].write_bytes(b"no video")
+    for path in paths[:missing]:
+        os.utime(path, ns=(1, 1))
+    batches = list(streamed)
+    labels = [label for batch in batches for label in batch["label"].tolist()]
+    assert sorted(set(labels)) == [0, 1, 2, 3, 4, 6, 7]
+    assert streamed.stats().rows_encoded == 8 + missing
+    for batch in batches:
+        values = batch[into] if into == "latents" else [target["boxes"] for target in batch["target"]]
+        for label, value in zip(batch["label"].tolist(), values, strict=True):
+            if into == "target":
+                assert_values(value, torch.full((label % 3, 4), 2.0 * label))
+            elif not missing or (label >= missing and labels.count(label) == 1):  # otherwise perhaps encoded again
+                assert_values(value, recorded[label])
 
 
 def test_data_sets_in_data_sets(paths, tmp_path):

@@ -1,7 +1,7 @@
 """Members of a batch: what is stored, what is read again, and what is refused."""
 
 import os
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 
 import kornia.augmentation as K
 import pytest
@@ -109,6 +109,24 @@ def test_features_of_several_dtypes_and_parts(paths, tmp_path):
         torch.float32,
         torch.bool,
     ]
+
+
+class Named(dict):
+    """Mapping whose keys are attributes."""
+
+    def __getattr__(self, name):
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+@pytest.mark.parametrize("cls", [Named, OrderedDict, UserDict])
+def test_the_class_of_a_mapping_is_kept(cls, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    dataset = cache.wrap(Files(paths, lambda path, index: cls(as_dict(path, index))))
+    recorded, read = whole_epochs(loader(dataset, stages(cache)), 2)
+    assert {type(batch) for batch in [*recorded, *read]} == {cls}
+    assert [("image" in batch) for batch in (recorded[0], read[0])] == [True, False]
 
 
 def test_members_that_cannot_be_stored(paths, tmp_path):
@@ -285,6 +303,17 @@ def test_stages_behind_that_read_images(form, paths, tmp_path):
     made = [*stages(cache, **options), gpuaug.TransformStage(lambda images: images, on=options["on"], name="behind")]
     with pytest.raises(ArgumentError, match=r"in stage 'behind'\. Put the stage before the encoder"):
         list(loader(cache.wrap(Files(paths, sample)), made))
+
+
+@pytest.mark.parametrize("on", [..., "mask"])
+def test_images_that_are_decoded_behind_the_encoder(on, paths, tmp_path):
+    """Refused at the first batch, not when rows are read and the images are absent."""
+    cache = FeatureCache(tmp_path / "cache")
+    _, *others = stages(cache)
+    first = [] if on is ... else [gpuaug.DecodeStage(on="image")]
+    dataset = Files(paths, lambda path, index: {**as_dict(path, index), "mask": gpuaug.read_encoded(path)})
+    with pytest.raises(ArgumentError, match=r"Images must be decoded before the encoder, .* got images in stage 'behind'"):
+        list(loader(cache.wrap(dataset), [*first, *others, gpuaug.DecodeStage(on=on, name="behind")]))
 
 
 def test_a_stage_before_the_encoder_that_returns_no_container(paths, tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.batch import map_leaves
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import DecodeError
+from gpuaug.core.errors import DecodeError, SelectionError
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.decode.layout import source_indices
@@ -61,11 +61,17 @@ def one_after_another(batch, stages):
         for bound in bound_stages:
             batch, work = bound.submit(batch, iterator_state, Position(0, 0, 0, 0), ())
             batch = work.collect(batch)
-            replaced += work.replaced
+            replaced += len(work.replaced_samples)
         return map_leaves(lambda leaf: leaf.to(CPU) if hasattr(leaf, "to") else leaf, batch), replaced
     finally:
         for bound in bound_stages:
             bound.close(iterator_state)
+
+
+def test_a_member_that_two_stages_decode_is_refused():
+    batch = collate_encoded([(picture("RGB", 1), 1)])
+    with pytest.raises(SelectionError, match="on must name encoded images in the batch, got images of a DecodeStage"):
+        in_a_loader(batch, [DecodeStage(on=0), DecodeStage(on=0, name="second")])
 
 
 def values(member):

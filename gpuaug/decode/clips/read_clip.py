@@ -200,7 +200,7 @@ def _checked_list(name: str, values: Any, check: Callable[[Any], T]) -> tuple[T,
     if isinstance(values, Tensor):
         values = values.tolist()
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise ArgumentTypeError(f"{name} must be a list of numbers, got {shown(values)}. Pass a list, such as [0, 4, 8].")
+        raise ArgumentTypeError(f"{name} must be a list of numbers, got {shown(values)}. Pass [0, 4, 8].")
     result = tuple(check(value) for value in values)
     if not result:
         raise ArgumentError(f"{name} must name at least one frame, got an empty list. Leave the sample out of the dataset.")

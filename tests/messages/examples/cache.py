@@ -116,7 +116,7 @@ def stages_that_read_other_members(told):
     assert "states" in first_of(cache.wrap(samples()), encode(cache), text)
 
 
-@example("Pass on= the images to it, and put a DecodeStage for the clips after the encoder")
+@example("Pass on= the images to a DecodeStage before the encoder, and put a DecodeStage for the clips after it")
 def clips_with_a_cache(told):
     dataset = [{**sample, "clip": gpuaug.read_clip(videos.video(), [0, 3])} for sample in samples()]
     cache = gpuaug.FeatureCache(tempfile.mkdtemp())

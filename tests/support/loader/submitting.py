@@ -12,7 +12,8 @@ from gpuaug.stages.base import BoundStage, DecodedSamples, Stage
 class Work:
     """The work on one batch. It is done when ``finish`` is called, or when somebody waits for it."""
 
-    replaced = undecoded = 0
+    replaced_samples = frozenset()
+    undecoded = 0
     decoded = DecodedSamples(0, 0, {}, 1.0)
 
     def __init__(self, stage, number):
