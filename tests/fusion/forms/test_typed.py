@@ -312,7 +312,11 @@ def test_stages_that_keep_their_source_leave_targets_with_it():
 
 REFUSED = {
     "list of another length": ({"masks": [tensor("mask", 1, 0)] * 2}, gpuaug.ArgumentError, "one element"),
-    "boxes of no image": (tensor("boxes", 5, 0), gpuaug.ArgumentError, "one entry"),
+    "boxes of no image": (
+        tensor("boxes", 5, 0),
+        gpuaug.ArgumentError,
+        r"BoundingBoxes must hold one entry for each of the 3 images, got \(5, 4\). Pass a list of one tensor per image.",
+    ),
     "boxes of another canvas": ([tensor("boxes", 1, 0, (64, 96))] * 3, gpuaug.ArgumentError, "canvas_size"),
     "keypoints of another canvas": ([tensor("keypoints", 1, 0, (48, 32))] * 3, gpuaug.ArgumentError, "canvas_size"),
     "map of another size": (tv_tensors.Mask(torch.zeros(3, 8, 8)), gpuaug.ArgumentError, "size"),
