@@ -74,12 +74,11 @@ class Family:
         Raises:
             ArgumentError: If the processor does not accept an image of one of the sizes.
         """
-        with np.errstate(divide="ignore", invalid="ignore"):  # images without pixels
-            wrong = (sizes < 1).any(1) | (sizes.max(1) / sizes.min(1) > self.most_ratio)
-            resized = self.resized(sizes)
-        wrong |= (resized < 1).any(1)
+        positive = np.maximum(sizes, 1)  # for images without pixels, whose ratios would divide by 0
+        resized = self.resized(positive)
+        wrong = (np.minimum(sizes, resized) < 1) | (positive > self.most_ratio * positive[:, ::-1])
         if wrong.any():
-            index = int(wrong.argmax())
+            index = int(wrong.any(1).argmax())
             height, width = sizes[index].tolist()
             raise ArgumentError(
                 "Images must have a pixel before and after the resize, and for Qwen2-VL an aspect ratio of at most 200, got "
@@ -89,32 +88,39 @@ class Family:
 
     @abstractmethod
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked."""
+        """Return the sizes to which images are resized, unchecked. ``sizes``: at least 1."""
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k); by default its height and width."""
         return resized
 
     @abstractmethod
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return the shape of the output, its order, the offset of each image in it, (N,), and whether it is padded."""
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
         """Return the arrays of the result after ``pixel_values``."""
         return (grids,)
 
-    def regions(self, resized: Sizes) -> NDArray[np.int64]:
-        """Return top, left, height and width of the part of each resized image that is written, (N, 4)."""
-        return np.column_stack([np.zeros_like(resized), resized])
+    def regions(self, resized: Sizes) -> tuple[Any, Any]:
+        """Return (top and left, height and width) of the part of each resized image that is written.
 
-    def arrangement(self, sizes: Sizes) -> tuple[Arrangement, Sizes]:
-        """Return the arrangement and the grids of images, which are one after the other in the source."""
-        areas = sizes.prod(1) * 3
+        Both are broadcast to (N, 2).
+        """
+        return 0, resized
+
+    def arrangement(self, sizes: Sizes) -> Arrangement:
+        """Return the arrangement of images, which are one after the other in the source."""
+        areas = _areas(sizes) * 3
         resized = self.targets(sizes)
-        shape, order, offsets, padded = self.arrange(resized)
-        regions = self.regions(resized)
-        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions])
-        return Arrangement(shape, order, rows, padded), self.grids(resized)
+        grids = self.grids(resized)
+        rows = np.empty((len(sizes), 10), np.int64)
+        rows[:, 0] = areas.cumsum() - areas
+        rows[:, 1:3] = sizes
+        shape, order, rows[:, 3], padded = self.arrange(grids)
+        rows[:, 4:6] = resized
+        rows[:, 6:8], rows[:, 8:] = self.regions(resized)
+        return Arrangement(shape, order, rows, padded, self.results(grids))
 
 
 @dataclass(frozen=True)
@@ -146,16 +152,15 @@ class OneSize(Family):
     def _out(self) -> tuple[int, ...]:
         return self.size if self.crop is None else self.crop
 
-    def regions(self, resized: Sizes) -> NDArray[np.int64]:
+    def regions(self, resized: Sizes) -> tuple[Any, Any]:
         """Return the part of each resized image that is written."""
         margins = resized - self._out
         # Half of the margin is rounded down, also where the crop is larger than the image.
-        corners = np.sign(margins) * (np.abs(margins) // 2)
-        return np.column_stack([corners, self.grids(resized)])
+        return np.sign(margins) * (np.abs(margins) // 2), self._out
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
-        return *_planes(len(resized), *self._out), False
+        return *_planes(len(grids), *self._out), False
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,12 @@ class OneFloatSize(OneSize):
     """DINOv3's processor, which converts bytes to floats before it resizes them."""
 
     rounds = False
+
+
+def _areas(sizes: Sizes) -> NDArray[np.int64]:
+    """Return products of heights and widths, (N,), in a third of the time of ``prod(1)``."""
+    areas: NDArray[np.int64] = sizes[:, -2] * sizes[:, -1]
+    return areas
 
 
 def _planes(count: int, height: int, width: int) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64]]:
@@ -187,9 +198,9 @@ class PixtralFamily(Family):
         sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
         return -(-sizes // self.patch) * self.patch
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
-        return *_planes(len(resized), *resized.max(0, initial=1).tolist()), True
+        return *_planes(len(grids), *grids.max(0, initial=1).tolist()), True
 
 
 @dataclass(frozen=True)
@@ -209,27 +220,34 @@ class QwenFamily(Family):
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
         factor = self.patch * self.merge
-        pixels = sizes.prod(1, keepdims=True)
-        rounded = np.rint(sizes / factor) * factor
+        pixels = _areas(sizes)[:, None]
+        rounded = np.rint(sizes / factor)
         shrink = np.sqrt(pixels / self.max_pixels)
-        smaller = np.maximum(factor, np.floor(sizes / shrink / factor) * factor)
-        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor) * factor
-        area = rounded.prod(1, keepdims=True)
-        return np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded)).astype(np.int64)
+        smaller = np.maximum(1, np.floor(sizes / shrink / factor))
+        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor)
+        area = _areas(rounded)[:, None] * factor**2
+        counts = np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded))
+        return counts.astype(np.int64) * factor
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
-        return np.column_stack([np.ones(len(resized), np.int64), resized // self.patch])
+        grids = np.ones((len(resized), 3), np.int64)
+        grids[:, 1:] = resized // self.patch
+        return grids
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
         area = self.patch**2
         length = 3 * self.temporal * area
-        counts = (resized // self.patch).prod(1)
+        counts = _areas(grids)
         order = PatchOrder(
             *(self.patch, self.patch, self.merge, length, self.patch, 1, self.temporal * area, area, self.temporal)
         )
         return (int(counts.sum()), length), order, (counts.cumsum() - counts) * length, False
+
+
+_EPS = 1e-5
+"""Width of the interval at which the bisection of SigLIP2's processor ends."""
 
 
 @dataclass(frozen=True)
@@ -243,17 +261,29 @@ class Siglip2Family(Family):
 
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
-        # The bisection of transformers, with the same roundings, for all images at once.
-        eps = 1e-5
-        lower = np.full(len(sizes), eps / 10)
+        # transformers bisects [_EPS / 10, 100], and ends at most _EPS below the largest scale that fits. All scales in between
+        # give the same numbers of patches, with rare exceptions. The largest scale follows from the largest grids.
+        short = np.arange(1, math.isqrt(self.most) + 1)
+        long = self.most // short
+        rows, columns = np.concatenate((short, long)), np.concatenate((long, short))
+        largest = self.patch * np.minimum(rows / sizes[:, :1], columns / sizes[:, 1:]).max(1)
+        upper = np.clip(largest * (1 - 1e-14), _EPS / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
+        patches = self._patches(sizes, upper)
+        differs = (patches != self._patches(sizes, np.maximum(upper - 1.1 * _EPS, _EPS / 10))).any(0)
+        if differs.any():
+            patches[:, differs] = self._patches(sizes[differs], self._bisected(sizes[differs]))
+        return (patches.T * self.patch).astype(np.int64)
+
+    def _bisected(self, sizes: Sizes) -> NDArray[np.float64]:
+        """Return the scales of the bisection of transformers, (N,), with the same roundings."""
+        lower = np.full(len(sizes), _EPS / 10)
         upper = np.full(len(sizes), 100.0)
-        while (upper - lower >= eps).any():
+        while (upper - lower >= _EPS).any():
             scale = (lower + upper) / 2
-            height, width = self._patches(sizes, scale)
-            fits = height * width <= self.most
+            fits = self._patches(sizes, scale).prod(0) <= self.most
             lower = np.where(fits, scale, lower)
             upper = np.where(fits, upper, scale)
-        return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
+        return lower
 
     def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the numbers of patches along height and width of scaled images, (2, N)."""
@@ -261,14 +291,14 @@ class Siglip2Family(Family):
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
         """Return the grids, and before them the mask of the patches."""
-        return (np.arange(self.most) < grids.prod(1)[:, None]).astype(np.int32), grids
+        return (np.arange(self.most) < _areas(grids)[:, None]).astype(np.int32), grids
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
         return resized // self.patch
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
         length = 3 * self.patch**2
         order = PatchOrder(self.patch, self.patch, 1, length, 3 * self.patch, 3, 1)
-        return (len(resized), self.most, length), order, np.arange(len(resized)) * self.most * length, True
+        return (len(grids), self.most, length), order, np.arange(len(grids)) * self.most * length, True

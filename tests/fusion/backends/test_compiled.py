@@ -349,7 +349,7 @@ def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
     family, resampling = read_stand_in(name)[1:]
     batch = pack(images_of([(40, 60), (60, 40)]), layout)
     for dtype in (torch.float32, torch.bfloat16):
-        patches.write_patches(batch, family.arrangement(batch.shapes.sizes)[0], resampling, dtype)
+        patches.write_patches(batch, family.arrangement(batch.shapes.sizes), resampling, dtype)
     assert len(made) == 2
     for compiled in made.values():
         assert compiled.asm["cubin"]
