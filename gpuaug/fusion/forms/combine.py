@@ -205,11 +205,8 @@ class Combination:
             # ``_paste`` has mapped the boxes to the canvases.
             matrix = torch.eye(3, device=self.device).expand_as(matrix)
         for target in boxes:
-            corners, _ = target.corners(matrix, layouts) if op.size is not None else (None, None)
+            target.min_visible = 0.0 if op.size is None else LEAST_VISIBLE
             target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
-            if op.size is not None and corners is not None and target.valid is not None:
-                visible = _areas(corners.clamp(0, op.size)) >= LEAST_VISIBLE * _areas(corners)
-                target.valid = target.valid & visible
         # Not packed if the container had to unpack the dicts.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
@@ -450,8 +447,3 @@ class _ImagesCall(Call):
         self.frames = 0
         self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
         self.device = device
-
-
-def _areas(corners: Tensor) -> Tensor:
-    """Areas of boxes, (n, 4) XYXY."""
-    return (corners[:, 2:] - corners[:, :2]).prod(1)

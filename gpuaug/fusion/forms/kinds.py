@@ -66,6 +66,8 @@ class Points:
     """Whether boxes are clipped to the output image, and ``valid`` is computed."""
     device_arrays: Sequence[Tensor] = ()
     """``host_arrays`` on the device, set by the caller."""
+    min_visible: float = 0.0
+    """Smallest share of the area of a box inside the output image, for the box to be valid. Read if ``clip``."""
     valid_after_crop: Tensor | None = None
     """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
 
@@ -79,7 +81,8 @@ class Points:
         self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
         if self.device_arrays:
-            return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip)
+            owners = self.device_arrays[0]
+            return BoxMapping(self.format, target, matrix, input_sizes, out, owners, clip, self.min_visible)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
