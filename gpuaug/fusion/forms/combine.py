@@ -9,7 +9,7 @@ the rows of a packed column, such as all boxes. To merge the dicts of a group, r
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,8 @@ class Combination:
             )
         values = dict(zip(self.keys, inputs, strict=True))
         images_per_sample = ops[0].groups * ops[0].count
-        members = checked_members(values["input"], images_per_sample, names)
-        self.size = combined_size(ops, size_of(members[0]))
+        members, size = checked_members(values["input"], images_per_sample, names)
+        self.size = combined_size(ops, size)
         """Size of the combined images."""
         self._pixels = pixels_of(members)
         self.device = members[0].device
@@ -163,7 +163,6 @@ class Combination:
         """Return target dicts of the canvases of an op."""
         op, canvases = placement.op, placement.canvases
         sizes = self._pixels.sizes
-        rectangles = placement.tiles[:, :4]  # top, left, height and width of the resized image on its canvas
         have_one_size = bool((canvases == canvases[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
@@ -173,11 +172,12 @@ class Combination:
         call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
         call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
-        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Rectangles and sizes have y before x.
-        scale = rectangles[:, 2:] / sizes
+        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Tiles and sizes have y before x.
+        rectangles = np.ascontiguousarray(placement.tiles[:, :4].T)
+        scale = rectangles[2:] / np.ascontiguousarray(sizes.T)
         matrices = np.zeros((len(sizes), 9), np.float32)
-        matrices[:, (4, 0)] = scale
-        matrices[:, (5, 2)] = rectangles[:, :2] + scale / 2 - 0.5
+        matrices[:, 4], matrices[:, 0] = scale
+        matrices[:, 5], matrices[:, 2] = rectangles[:2] + scale / 2 - 0.5
         matrices[:, 8] = 1
         hosts = [array for target in container.targets for array in target.host_arrays]
         matrix, layouts, *arrays = send([matrices.reshape(-1, 3, 3), self._pixels.layouts[:, :3], *hosts], self.device)
@@ -283,8 +283,8 @@ _UNBOUNDED = 2**24
 """Side to which boxes are clipped if canvases differ in size: too large to clip any, as images lie within such canvases."""
 
 
-def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged]:
-    """Return the images of a call as a list of ``count`` batches. ``names``: names of the modules, for messages.
+def checked_members(images: Any, count: int, names: str) -> tuple[list[Tensor | Ragged], Size]:
+    """Return (images of a call as a list of ``count`` batches, size of the first). ``names``: names of the modules.
 
     Raises:
         ArgumentTypeError: If ``images`` is not a list of batches of images.
@@ -297,7 +297,8 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
         )
     if len(images) != count:
         raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
-    types = []
+    types: list[tuple[int, int, torch.dtype, torch.device]] = []
+    sizes: list[Size] = []
     for index, member in enumerate(images):
         check_input("input", member)
         size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
@@ -306,13 +307,15 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-        types.append(f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}")
+        sizes.append(size)
+        types.append((size.batch, size.channels, dtype_of(member), member.device))
         if types[index] != types[0]:
+            first, other = ("{} images of {} channels, {} on {}".format(*values) for values in (types[0], types[index]))
             raise ArgumentError(
-                f"images of a sample must have one type, got {types[0]}, and {types[index]} at index {index}. Convert them in "
-                "the data set."
+                f"images of a sample must have one type, got {first}, and {other} at index {index}. Convert them in the data "
+                "set."
             )
-    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
+    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images], sizes[0]
 
 
 def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:
@@ -402,9 +405,11 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
     ]
+    records = targets.layout.records
+    are_empty = {None}.issuperset(chain.from_iterable(map(dict.values, records)))
     plain_values = (
         (image, name, value)
-        for image, record in enumerate(targets.layout.records)
+        for image, record in enumerate(() if are_empty else records)
         for name, value in record.items()
         if value is not None and name in PER_BOX
     )
@@ -412,21 +417,20 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     for image, name, value in chain(others, plain_values):
         axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
         entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
-    counts_by_name: dict[Any, dict[int, int]] = {}
-    box_counts: dict[int, int] | None = None
+    parts_by_name: dict[Any, list[tuple[Sequence[int], list[int]]]] = {}
+    box_parts: list[tuple[Sequence[int], list[int]]] = []
     for name, cls, axes, images, lengths in entries:
         kind = _kind_of(name, cls)
         # Lists of points and segmentation maps have two axes. Keypoints of objects and masks of objects have three.
         is_per_object = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
         if is_per_object:
-            counts = counts_by_name.setdefault(name, {})
-            counts.update(zip(images, lengths, strict=True))
-            box_counts = counts if box_counts is None and kind is BOXES else box_counts
-    if box_counts is None:
-        return
-    for name, counts in counts_by_name.items():
-        if counts == box_counts:
+            parts = parts_by_name.setdefault(name, [])
+            parts.append((images, lengths))
+            box_parts = parts if not box_parts and kind is BOXES else box_parts
+    for name, parts in parts_by_name.items() if box_parts else ():
+        if parts == box_parts:
             continue
+        counts, box_counts = (dict(chain.from_iterable(starmap(zip, own))) for own in (parts, box_parts))
         for image in sorted({*counts, *box_counts}):
             expected, got = box_counts.get(image, 0), counts.get(image, 0)
             if expected != got:

@@ -319,15 +319,19 @@ class Slot:
         """
         self.valid_samples = samples
         column, device = self.column, self.call.device
-        own = {} if flags is None else dict(zip(flags.samples, flags.values, strict=True))
-        if flags is None or own.keys().isdisjoint(samples):
+        if flags is None or set(flags.samples).isdisjoint(samples):
             return
         if flags.samples != column.samples or len(samples) < len(column.samples):
+            own = dict(zip(flags.samples, flags.values, strict=True))
             ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
             pairs = zip(column.samples, self.counts, strict=True)
             parts = [own[sample] if sample in own and sample in samples else ones[:count] for sample, count in pairs]
             flags = Column(column.samples, parts)
-        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != [(count,) for count in self.counts]:
+        if (
+            not flags.are_on(device)
+            or (flags.dtypes, flags.row_shape) != ({torch.bool}, ())
+            or list(flags.lengths) != list(self.counts)
+        ):
             self._check_flags(flags)
         assert isinstance(self.target, Points)
         self.target.valid = flags.joined
