@@ -36,20 +36,12 @@ class Placement(NamedTuple):
     """(M, 2) sizes of the canvases."""
 
 
-def fitted(sizes: Sides, canvases: Sides | int) -> Sides:
-    """Largest sizes on the canvases of images that are resized with their aspect ratio. ``canvases``: (…, 2), or the side."""
+def fitted(sizes: Sides, canvases: Sides) -> Sides:
+    """Largest sizes of images on their canvas, with their aspect ratio."""
     # Side per axis if the other side of the image has the length of the canvas, rounded to the nearest integer.
     other_sides = sizes[..., ::-1]
-    other_canvases = canvases if isinstance(canvases, int) else canvases[..., ::-1]
-    by_other_side = np.maximum((other_canvases * sizes * 2 + other_sides) // (2 * other_sides), 1)
-    resized: Sides = np.minimum(canvases, by_other_side)
-    return resized
-
-
-def centre(sizes: Sides, tiles: NDArray[np.int64]) -> None:
-    """Write the places of images that are fitted to the canvas, and centred. ``sizes``, ``tiles``: see ``CombineOp.place``."""
-    tiles[..., 2:4] = fitted(sizes, tiles[..., 8:10])
-    tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
+    by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + other_sides) // (2 * other_sides), 1)
+    return np.minimum(canvases, by_other_side)
 
 
 class CombineOp(IdentityOp):
@@ -136,14 +128,15 @@ class CombineOp(IdentityOp):
         return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
-        """Write the places and the regions of the images; by default, images are fitted to the canvas.
+        """Write the places and the regions of the images; by default, images are fitted to the canvas, and centred.
 
         Args:
             draws: Draws of the op.
             sizes: (M, count, 2) heights and widths of the images.
             tiles: (M, count, 12) tiles, whose regions are the canvases.
         """
-        centre(sizes, tiles)
+        tiles[..., 2:4] = fitted(sizes, tiles[..., 8:10])
+        tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
 
 
 _AFTER = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -172,10 +165,8 @@ class MosaicOp(CombineOp):
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
-        corners = np.empty_like(sizes)
-        corners[..., 0] = draws["y"].reshape(-1, 1)
-        corners[..., 1] = draws["x"].reshape(-1, 1)
-        tiles[..., 2:4] = fitted(sizes, self.size // 2)
+        corners = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).repeat(self.count, 1).reshape(sizes.shape)
+        tiles[..., 2:4] = fitted(sizes, np.full(2, self.size // 2))
         tiles[..., :2] = corners - (1 - _AFTER) * tiles[..., 2:4]
         tiles[..., 4:6] = corners * _AFTER
         tiles[..., 6:8] = np.abs(self.size * _AFTER - corners)
@@ -183,7 +174,7 @@ class MosaicOp(CombineOp):
         if alone.any():
             first = tiles[alone, 0]
             first[:, 4:8] = 0, 0, self.size, self.size
-            centre(sizes[alone, 0], first)
+            super().place(draws, sizes[alone, 0], first)
             tiles[alone, 0] = first
 
     def summary(self) -> str:

@@ -86,8 +86,8 @@ class Combination:
             )
         values = dict(zip(self.keys, inputs, strict=True))
         images_per_sample = ops[0].groups * ops[0].count
-        members, size = checked_members(values["input"], images_per_sample, names)
-        self.size = combined_size(ops, size)
+        members = checked_members(values["input"], images_per_sample, names)
+        self.size = combined_size(ops, size_of(members[0]))
         """Size of the combined images."""
         self._pixels = pixels_of(members)
         self.device = members[0].device
@@ -236,16 +236,15 @@ class Combination:
         roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, positions), ABOVE, ABSENT))
         self._cover, statistics = dispatch.paste_objects(as_bits(flat), groups, roles, placement.canvases)
         applies = draws["applies"].ravel()
-        (index,) = send([np.flatnonzero(applies[groups])], self.device)
+        all_owners = [owners, *(target.host_arrays[0] for target in boxes)]
+        index, *rows_of_boxes = send([np.flatnonzero(applies[own // op.count]) for own in all_owners], self.device)
         # Numbers of pixels; then ``edges``: smallest row and column, largest row and column.
         before, after, *edges = statistics[index].float().unbind(1)
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
         # An image has one box per mask, in the same order (``_check_entries``), so ``corners`` has one row per row of ``rows``.
-        for target in boxes:
-            box_owners = target.host_arrays[0]
-            (rows,) = send([np.flatnonzero(applies[box_owners // op.count])], self.device)
+        for target, rows in zip(boxes, rows_of_boxes, strict=True):
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
     def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
@@ -283,8 +282,8 @@ _UNBOUNDED = 2**24
 """Side to which boxes are clipped if canvases differ in size: too large to clip any, as images lie within such canvases."""
 
 
-def checked_members(images: Any, count: int, names: str) -> tuple[list[Tensor | Ragged], Size]:
-    """Return (images of a call as a list of ``count`` batches, size of the first). ``names``: names of the modules.
+def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged]:
+    """Return the images of a call as a list of ``count`` batches. ``names``: names of the modules, for messages.
 
     Raises:
         ArgumentTypeError: If ``images`` is not a list of batches of images.
@@ -297,8 +296,7 @@ def checked_members(images: Any, count: int, names: str) -> tuple[list[Tensor | 
         )
     if len(images) != count:
         raise ArgumentError(f"images must be a list of {count} batches for {names}, got {len(images)} per sample. {advice}")
-    types: list[tuple[int, int, torch.dtype, torch.device]] = []
-    sizes: list[Size] = []
+    types = []
     for index, member in enumerate(images):
         check_input("input", member)
         size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
@@ -307,7 +305,6 @@ def checked_members(images: Any, count: int, names: str) -> tuple[list[Tensor | 
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-        sizes.append(size)
         types.append((size.batch, size.channels, dtype_of(member), member.device))
         if types[index] != types[0]:
             first, other = ("{} images of {} channels, {} on {}".format(*values) for values in (types[0], types[index]))
@@ -315,7 +312,7 @@ def checked_members(images: Any, count: int, names: str) -> tuple[list[Tensor | 
                 f"images of a sample must have one type, got {first}, and {other} at index {index}. Convert them in the data "
                 "set."
             )
-    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images], sizes[0]
+    return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
 
 
 def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:

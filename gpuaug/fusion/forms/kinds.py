@@ -327,11 +327,8 @@ class Slot:
             pairs = zip(column.samples, self.counts, strict=True)
             parts = [own[sample] if sample in own and sample in samples else ones[:count] for sample, count in pairs]
             flags = Column(column.samples, parts)
-        if (
-            not flags.are_on(device)
-            or (flags.dtypes, flags.row_shape) != ({torch.bool}, ())
-            or list(flags.lengths) != list(self.counts)
-        ):
+        are_masks = flags.are_on(device) and flags.dtypes == {torch.bool} and flags.row_shape == ()
+        if not are_masks or flags.lengths != self.counts:
             self._check_flags(flags)
         assert isinstance(self.target, Points)
         self.target.valid = flags.joined

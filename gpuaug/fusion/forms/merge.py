@@ -36,17 +36,12 @@ class PlacedMasks(NamedTuple):
     """Pixels of the masks, (H, W) each, in one tensor."""
 
 
-class _Groups(NamedTuple):
-    """Values of a column that are kept, and the canvases that they belong to."""
+_Groups = tuple[Tensor | None, list[int], list[int], list[int]]
+"""Values of a column that are kept, by canvas.
 
-    rows: Tensor | None
-    """Indices of the rows that are kept, on the device of the column; ``None`` for all."""
-    canvases: list[int]
-    """Indices of the canvases with values, ascending."""
-    lengths: list[int]
-    """Number of rows of each of these canvases."""
-    first_positions: list[int]
-    """Position of the first value of each of these canvases in the column."""
+(indices of the rows on the device of the column, or ``None`` for all; indices of the canvases with values, ascending; number of
+rows per such canvas; position in the column of the first value of each).
+"""
 
 
 class Merge:
@@ -99,11 +94,9 @@ class Merge:
                 "data set, also for an image without boxes."
             )
         arguments = is_per_box, column.samples, column.lengths, flat.device
-        groups = next((groups for known, groups in self._known if known == arguments), None)
-        if groups is None:
-            groups = self._groups_of(*arguments)
-            self._known.append((arguments, groups))
-        rows, canvases, lengths, first_positions = groups
+        if all(known != arguments for known, _ in self._known):
+            self._known.append((arguments, self._groups_of(*arguments)))
+        rows, canvases, lengths, first_positions = next(groups for known, groups in self._known if known == arguments)
         flat = flat if rows is None else flat.index_select(0, rows)
         # One dict per value, or a single dict if all are equal.
         attributes = column.attributes
@@ -127,7 +120,7 @@ class Merge:
         canvases = np.flatnonzero(np.bincount(groups))
         new_lengths = np.bincount(groups, lengths[positions])[canvases].astype(np.int64)
         first_positions = positions[np.searchsorted(groups, canvases)]
-        return _Groups(rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist())
+        return rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
 
     def _mask_column(self, column: PackedColumn, placed: PlacedMasks) -> tuple[PackedColumn, Tensor]:
         """Return the column of masks, which are (n, H, W) per canvas."""

@@ -99,27 +99,20 @@ class Family:
         """Return the shape of the output, its order, the offset of each image in it, (N,), and whether it is padded."""
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
-        """Return the arrays of the result after ``pixel_values``."""
-        return (grids,)
+        """Return the arrays of the result after ``pixel_values``: by default the grids, if the result has them."""
+        return (grids,)[: len(self.Output._fields) - 1]
 
-    def regions(self, resized: Sizes) -> tuple[Any, Any]:
-        """Return (top and left, height and width) of the part of each resized image that is written.
-
-        Both are broadcast to (N, 2).
-        """
-        return 0, resized
+    def regions(self, resized: Sizes) -> tuple[NDArray[np.int64], Sizes]:
+        """Return (top and left, height and width) of the part of each resized image that is written, (N, 2) each."""
+        return np.zeros_like(resized), resized
 
     def arrangement(self, sizes: Sizes) -> Arrangement:
         """Return the arrangement of images, which are one after the other in the source."""
-        areas = _areas(sizes) * 3
+        areas = sizes[:, 0] * sizes[:, 1] * 3
         resized = self.targets(sizes)
         grids = self.grids(resized)
-        rows = np.empty((len(sizes), 10), np.int64)
-        rows[:, 0] = areas.cumsum() - areas
-        rows[:, 1:3] = sizes
-        shape, order, rows[:, 3], padded = self.arrange(grids)
-        rows[:, 4:6] = resized
-        rows[:, 6:8], rows[:, 8:] = self.regions(resized)
+        shape, order, offsets, padded = self.arrange(grids)
+        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, *self.regions(resized)])
         return Arrangement(shape, order, rows, padded, self.results(grids))
 
 
@@ -144,19 +137,15 @@ class OneSize(Family):
         """Return the grid of each resized image, (N, k)."""
         return np.broadcast_to(self._out, resized.shape)
 
-    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
-        """Return nothing: all images have one size."""
-        return ()
-
     @property
     def _out(self) -> tuple[int, ...]:
         return self.size if self.crop is None else self.crop
 
-    def regions(self, resized: Sizes) -> tuple[Any, Any]:
+    def regions(self, resized: Sizes) -> tuple[NDArray[np.int64], Sizes]:
         """Return the part of each resized image that is written."""
         margins = resized - self._out
         # Half of the margin is rounded down, also where the crop is larger than the image.
-        return np.sign(margins) * (np.abs(margins) // 2), self._out
+        return np.sign(margins) * (np.abs(margins) // 2), self.grids(resized)
 
     def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
@@ -168,12 +157,6 @@ class OneFloatSize(OneSize):
     """DINOv3's processor, which converts bytes to floats before it resizes them."""
 
     rounds = False
-
-
-def _areas(sizes: Sizes) -> NDArray[np.int64]:
-    """Return products of heights and widths, (N,), in a third of the time of ``prod(1)``."""
-    areas: NDArray[np.int64] = sizes[:, -2] * sizes[:, -1]
-    return areas
 
 
 def _planes(count: int, height: int, width: int) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64]]:
@@ -220,34 +203,28 @@ class QwenFamily(Family):
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
         factor = self.patch * self.merge
-        pixels = _areas(sizes)[:, None]
+        pixels = sizes[:, :1] * sizes[:, 1:]
         rounded = np.rint(sizes / factor)
         shrink = np.sqrt(pixels / self.max_pixels)
         smaller = np.maximum(1, np.floor(sizes / shrink / factor))
         larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor)
-        area = _areas(rounded)[:, None] * factor**2
+        area = rounded[:, :1] * rounded[:, 1:] * factor**2
         counts = np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded))
         return counts.astype(np.int64) * factor
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
-        grids = np.ones((len(resized), 3), np.int64)
-        grids[:, 1:] = resized // self.patch
-        return grids
+        return np.column_stack([np.ones(len(resized), np.int64), resized // self.patch])
 
     def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
         area = self.patch**2
         length = 3 * self.temporal * area
-        counts = _areas(grids)
+        counts = grids[:, 1] * grids[:, 2]
         order = PatchOrder(
             *(self.patch, self.patch, self.merge, length, self.patch, 1, self.temporal * area, area, self.temporal)
         )
         return (int(counts.sum()), length), order, (counts.cumsum() - counts) * length, False
-
-
-_EPS = 1e-5
-"""Width of the interval at which the bisection of SigLIP2's processor ends."""
 
 
 @dataclass(frozen=True)
@@ -261,29 +238,23 @@ class Siglip2Family(Family):
 
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
-        # transformers bisects [_EPS / 10, 100], and ends at most _EPS below the largest scale that fits. All scales in between
-        # give the same numbers of patches, with rare exceptions. The largest scale follows from the largest grids.
+        # transformers bisects scales from eps / 10 to 100, and ends at most eps below the largest scale that fits. Mostly all
+        # scales in between give the same numbers of patches. The largest scale follows from the largest grids.
+        eps = 1e-5
         short = np.arange(1, math.isqrt(self.most) + 1)
         long = self.most // short
         rows, columns = np.concatenate((short, long)), np.concatenate((long, short))
         largest = self.patch * np.minimum(rows / sizes[:, :1], columns / sizes[:, 1:]).max(1)
-        upper = np.clip(largest * (1 - 1e-14), _EPS / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
-        patches = self._patches(sizes, upper)
-        differs = (patches != self._patches(sizes, np.maximum(upper - 1.1 * _EPS, _EPS / 10))).any(0)
-        if differs.any():
-            patches[:, differs] = self._patches(sizes[differs], self._bisected(sizes[differs]))
-        return (patches.T * self.patch).astype(np.int64)
-
-    def _bisected(self, sizes: Sizes) -> NDArray[np.float64]:
-        """Return the scales of the bisection of transformers, (N,), with the same roundings."""
-        lower = np.full(len(sizes), _EPS / 10)
-        upper = np.full(len(sizes), 100.0)
-        while (upper - lower >= _EPS).any():
-            scale = (lower + upper) / 2
-            fits = self._patches(sizes, scale).prod(0) <= self.most
-            lower = np.where(fits, scale, lower)
-            upper = np.where(fits, upper, scale)
-        return lower
+        upper = np.clip(largest * (1 - 1e-14), eps / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
+        lower = np.maximum(upper - 1.1 * eps, eps / 10)
+        if (self._patches(sizes, lower) != self._patches(sizes, upper)).any():
+            # The bisection, with the same roundings, for all images at once.
+            lower, upper = np.full((2, len(sizes)), [[eps / 10], [100]])
+            while (upper - lower >= eps).any():
+                scale = (lower + upper) / 2
+                fits = self._patches(sizes, scale).prod(0) <= self.most
+                lower, upper = np.where(fits, (scale, upper), (lower, scale))
+        return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
 
     def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the numbers of patches along height and width of scaled images, (2, N)."""
@@ -291,7 +262,7 @@ class Siglip2Family(Family):
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
         """Return the grids, and before them the mask of the patches."""
-        return (np.arange(self.most) < _areas(grids)[:, None]).astype(np.int32), grids
+        return (np.arange(self.most) < grids[:, :1] * grids[:, 1:]).astype(np.int32), grids
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""

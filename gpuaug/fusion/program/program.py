@@ -4,9 +4,7 @@ To *lower* a module is to translate it to ops. A *plan* groups ops into passes, 
 for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +19,7 @@ from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
@@ -78,8 +76,8 @@ class Program:
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.combining = combining_ops(self.ops)
         """Ops that combine the images of a sample, before all passes."""
-        self._combining_draws: tuple[Any, Sequence[OpDraws]] = None, ()
-        """(seed and batch size, draws of ``combining``) of the last windows: the images of a sample are decoded one by one."""
+        self._last_draws: dict[tuple[int, int], Draws] = {}
+        """Draws of the last windows, by (seed, batch size): windows are computed once per image of the samples."""
         if self.combining and options.views > 1:
             raise ArgumentError(
                 f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine images in the "
@@ -232,13 +230,12 @@ class Program:
         table = np.zeros_like(whole)
         if self.combining:
             key = seed, size.batch
-            if self._combining_draws[0] != key:
-                try:
-                    drawn_ops = self._drawn_ops(combined_size(self.combining, size), seed)
-                    self._combining_draws = key, [entry.draws for entry in islice(drawn_ops, len(self.combining))]
-                except GpuAugError:
-                    return None
-            table = combined_windows(self.combining, self._combining_draws[1], whole[:, 2:], image)
+            try:
+                draws = self._last_draws[key] if key in self._last_draws else self.draw(size, seed)
+            except GpuAugError:
+                return None
+            self._last_draws = {key: draws}
+            table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
         # An image that is not used is decoded for its first pixel.
         table[:, 2:] = np.maximum(table[:, 2:], 1)
         return None if np.array_equal(table, whole) else Windows(table, (1, 1), may_downsample=False)
@@ -250,20 +247,17 @@ class Program:
         crop = next((op for op in self._ops_to_one_size if not isinstance(op, IdentityOp)), None)
         return crop.name if crop is not None and self.windows(example_size, 0) is not None else ""
 
-    def _draw_view(self, size: Size, seed: int, view: int) -> Draws:
+    def _draw_view(self, size: Size, seed: int, view: int = 0) -> Draws:
         """Draw the random parameters of the view with index ``view``."""
-        drawn_ops = list(self._drawn_ops(size, seed, view))
-        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn_ops), tuple(entry.size for entry in drawn_ops))
-
-    def _drawn_ops(self, size: Size, seed: int, view: int = 0) -> Iterator[DrawnOp]:
-        """Draw for the ops of the pipeline, in order. Arguments as of ``_draw_view``."""
         plan = self.segments.at(0, size, masks=False).plan
         # As many uniform numbers per call of NumPy as for prefetched tables, so that the draws are equal.
         uniform_count = plan.uniform_count if plan is not None else 8
         sampler = Sampler((seed,), size.batch, uniform_count, (view,))
-        start = 0
-        while start < len(self.ops):
-            for entry in draw_in_order(self.segments.at(start, size, masks=False).all_ops, sampler, size):
-                yield entry
-                start += 1
-                size = entry.out
+        drawn_ops: list[DrawnOp] = []
+        current_size = size
+        while len(drawn_ops) < len(self.ops):
+            drawn_ops += draw_in_order(
+                self.segments.at(len(drawn_ops), current_size, masks=False).all_ops, sampler, current_size
+            )
+            current_size = drawn_ops[-1].out
+        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn_ops), tuple(entry.size for entry in drawn_ops))

@@ -1,10 +1,6 @@
 """Triton kernel that resizes images and writes each to a region of a canvas."""
 
-import functools
-from typing import Any
-
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
@@ -12,7 +8,7 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.tiles import Pixels
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 
 TILE = (8, 64)
@@ -131,12 +127,6 @@ def write_tiles(
     mode = 2 if cover is not None else int(weights is not None)
     with on_device(out.device):
         sent, *blend = send((rows,) if weights is None else (rows, weights), out.device)
-        launch = _launch(out.dtype, pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill)
+        constants = pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill, *TILE
+        launch = launch_for(tiles_kernel, (out.dtype,), constants)
         launch((base, sent, (cover if cover is not None else (*blend, sent)[0]), out), (blocks * len(rows), 1, 1), (blocks,))
-
-
-@functools.cache
-def _launch(dtype: torch.dtype, *constants: Any) -> Launch:
-    """Prepare the launch of ``write_tiles``, for pixels of ``dtype``, and the first constants of the kernel."""
-    names = ("CHANNELS", "NEAREST", "MODE", "ROUNDS", "FILL", "TILE_H", "TILE_W")
-    return Launch(tiles_kernel, (1, 1, 1), (1,), dict(zip(names, (*constants, *TILE), strict=True)))

@@ -1,8 +1,5 @@
 """Triton kernels that cut pasted objects out of the masks below them."""
 
-import functools
-from typing import Any
-
 import numpy as np
 import torch
 import triton.language as tl
@@ -11,7 +8,7 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.backends.tiles import ABOVE, BELOW
-from gpuaug.fusion.backends.triton.launch import Launch, kernel, on_device
+from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 
 BLOCK = 1024
 """Pixels of a block."""
@@ -91,13 +88,7 @@ def paste_objects(
         cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
         statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
         statistics[:, 2:4] = MOST_PIXELS.value
-        cover_launch, cut_launch = (_mask_launch(mask_kernel, masks.dtype) for mask_kernel in (cover_kernel, cut_kernel))
+        cover_launch, cut_launch = (launch_for(each, (masks.dtype,), (BLOCK,)) for each in (cover_kernel, cut_kernel))
         cover_launch((masks, sent_rows, sent_canvases, cover), (blocks * len(areas), 1, 1), (blocks,))
         cut_launch((masks, sent_rows, cover, statistics), (blocks * len(roles), 1, 1), (blocks,))
     return cover, statistics
-
-
-@functools.cache
-def _mask_launch(mask_kernel: Any, dtype: torch.dtype) -> Launch:
-    """Prepare the launch of a kernel of ``paste_objects``, for masks of ``dtype``."""
-    return Launch(mask_kernel, (1, 1, 1), (1,), {"BLOCK": BLOCK})
