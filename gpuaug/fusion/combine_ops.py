@@ -36,12 +36,12 @@ class Placement(NamedTuple):
     """(M, 2) sizes of the canvases."""
 
 
-def fitted(sizes: Sides, canvases: Sides) -> Sides:
-    """Largest sizes of images on their canvas, with their aspect ratio."""
+def fit(tiles: NDArray[np.int64], sizes: Sides, canvases: Sides) -> None:
+    """Write the largest sizes with which images fit on canvases, with their aspect ratio. See ``CombineOp.place``."""
     # Side per axis if the other side of the image has the length of the canvas, rounded to the nearest integer.
     other_sides = sizes[..., ::-1]
     by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + other_sides) // (2 * other_sides), 1)
-    return np.minimum(canvases, by_other_side)
+    tiles[..., 2:4] = np.minimum(canvases, by_other_side)
 
 
 class CombineOp(IdentityOp):
@@ -135,7 +135,7 @@ class CombineOp(IdentityOp):
             sizes: (M, count, 2) heights and widths of the images.
             tiles: (M, count, 12) tiles, whose regions are the canvases.
         """
-        tiles[..., 2:4] = fitted(sizes, tiles[..., 8:10])
+        fit(tiles, sizes, tiles[..., 8:10])
         tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
 
 
@@ -166,7 +166,7 @@ class MosaicOp(CombineOp):
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
         corners = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).repeat(self.count, 1).reshape(sizes.shape)
-        tiles[..., 2:4] = fitted(sizes, np.full(2, self.size // 2))
+        fit(tiles, sizes, np.full(2, self.size // 2))
         tiles[..., :2] = corners - (1 - _AFTER) * tiles[..., 2:4]
         tiles[..., 4:6] = corners * _AFTER
         tiles[..., 6:8] = np.abs(self.size * _AFTER - corners)

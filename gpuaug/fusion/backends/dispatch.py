@@ -143,11 +143,7 @@ def paste_objects(masks: Tensor, *arrays: NDArray[np.int64]) -> tuple[Tensor, Te
 
 
 def _tiles_backend(device: torch.device) -> Any:
-    if device.type != "cuda" or _triton_backend(device) is None:
-        return torch_tiles
-    from gpuaug.fusion.backends.triton import tiles as triton_tiles
-
-    return triton_tiles
+    return (_triton_backend(device) if device.type == "cuda" else None) or torch_tiles
 
 
 def backend_name(device: torch.device) -> str:

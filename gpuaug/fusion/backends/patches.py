@@ -137,7 +137,7 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     starts = [0, *accumulate(-(-array.nbytes // 8) * 8 for array in arrays)]  # aligned for every dtype
     host = torch.empty(starts.pop(), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
     buffer = host.numpy()
-    views = []
+    views: list[tuple[torch.dtype, Sequence[int], Sequence[int], int]] = []
     for array, start in zip(arrays, starts, strict=True):
         part: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer, start)
         part[...] = array
@@ -145,7 +145,7 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
         views.append((_DTYPES[part.dtype], part.shape, [stride // size for stride in part.strides], start // size))
     sent = host.to(device, non_blocking=True)
     # One view in place of a slice and a reshape, because a call of torch takes about 2 µs.
-    return [sent.view(dtype).as_strided(*view) for dtype, *view in views]
+    return [sent.view(dtype).as_strided(shape, strides, start) for dtype, shape, strides, start in views]
 
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:

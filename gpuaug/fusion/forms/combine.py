@@ -143,21 +143,20 @@ class Combination:
     def _combined_pixels(self, placement: Placement) -> Pixels:
         """Return the canvases of an op."""
         op, draws, tiles, used, canvases = placement
-        pixels = self._pixels
-        shapes = Shapes(canvases, pixels.channels, "chw")
+        shapes = Shapes(canvases, self._pixels.channels, "chw")
         out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
         fill = op.fill / 255 * LARGEST.get(self.dtype, 1)
         fill = float(round(fill)) if self.dtype in LARGEST else fill
         if not op.overlays:
-            dispatch.write_tiles(out, pixels, tiles[used], fill)
+            dispatch.write_tiles(out, self._pixels, tiles[used], fill)
         else:
             # Two images per group: the first fills the canvas, the second is written over it if the op is applied.
             weights = op.weights(draws)
             applies = used[1::2]
-            dispatch.write_tiles(out, pixels, tiles[::2], fill)
+            dispatch.write_tiles(out, self._pixels, tiles[::2], fill)
             options: dict[str, Any] = {"cover": self._cover} if weights is None else {"weights": weights[applies]}
-            dispatch.write_tiles(out, pixels, tiles[1::2][applies], fill, **options)
-        return Pixels([out], layouts_of(shapes), pixels.channels)
+            dispatch.write_tiles(out, self._pixels, tiles[1::2][applies], fill, **options)
+        return Pixels([out], layouts_of(shapes), shapes.channels)
 
     def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
         """Return target dicts of the canvases of an op."""
@@ -299,12 +298,12 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
     types = []
     for index, member in enumerate(images):
         check_input("input", member)
-        size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
-        if size is None or size.frames:
+        if not _is_batch(member):
             raise ArgumentError(
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
+        size = size_of(member)
         types.append((size.batch, size.channels, dtype_of(member), member.device))
         if types[index] != types[0]:
             first, other = ("{} images of {} channels, {} on {}".format(*values) for values in (types[0], types[index]))
@@ -338,12 +337,12 @@ def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequ
 
 def _are_batches(images: Any) -> bool:
     """Return whether ``images`` is a list of batches of images."""
-    if not isinstance(images, list | tuple) or not images:
-        return False
-    return all(
-        not image.shapes.frames if isinstance(image, Ragged) else isinstance(image, Tensor) and image.ndim == 4
-        for image in images
-    )
+    return isinstance(images, list | tuple) and len(images) > 0 and all(map(_is_batch, images))
+
+
+def _is_batch(images: Any) -> bool:
+    """Return whether ``images`` is a batch of images, not of clips."""
+    return not images.shapes.frames if isinstance(images, Ragged) else isinstance(images, Tensor) and images.ndim == 4
 
 
 def _packed(targets: Any, batch: int, count: int, device: torch.device) -> PackedTargets:
@@ -402,11 +401,10 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
     ]
-    records = targets.layout.records
-    are_empty = {None}.issuperset(chain.from_iterable(map(dict.values, records)))
+    are_empty = {None}.issuperset(chain.from_iterable(map(dict.values, targets.layout.records)))
     plain_values = (
         (image, name, value)
-        for image, record in enumerate(() if are_empty else records)
+        for image, record in enumerate(() if are_empty else targets.layout.records)
         for name, value in record.items()
         if value is not None and name in PER_BOX
     )

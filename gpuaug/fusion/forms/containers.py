@@ -317,8 +317,7 @@ class Container:
         # ``valid`` refers to the boxes under a key of target dicts, otherwise to the first boxes.
         taken: set[int] = set()
         for slot in sorted(boxes, key=lambda slot: self._by_key(slot.path) is None):
-            own_samples = slot.column.samples
-            samples = [sample for sample in own_samples if sample not in taken] if taken else own_samples
+            samples = [sample for sample in slot.column.samples if sample not in taken] if taken else slot.column.samples
             slot.set_valid(own.get(VALID.name), samples)
             taken.update(samples)
         return [*results, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in boxes)]

@@ -81,8 +81,7 @@ class Points:
         self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
         if self.device_arrays:
-            owners = self.device_arrays[0]
-            return BoxMapping(self.format, target, matrix, input_sizes, out, owners, clip, self.min_visible)
+            return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip, self.min_visible)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
@@ -327,8 +326,7 @@ class Slot:
             pairs = zip(column.samples, self.counts, strict=True)
             parts = [own[sample] if sample in own and sample in samples else ones[:count] for sample, count in pairs]
             flags = Column(column.samples, parts)
-        are_masks = flags.are_on(device) and flags.dtypes == {torch.bool} and flags.row_shape == ()
-        if not are_masks or flags.lengths != self.counts:
+        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.row_shape != () or flags.lengths != self.counts:
             self._check_flags(flags)
         assert isinstance(self.target, Points)
         self.target.valid = flags.joined

@@ -28,7 +28,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches, tiles
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.backends.triton.tiles import images, objects
 from gpuaug.fusion.lower.kornia import LOWERED
@@ -365,9 +365,7 @@ def test_kernels_that_combine_images_compile_for_a_gpu(dtype, monkeypatch):
     for module, names in {images: ["tiles_kernel"], objects: ["cover_kernel", "cut_kernel"]}.items():
         for name in names:
             monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), made))
-    monkeypatch.setattr(images, "_launch", images._launch.__wrapped__)
-    monkeypatch.setattr(objects, "_mask_launch", objects._mask_launch.__wrapped__)
-    monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: tiles)
+    monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: backend)
     members, targets = batch_of(0, 2, 16, "tensors", dtype)
     pipeline = [gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()]
     gpuaug.fuse(pipeline)(members, targets, data_keys=["input", "targets"])
