@@ -374,13 +374,6 @@ def test_kernels_that_combine_images_compile_for_a_gpu(dtype, monkeypatch):
     assert len(made) == 6
 
 
-def test_launches_that_combine_images_are_separate_per_dtype():
-    constants = 3, False, 0, True, 114.0
-    assert images._launch(torch.uint8, *constants) is not images._launch(torch.uint16, *constants)
-    kernel = objects.cut_kernel
-    assert objects._mask_launch(kernel, torch.uint8) is not objects._mask_launch(kernel, torch.int64)
-
-
 @pytest.mark.parametrize("name", PIPELINES)
 def test_mask_kernel_for_several_sizes_compiles_for_a_gpu(name, monkeypatch):
     made = {}
