@@ -85,10 +85,9 @@ class Points:
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
-        """Transform the boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
+        """Return (boxes mapped by ``matrix``, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
 
-        Returns:
-            (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
+        ``matrix``: (B, 3, 3) float32, which maps input to output pixel centres.
         """
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
@@ -391,8 +390,7 @@ class Slot:
     def _checked_format(self) -> BoxFormat:
         """Check boxes, and return the format, which all boxes must share.
 
-        torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
-        the format of ``fuse(…, boxes=…)``.
+        It is torchvision's attribute ``format``, else COCO's format under the key ``bbox``, else ``boxes`` of ``fuse``.
         """
         column = self.column
         default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self.call.boxes
