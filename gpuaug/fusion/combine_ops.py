@@ -36,13 +36,12 @@ class Placement(NamedTuple):
     """(M, 2) sizes of the canvases."""
 
 
-def fitted(sizes: Sides, canvases: Sides) -> NDArray[np.int64]:
-    """Places of images that are resized to the largest size on their canvas, with their aspect ratio, and centred, (…, 4)."""
+def fit(tiles: NDArray[np.int64], sizes: Sides, canvases: Sides) -> None:
+    """Write the largest sizes with which images fit on canvases, with their aspect ratio. See ``CombineOp.place``."""
     # Side per axis if the other side of the image has the length of the canvas, rounded to the nearest integer.
-    other_sides = 2 * sizes[..., ::-1]
-    by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + sizes[..., ::-1]) // other_sides, 1)
-    resized = np.minimum(canvases, by_other_side)
-    return np.concatenate(((canvases - resized) // 2, resized), -1)
+    other_sides = sizes[..., ::-1]
+    by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + other_sides) // (2 * other_sides), 1)
+    tiles[..., 2:4] = np.minimum(canvases, by_other_side)
 
 
 class CombineOp(IdentityOp):
@@ -129,18 +128,19 @@ class CombineOp(IdentityOp):
         return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
-        """Write the places and the regions of the images; by default, images are fitted to the canvas.
+        """Write the places and the regions of the images; by default, images are fitted to the canvas, and centred.
 
         Args:
             draws: Draws of the op.
             sizes: (M, count, 2) heights and widths of the images.
             tiles: (M, count, 12) tiles, whose regions are the canvases.
         """
-        tiles[..., :4] = fitted(sizes, tiles[..., 8:10])
+        fit(tiles, sizes, tiles[..., 8:10])
+        tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
 
 
-_IS_AFTER = np.array([(False, False), (False, True), (True, False), (True, True)])
-"""Whether the tiles of a mosaic, top left, top right, bottom left, bottom right, are below and right of the centre."""
+_AFTER = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+"""1 where the tiles of a mosaic, top left, top right, bottom left, bottom right, are below and right of the centre."""
 
 
 class MosaicOp(CombineOp):
@@ -165,16 +165,17 @@ class MosaicOp(CombineOp):
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
-        centre = np.stack((draws["y"].ravel(), draws["x"].ravel()), -1).astype(np.int64)[:, None]
-        resized = fitted(sizes, np.array([self.size // 2] * 2))[..., 2:]
-        tiles[..., :2] = np.where(_IS_AFTER, centre, centre - resized)
-        tiles[..., 2:4] = resized
-        tiles[..., 4:6] = np.where(_IS_AFTER, centre, 0)
-        tiles[..., 6:8] = np.where(_IS_AFTER, self.size - centre, centre)
+        corners = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).repeat(self.count, 1).reshape(sizes.shape)
+        fit(tiles, sizes, np.full(2, self.size // 2))
+        tiles[..., :2] = corners - (1 - _AFTER) * tiles[..., 2:4]
+        tiles[..., 4:6] = corners * _AFTER
+        tiles[..., 6:8] = np.abs(self.size * _AFTER - corners)
         alone = ~draws["applies"].ravel()
         if alone.any():
-            tiles[alone, 0, :4] = fitted(sizes[alone, 0], tiles[alone, 0, 8:10])
-            tiles[alone, 0, 4:8] = 0, 0, self.size, self.size
+            first = tiles[alone, 0]
+            first[:, 4:8] = 0, 0, self.size, self.size
+            super().place(draws, sizes[alone, 0], first)
+            tiles[alone, 0] = first
 
     def summary(self) -> str:
         """Number of images and size of the canvas."""

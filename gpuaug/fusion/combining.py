@@ -100,7 +100,7 @@ class Mosaic(_Combine):
         ArgumentError: If ``size`` is less than 4, or ``fill`` or ``p`` is out of range.
 
     Cost:
-        Fused, one launch for the images of a batch, one for all masks, and about 20 small launches for boxes.
+        Fused, one launch for the images of a batch, one for all masks, and two small ones for boxes.
 
     Source:
         The mosaics of YOLOX and Ultralytics, whose canvas is twice as high and wide as the training images.
@@ -145,7 +145,7 @@ class MixUpBoxes(_Combine):
         ArgumentError: If an argument is out of range.
 
     Cost:
-        Fused, two launches for the images of a batch, one for all masks, and about 20 small launches for boxes.
+        Fused, two launches for the images of a batch, one for all masks, and two small ones for boxes.
 
     Source:
         The MixUp of Ultralytics for detection, with alpha = 32.
@@ -188,7 +188,7 @@ class CopyPaste(_Combine):
         ArgumentError: If ``p`` is not in [0, 1].
 
     Cost:
-        Fused, two launches for the images of a batch, three for all masks, and about 30 small launches for boxes.
+        Fused, two launches for the images of a batch, three for all masks, and about 20 small ones for boxes.
 
     Source:
         ``SimpleCopyPaste`` of torchvision's scripts, references/detection, without its blur and its random scale.

@@ -123,8 +123,8 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
     return op.windows(numbers, sides, boxes, owners)
 
 
-def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
-    """Resize images of 3 channels of bytes, and write them as patches, of ``dtype``."""
+def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:
+    """Resize images and write them as patches. See ``gpuaug.fusion.backends.patches.write_patches``."""
     if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
         return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
     return patches.write_patches(images, arrangement, resampling, dtype)
@@ -143,11 +143,7 @@ def paste_objects(masks: Tensor, *arrays: NDArray[np.int64]) -> tuple[Tensor, Te
 
 
 def _tiles_backend(device: torch.device) -> Any:
-    if device.type != "cuda" or _triton_backend(device) is None:
-        return torch_tiles
-    from gpuaug.fusion.backends.triton import tiles as triton_tiles
-
-    return triton_tiles
+    return (_triton_backend(device) if device.type == "cuda" else None) or torch_tiles
 
 
 def backend_name(device: torch.device) -> str:

@@ -60,9 +60,9 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"got {elements} and places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with "
             "gpuaug.collate_ragged."
         )
-    frames = shapes.frames or 1
-    clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
-    if clips is None or bool((clips != clips[:, :1]).any()):
+    frames = shapes.frames
+    clips = sizes.reshape(-1, frames, 2) if frames and len(sizes) % frames == 0 else None
+    if frames and (clips is None or bool((clips != clips[:, :1]).any())):
         raise ArgumentError(
             f"frames of a clip in a ragged batch must have one size, got other sizes in {shapes!r}. Resize the frames of each "
             "clip in the dataset."

@@ -72,8 +72,9 @@ def layouts_of(shapes: Shapes) -> NDArray[np.int64]:
     layouts[:, 4] = 1 if planar else shapes.channels
     layouts[:, 3] = layouts[:, 9] * layouts[:, 4]
     layouts[:, 5] = areas if planar else 1
-    first = (areas.cumsum() - areas) * shapes.channels
-    layouts[:, 0] = first - layouts[:, 6] * layouts[:, 3] - layouts[:, 7] * layouts[:, 4]
+    layouts[:, 0] = (areas.cumsum() - areas) * shapes.channels
+    if shapes.windows is not None:
+        layouts[:, 0] -= layouts[:, 6] * layouts[:, 3] + layouts[:, 7] * layouts[:, 4]
     return layouts
 
 

@@ -9,7 +9,7 @@ the rows of a packed column, such as all boxes. To merge the dicts of a group, r
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
@@ -143,27 +143,25 @@ class Combination:
     def _combined_pixels(self, placement: Placement) -> Pixels:
         """Return the canvases of an op."""
         op, draws, tiles, used, canvases = placement
-        pixels = self._pixels
-        shapes = Shapes(canvases, pixels.channels, "chw")
+        shapes = Shapes(canvases, self._pixels.channels, "chw")
         out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
         fill = op.fill / 255 * LARGEST.get(self.dtype, 1)
         fill = float(round(fill)) if self.dtype in LARGEST else fill
         if not op.overlays:
-            dispatch.write_tiles(out, pixels, tiles[used], fill)
+            dispatch.write_tiles(out, self._pixels, tiles[used], fill)
         else:
             # Two images per group: the first fills the canvas, the second is written over it if the op is applied.
             weights = op.weights(draws)
             applies = used[1::2]
-            dispatch.write_tiles(out, pixels, tiles[::2], fill)
+            dispatch.write_tiles(out, self._pixels, tiles[::2], fill)
             options: dict[str, Any] = {"cover": self._cover} if weights is None else {"weights": weights[applies]}
-            dispatch.write_tiles(out, pixels, tiles[1::2][applies], fill, **options)
-        return Pixels([out], layouts_of(shapes), pixels.channels)
+            dispatch.write_tiles(out, self._pixels, tiles[1::2][applies], fill, **options)
+        return Pixels([out], layouts_of(shapes), shapes.channels)
 
     def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
         """Return target dicts of the canvases of an op."""
         op, canvases = placement.op, placement.canvases
         sizes = self._pixels.sizes
-        rectangles = placement.tiles[:, :4]  # top, left, height and width of the resized image on its canvas
         have_one_size = bool((canvases == canvases[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
@@ -173,11 +171,12 @@ class Combination:
         call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
         call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
-        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Rectangles and sizes have y before x.
-        scale = rectangles[:, 2:] / sizes
+        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Tiles and sizes have y before x.
+        rectangles = np.ascontiguousarray(placement.tiles[:, :4].T)
+        scale = rectangles[2:] / np.ascontiguousarray(sizes.T)
         matrices = np.zeros((len(sizes), 9), np.float32)
-        matrices[:, (4, 0)] = scale
-        matrices[:, (5, 2)] = rectangles[:, :2] + scale / 2 - 0.5
+        matrices[:, 4], matrices[:, 0] = scale
+        matrices[:, 5], matrices[:, 2] = rectangles[:2] + scale / 2 - 0.5
         matrices[:, 8] = 1
         hosts = [array for target in container.targets for array in target.host_arrays]
         matrix, layouts, *arrays = send([matrices.reshape(-1, 3, 3), self._pixels.layouts[:, :3], *hosts], self.device)
@@ -205,11 +204,8 @@ class Combination:
             # ``_paste`` has mapped the boxes to the canvases.
             matrix = torch.eye(3, device=self.device).expand_as(matrix)
         for target in boxes:
-            corners, _ = target.corners(matrix, layouts) if op.size is not None else (None, None)
+            target.min_visible = 0.0 if op.size is None else LEAST_VISIBLE
             target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
-            if op.size is not None and corners is not None and target.valid is not None:
-                visible = _areas(corners.clamp(0, op.size)) >= LEAST_VISIBLE * _areas(corners)
-                target.valid = target.valid & visible
         # Not packed if the container had to unpack the dicts.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
@@ -239,16 +235,15 @@ class Combination:
         roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, positions), ABOVE, ABSENT))
         self._cover, statistics = dispatch.paste_objects(as_bits(flat), groups, roles, placement.canvases)
         applies = draws["applies"].ravel()
-        (index,) = send([np.flatnonzero(applies[groups])], self.device)
+        all_owners = [owners, *(target.host_arrays[0] for target in boxes)]
+        index, *rows_of_boxes = send([np.flatnonzero(applies[own // op.count]) for own in all_owners], self.device)
         # Numbers of pixels; then ``edges``: smallest row and column, largest row and column.
         before, after, *edges = statistics[index].float().unbind(1)
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
         # An image has one box per mask, in the same order (``_check_entries``), so ``corners`` has one row per row of ``rows``.
-        for target in boxes:
-            box_owners = target.host_arrays[0]
-            (rows,) = send([np.flatnonzero(applies[box_owners // op.count])], self.device)
+        for target, rows in zip(boxes, rows_of_boxes, strict=True):
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
     def _placed_masks(self, masks: Masks, placement: Placement) -> PlacedMasks:
@@ -303,17 +298,18 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
     types = []
     for index, member in enumerate(images):
         check_input("input", member)
-        size = size_of(member) if isinstance(member, Ragged) or member.ndim == 4 else None
-        if size is None or size.frames:
+        if not _is_batch(member):
             raise ArgumentError(
                 f"images must be batches (B, C, H, W) or ragged images for {names}, got {shown(member)}. Leave {names} out for "
                 "clips."
             )
-        types.append(f"{size.batch} images of {size.channels} channels, {dtype_of(member)} on {member.device}")
+        size = size_of(member)
+        types.append((size.batch, size.channels, dtype_of(member), member.device))
         if types[index] != types[0]:
+            first, other = ("{} images of {} channels, {} on {}".format(*values) for values in (types[0], types[index]))
             raise ArgumentError(
-                f"images of a sample must have one type, got {types[0]}, and {types[index]} at index {index}. Convert them in "
-                "the data set."
+                f"images of a sample must have one type, got {first}, and {other} at index {index}. Convert them in the data "
+                "set."
             )
     return [member if isinstance(member, Ragged) else member.as_subclass(Tensor) for member in images]
 
@@ -341,12 +337,12 @@ def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequ
 
 def _are_batches(images: Any) -> bool:
     """Return whether ``images`` is a list of batches of images."""
-    if not isinstance(images, list | tuple) or not images:
-        return False
-    return all(
-        not image.shapes.frames if isinstance(image, Ragged) else isinstance(image, Tensor) and image.ndim == 4
-        for image in images
-    )
+    return isinstance(images, list | tuple) and len(images) > 0 and all(map(_is_batch, images))
+
+
+def _is_batch(images: Any) -> bool:
+    """Return whether ``images`` is a batch of images, not of clips."""
+    return not images.shapes.frames if isinstance(images, Ragged) else isinstance(images, Tensor) and images.ndim == 4
 
 
 def _packed(targets: Any, batch: int, count: int, device: torch.device) -> PackedTargets:
@@ -405,9 +401,10 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
     ]
+    are_empty = {None}.issuperset(chain.from_iterable(map(dict.values, targets.layout.records)))
     plain_values = (
         (image, name, value)
-        for image, record in enumerate(targets.layout.records)
+        for image, record in enumerate(() if are_empty else targets.layout.records)
         for name, value in record.items()
         if value is not None and name in PER_BOX
     )
@@ -415,21 +412,20 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     for image, name, value in chain(others, plain_values):
         axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
         entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
-    counts_by_name: dict[Any, dict[int, int]] = {}
-    box_counts: dict[int, int] | None = None
+    parts_by_name: dict[Any, list[tuple[Sequence[int], list[int]]]] = {}
+    box_parts: list[tuple[Sequence[int], list[int]]] = []
     for name, cls, axes, images, lengths in entries:
         kind = _kind_of(name, cls)
         # Lists of points and segmentation maps have two axes. Keypoints of objects and masks of objects have three.
         is_per_object = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
         if is_per_object:
-            counts = counts_by_name.setdefault(name, {})
-            counts.update(zip(images, lengths, strict=True))
-            box_counts = counts if box_counts is None and kind is BOXES else box_counts
-    if box_counts is None:
-        return
-    for name, counts in counts_by_name.items():
-        if counts == box_counts:
+            parts = parts_by_name.setdefault(name, [])
+            parts.append((images, lengths))
+            box_parts = parts if not box_parts and kind is BOXES else box_parts
+    for name, parts in parts_by_name.items() if box_parts else ():
+        if parts == box_parts:
             continue
+        counts, box_counts = (dict(chain.from_iterable(starmap(zip, own))) for own in (parts, box_parts))
         for image in sorted({*counts, *box_counts}):
             expected, got = box_counts.get(image, 0), counts.get(image, 0)
             if expected != got:
@@ -450,8 +446,3 @@ class _ImagesCall(Call):
         self.frames = 0
         self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
         self.device = device
-
-
-def _areas(corners: Tensor) -> Tensor:
-    """Areas of boxes, (n, 4) XYXY."""
-    return (corners[:, 2:] - corners[:, :2]).prod(1)

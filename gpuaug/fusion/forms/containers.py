@@ -318,7 +318,9 @@ class Container:
         # ``valid`` refers to the boxes under a key of target dicts, otherwise to the first boxes.
         samples_with_valid: set[int] = set()
         for slot in sorted(boxes, key=lambda slot: self._by_key(slot.path) is None):
-            samples = [sample for sample in slot.column.samples if sample not in samples_with_valid]
+            samples = slot.column.samples
+            if samples_with_valid:
+                samples = [sample for sample in samples if sample not in samples_with_valid]
             slot.set_valid(columns_by_key.get(VALID.name), samples)
             samples_with_valid.update(samples)
         return [*results, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in boxes)]

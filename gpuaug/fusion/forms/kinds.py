@@ -66,6 +66,8 @@ class Points:
     """Whether boxes are clipped to the output image, and ``valid`` is computed."""
     device_arrays: Sequence[Tensor] = ()
     """``host_arrays`` on the device, set by the caller."""
+    min_visible: float = 0.0
+    """Smallest share of the area of a box inside the output image, for the box to be valid. Read if ``clip``."""
     valid_after_crop: Tensor | None = None
     """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
 
@@ -79,14 +81,13 @@ class Points:
         self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
         if self.device_arrays:
-            return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip)
+            return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip, self.min_visible)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
-        """Transform the boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
+        """Return (boxes mapped by ``matrix``, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
 
-        Returns:
-            (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
+        ``matrix``: (B, 3, 3) float32, which maps input to output pixel centres.
         """
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
@@ -316,15 +317,15 @@ class Slot:
         """
         self.valid_samples = samples
         column, device = self.column, self.call.device
-        masks = {} if flags is None else dict(zip(flags.samples, flags.values, strict=True))
-        if flags is None or masks.keys().isdisjoint(samples):
+        if flags is None or set(flags.samples).isdisjoint(samples):
             return
         if flags.samples != column.samples or len(samples) < len(column.samples):
+            masks = dict(zip(flags.samples, flags.values, strict=True))
             ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
             pairs = zip(column.samples, self.counts, strict=True)
             parts = [masks[sample] if sample in masks and sample in samples else ones[:count] for sample, count in pairs]
             flags = Column(column.samples, parts)
-        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.shapes != [(count,) for count in self.counts]:
+        if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.row_shape != () or flags.lengths != self.counts:
             self._check_flags(flags)
         assert isinstance(self.target, Points)
         self.target.valid = flags.joined
@@ -389,8 +390,7 @@ class Slot:
     def _checked_format(self) -> BoxFormat:
         """Check boxes, and return the format, which all boxes must share.
 
-        torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
-        the format of ``fuse(…, boxes=…)``.
+        It is torchvision's attribute ``format``, else COCO's format under the key ``bbox``, else ``boxes`` of ``fuse``.
         """
         column = self.column
         default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self.call.boxes

@@ -36,6 +36,14 @@ class PlacedMasks(NamedTuple):
     """Pixels of the masks, (H, W) each, in one tensor."""
 
 
+_Groups = tuple[Tensor | None, list[int], list[int], list[int]]
+"""Values of a column that are kept, by canvas.
+
+(indices of the rows on the device of the column, or ``None`` for all; indices of the canvases with values, ascending; number of
+rows per such canvas; position in the column of the first value of each).
+"""
+
+
 class Merge:
     """Merge of the target dicts of each group into one dict.
 
@@ -52,6 +60,8 @@ class Merge:
         self._is_first = np.arange(len(placement.used)) % self._count == 0
         weights = placement.op.weights(placement.draws)
         self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
+        self._known: list[tuple[Any, _Groups]] = []
+        """Arguments and results of ``_groups_of``. Most columns have the same images and lengths."""
 
     def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
         """Return one dict per canvas. ``masks``: name → masks on the canvases, which replace the masks of the dicts."""
@@ -83,17 +93,11 @@ class Merge:
                 f"{' and '.join(str(tuple(shape)) for shape in dict.fromkeys(column.shapes))}. Return such tensors from the "
                 "data set, also for an image without boxes."
             )
-        images, lengths = np.asarray(column.samples, np.int64), np.asarray(column.lengths, np.int64)
-        kept = self._kept(is_per_box)[images]
-        if not kept.all():
-            (rows,) = send([np.flatnonzero(np.repeat(kept, lengths))], flat.device)
-            flat = flat.index_select(0, rows)
-        positions = np.flatnonzero(kept)
-        # Index of the group of each value that is kept, which is also the index of its canvas.
-        groups = images[positions] // self._count
-        canvases = np.flatnonzero(np.bincount(groups))
-        new_lengths = np.bincount(groups, lengths[positions])[canvases].astype(np.int64).tolist()
-        first_positions = positions[np.searchsorted(groups, canvases)].tolist()
+        arguments = is_per_box, column.samples, column.lengths, flat.device
+        if all(known != arguments for known, _ in self._known):
+            self._known.append((arguments, self._groups_of(*arguments)))
+        rows, canvases, lengths, first_positions = next(groups for known, groups in self._known if known == arguments)
+        flat = flat if rows is None else flat.index_select(0, rows)
         # One dict per value, or a single dict if all are equal.
         attributes = column.attributes
         if len(attributes) > 1:
@@ -103,7 +107,20 @@ class Merge:
             attributes = attributes * len(canvases) if len(attributes) == 1 else attributes
             attributes = [{**entries, "canvas_size": size} for entries, size in zip(attributes, sizes, strict=True)]
         shapes = None if column.shapes is None else [column.shapes[position] for position in first_positions]
-        return column._replace(samples=canvases.tolist(), lengths=new_lengths, shapes=shapes, attributes=attributes), flat
+        return column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat
+
+    def _groups_of(self, is_per_box: bool, samples: Sequence[int], sizes: Sequence[int], device: torch.device) -> _Groups:
+        """Return the groups of columns with the values of the images ``samples``, of ``sizes`` rows each."""
+        images, lengths = np.fromiter(samples, np.int64), np.fromiter(sizes, np.int64)
+        kept = self._kept(is_per_box)[images]
+        rows = None if kept.all() else send([np.flatnonzero(np.repeat(kept, lengths))], device)[0]
+        positions = np.flatnonzero(kept)
+        # Index of the group of each value that is kept, which is also the index of its canvas.
+        groups = images[positions] // self._count
+        canvases = np.flatnonzero(np.bincount(groups))
+        new_lengths = np.bincount(groups, lengths[positions])[canvases].astype(np.int64)
+        first_positions = positions[np.searchsorted(groups, canvases)]
+        return rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
 
     def _mask_column(self, column: PackedColumn, placed: PlacedMasks) -> tuple[PackedColumn, Tensor]:
         """Return the column of masks, which are (n, H, W) per canvas."""

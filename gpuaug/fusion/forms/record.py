@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.forms.box_crop import crop_by_boxes
 from gpuaug.fusion.forms.call import Call
@@ -25,7 +25,7 @@ from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_device, check_not_segmentation_map, names_of
 from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Masks, Points
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
@@ -97,7 +97,7 @@ class Record:
         self._masks = [target for target in self.targets if isinstance(target, Masks)]
         arrays = [array for target in self.targets for array in target.host_arrays]
         if arrays:
-            device_arrays = iter(to_device(arrays, call.device))
+            device_arrays = iter(send(arrays, call.device))
             for target in self.targets:
                 target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
         self._images = next(adapter for adapter in self._dense if adapter.key == "input")
@@ -273,7 +273,7 @@ class Record:
         indices = plan.frames
         if indices is None:
             return
-        (device_indices,) = to_device([indices], self.call.device)
+        (device_indices,) = send([indices], self.call.device)
         for adapter in self._dense:
             adapter.select_frames(device_indices, len(self.call.frame_indices))
         self.call.frame_indices = [self.call.frame_indices[frame] for frame in indices.tolist()]
@@ -351,11 +351,3 @@ class Record:
         for index, labels in self._labels.items():
             values.insert(index, labels)
         return values[0] if len(values) == 1 else values
-
-
-def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy flat integer arrays to ``device``, in one asynchronous copy from pinned memory."""
-    lengths = [len(array) for array in arrays]
-    pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=pinned.numpy())
-    return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)

@@ -28,7 +28,7 @@ from gpuaug.core.targets import (
     type_name,
     with_class_of,
 )
-from gpuaug.fusion.forms.record import to_device
+from gpuaug.fusion.backends.patches import send
 from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.torchvision.per_box import label_key
 
@@ -114,7 +114,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if isinstance(targets, PackedTargets):
         index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # filled with -1 at the end
     else:
-        (index,) = to_device([np.flatnonzero(host_flags.numpy())], flags.device)
+        (index,) = send([np.flatnonzero(host_flags.numpy())], flags.device)
     changes = {name: (column.packed, column.joined.index_select(0, index)) for name, column in alike.items()}
     result = packed.with_columns(changes, PendingRows(frozenset(changes), valid.lengths, host_flags))
     if isinstance(targets, PackedTargets):
@@ -290,7 +290,7 @@ def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
 def _entries(value: Any, indices: Array) -> Any:
     """Return some entries of a value; the value itself if its type cannot hold one entry per box."""
     if isinstance(value, Tensor):
-        return with_class_of(value.index_select(0, *to_device([indices], value.device)), value)
+        return with_class_of(value.index_select(0, *send([indices], value.device)), value)
     if isinstance(value, np.ndarray):
         return value[indices]
     return type(value)(value[index] for index in indices) if isinstance(value, list | tuple) else value

@@ -79,6 +79,8 @@ class BoxMapping:
     """Sample index of each box, (n,) int64, for boxes of shape (n, …); ``None`` for boxes of shape (B, N, …)."""
     clip: bool = False
     """Whether to clip boxes to the output image, and return the mask of the valid boxes."""
+    min_visible: float = 0.0
+    """With ``clip``, smallest share of the area of a mapped box that is inside the output image, for the box to be valid."""
 
 
 def check_form(values: Tensor, key: str) -> None:
@@ -140,8 +142,11 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         if mapping.clip:
             out_valid = has_positive_area(values, mapping.source_format) & _overlaps_image(first, last, mapping)
             out_valid = out_valid if valid is None else out_valid & valid
+            area = (last.float() - first.float()).prod(-1) if mapping.min_visible else None
             margin = 0 if mapping.target_format.edges else 1  # the centre of the last pixel is at side - 1
             first, last = (_clamped(corner, mapping.out[0] - margin, mapping.out[1] - margin) for corner in (first, last))
+            if area is not None:
+                out_valid = out_valid & ((last.float() - first.float()).prod(-1) >= mapping.min_visible * area)
         mapped = _from_corners(first, last, mapping)
     mapped = mapped.to(dtype)
     if mapping.owners is not None:

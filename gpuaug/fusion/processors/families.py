@@ -74,12 +74,11 @@ class Family:
         Raises:
             ArgumentError: If the processor does not accept an image of one of the sizes.
         """
-        with np.errstate(divide="ignore", invalid="ignore"):  # images without pixels
-            wrong = (sizes < 1).any(1) | (sizes.max(1) / sizes.min(1) > self.most_ratio)
-            resized = self.resized(sizes)
-        wrong |= (resized < 1).any(1)
+        positive = np.maximum(sizes, 1)  # for images without pixels, whose ratios would divide by 0
+        resized = self.resized(positive)
+        wrong = (np.minimum(sizes, resized) < 1) | (positive > self.most_ratio * positive[:, ::-1])
         if wrong.any():
-            index = int(wrong.argmax())
+            index = int(wrong.any(1).argmax())
             height, width = sizes[index].tolist()
             raise ArgumentError(
                 "Images must have a pixel before and after the resize, and for Qwen2-VL an aspect ratio of at most 200, got "
@@ -89,32 +88,32 @@ class Family:
 
     @abstractmethod
     def resized(self, sizes: Sizes) -> Sizes:
-        """Return the sizes to which images are resized, unchecked."""
+        """Return the sizes to which images are resized, unchecked. ``sizes``: at least 1."""
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k); by default its height and width."""
         return resized
 
     @abstractmethod
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return the shape of the output, its order, the offset of each image in it, (N,), and whether it is padded."""
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
-        """Return the arrays of the result after ``pixel_values``."""
-        return (grids,)
+        """Return the arrays of the result after ``pixel_values``: by default the grids, if the result has them."""
+        return (grids,)[: len(self.Output._fields) - 1]
 
-    def regions(self, resized: Sizes) -> NDArray[np.int64]:
-        """Return top, left, height and width of the part of each resized image that is written, (N, 4)."""
-        return np.column_stack([np.zeros_like(resized), resized])
+    def regions(self, resized: Sizes) -> tuple[NDArray[np.int64], Sizes]:
+        """Return (top and left, height and width) of the part of each resized image that is written, (N, 2) each."""
+        return np.zeros_like(resized), resized
 
-    def arrangement(self, sizes: Sizes) -> tuple[Arrangement, Sizes]:
-        """Return the arrangement and the grids of images, which are one after the other in the source."""
-        areas = sizes.prod(1) * 3
+    def arrangement(self, sizes: Sizes) -> Arrangement:
+        """Return the arrangement of images, which are one after the other in the source."""
+        areas = sizes[:, 0] * sizes[:, 1] * 3
         resized = self.targets(sizes)
-        shape, order, offsets, padded = self.arrange(resized)
-        regions = self.regions(resized)
-        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, regions])
-        return Arrangement(shape, order, rows, padded), self.grids(resized)
+        grids = self.grids(resized)
+        shape, order, offsets, padded = self.arrange(grids)
+        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, *self.regions(resized)])
+        return Arrangement(shape, order, rows, padded, self.results(grids))
 
 
 @dataclass(frozen=True)
@@ -138,24 +137,19 @@ class OneSize(Family):
         """Return the grid of each resized image, (N, k)."""
         return np.broadcast_to(self._out, resized.shape)
 
-    def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
-        """Return nothing: all images have one size."""
-        return ()
-
     @property
     def _out(self) -> tuple[int, ...]:
         return self.size if self.crop is None else self.crop
 
-    def regions(self, resized: Sizes) -> NDArray[np.int64]:
+    def regions(self, resized: Sizes) -> tuple[NDArray[np.int64], Sizes]:
         """Return the part of each resized image that is written."""
         margins = resized - self._out
         # Half of the margin is rounded down, also where the crop is larger than the image.
-        corners = np.sign(margins) * (np.abs(margins) // 2)
-        return np.column_stack([corners, self.grids(resized)])
+        return np.sign(margins) * (np.abs(margins) // 2), self.grids(resized)
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
-        return *_planes(len(resized), *self._out), False
+        return *_planes(len(grids), *self._out), False
 
 
 @dataclass(frozen=True)
@@ -187,9 +181,9 @@ class PixtralFamily(Family):
         sizes = np.where(ratios > 1, np.floor(sizes / ratios), sizes).astype(np.int64)
         return -(-sizes // self.patch) * self.patch
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
-        return *_planes(len(resized), *resized.max(0, initial=1).tolist()), True
+        return *_planes(len(grids), *grids.max(0, initial=1).tolist()), True
 
 
 @dataclass(frozen=True)
@@ -209,23 +203,24 @@ class QwenFamily(Family):
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
         factor = self.patch * self.merge
-        pixels = sizes.prod(1, keepdims=True)
-        rounded = np.rint(sizes / factor) * factor
+        pixels = sizes[:, :1] * sizes[:, 1:]
+        rounded = np.rint(sizes / factor)
         shrink = np.sqrt(pixels / self.max_pixels)
-        smaller = np.maximum(factor, np.floor(sizes / shrink / factor) * factor)
-        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor) * factor
-        area = rounded.prod(1, keepdims=True)
-        return np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded)).astype(np.int64)
+        smaller = np.maximum(1, np.floor(sizes / shrink / factor))
+        larger = np.ceil(sizes * np.sqrt(self.min_pixels / pixels) / factor)
+        area = rounded[:, :1] * rounded[:, 1:] * factor**2
+        counts = np.where(area > self.max_pixels, smaller, np.where(area < self.min_pixels, larger, rounded))
+        return counts.astype(np.int64) * factor
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
         return np.column_stack([np.ones(len(resized), np.int64), resized // self.patch])
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
         area = self.patch**2
         length = 3 * self.temporal * area
-        counts = (resized // self.patch).prod(1)
+        counts = grids[:, 1] * grids[:, 2]
         order = PatchOrder(
             *(self.patch, self.patch, self.merge, length, self.patch, 1, self.temporal * area, area, self.temporal)
         )
@@ -243,16 +238,22 @@ class Siglip2Family(Family):
 
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
-        # The bisection of transformers, with the same roundings, for all images at once.
+        # transformers bisects scales from eps / 10 to 100, and ends at most eps below the largest scale that fits. Mostly all
+        # scales in between give the same numbers of patches. The largest scale follows from the largest grids.
         eps = 1e-5
-        lower = np.full(len(sizes), eps / 10)
-        upper = np.full(len(sizes), 100.0)
-        while (upper - lower >= eps).any():
-            scale = (lower + upper) / 2
-            height, width = self._patches(sizes, scale)
-            fits = height * width <= self.most
-            lower = np.where(fits, scale, lower)
-            upper = np.where(fits, upper, scale)
+        short = np.arange(1, math.isqrt(self.most) + 1)
+        long = self.most // short
+        rows, columns = np.concatenate((short, long)), np.concatenate((long, short))
+        largest = self.patch * np.minimum(rows / sizes[:, :1], columns / sizes[:, 1:]).max(1)
+        upper = np.clip(largest * (1 - 1e-14), eps / 10, 100)  # 1e-14 is more than the rounding error of ``largest``
+        lower = np.maximum(upper - 1.1 * eps, eps / 10)
+        if (self._patches(sizes, lower) != self._patches(sizes, upper)).any():
+            # The bisection, with the same roundings, for all images at once.
+            lower, upper = np.full((2, len(sizes)), [[eps / 10], [100]])
+            while (upper - lower >= eps).any():
+                scale = (lower + upper) / 2
+                fits = self._patches(sizes, scale).prod(0) <= self.most
+                lower, upper = np.where(fits, (scale, upper), (lower, scale))
         return (self._patches(sizes, lower).T * self.patch).astype(np.int64)
 
     def _patches(self, sizes: Sizes, scale: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -261,14 +262,14 @@ class Siglip2Family(Family):
 
     def results(self, grids: Sizes) -> Sequence[NDArray[Any]]:
         """Return the grids, and before them the mask of the patches."""
-        return (np.arange(self.most) < grids.prod(1)[:, None]).astype(np.int32), grids
+        return (np.arange(self.most) < grids[:, :1] * grids[:, 1:]).astype(np.int32), grids
 
     def grids(self, resized: Sizes) -> Sizes:
         """Return the grid of each resized image, (N, k)."""
         return resized // self.patch
 
-    def arrange(self, resized: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
+    def arrange(self, grids: Sizes) -> tuple[tuple[int, ...], PatchOrder, NDArray[np.int64], bool]:
         """Return shape, order, offsets and padding of the output."""
         length = 3 * self.patch**2
         order = PatchOrder(self.patch, self.patch, 1, length, 3 * self.patch, 3, 1)
-        return (len(resized), self.most, length), order, np.arange(len(resized)) * self.most * length, True
+        return (len(grids), self.most, length), order, np.arange(len(grids)) * self.most * length, True

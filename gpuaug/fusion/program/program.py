@@ -75,6 +75,8 @@ class Program:
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.combining = combining_ops(self.ops)
         """Ops that combine the images of a sample, before all passes."""
+        self._last_draws: dict[tuple[int, int], Draws] = {}
+        """Draws of the last windows, by (seed, batch size): windows are computed once per image of the samples."""
         if self.combining and options.views > 1:
             raise ArgumentError(
                 f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine images in the "
@@ -225,10 +227,12 @@ class Program:
         whole = np.stack(np.broadcast_arrays(0, 0, size.height, size.width), 1)
         table = np.zeros_like(whole)
         if self.combining:
+            key = seed, size.batch
             try:
-                draws = self.draw(size, seed)
+                draws = self._last_draws[key] if key in self._last_draws else self.draw(size, seed)
             except GpuAugError:
                 return None
+            self._last_draws = {key: draws}
             table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
         # An image that is not used is decoded for its first pixel.
         table[:, 2:] = np.maximum(table[:, 2:], 1)

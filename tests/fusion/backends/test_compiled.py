@@ -28,7 +28,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches, tiles
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix, patches
 from gpuaug.fusion.backends.triton.filters import blur, frame, levels
 from gpuaug.fusion.backends.triton.tiles import images, objects
 from gpuaug.fusion.lower.kornia import LOWERED
@@ -349,7 +349,7 @@ def test_patches_kernel_compiles_for_a_gpu(name, layout, monkeypatch):
     family, resampling = read_stand_in(name)[1:]
     batch = pack(images_of([(40, 60), (60, 40)]), layout)
     for dtype in (torch.float32, torch.bfloat16):
-        patches.write_patches(batch, family.arrangement(batch.shapes.sizes)[0], resampling, dtype)
+        patches.write_patches(batch, family.arrangement(batch.shapes.sizes), resampling, dtype)
     assert len(made) == 2
     for compiled in made.values():
         assert compiled.asm["cubin"]
@@ -364,7 +364,7 @@ def test_kernels_that_combine_images_compile_for_a_gpu(monkeypatch):
     for module, names in {images: ["tiles_kernel"], objects: ["cover_kernel", "cut_kernel"]}.items():
         for name in names:
             monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), made))
-    monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: tiles)
+    monkeypatch.setattr(dispatch, "_tiles_backend", lambda device: backend)
     augment = gpuaug.fuse([gpuaug.Mosaic(64), gpuaug.CopyPaste(), gpuaug.MixUpBoxes()])
     # Images of each type are written, pasted and blended. Masks of one type are written, and cut out of one another.
     for dtype, count in ((torch.uint8, 6), (torch.float16, 9)):

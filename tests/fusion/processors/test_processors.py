@@ -11,8 +11,9 @@ import pytest
 import torch
 from support.batches.ragged import cut, images_of, pack
 from support.comparison.values import assert_values
+from support.files.encoded_files import png
 from support.files.images import noise
-from support.processors.stand_ins import NAMES, expected, stand_in
+from support.processors.stand_ins import NAMES, expected, siglip2_grid, stand_in
 from torch.utils.data import DataLoader
 
 import gpuaug
@@ -113,6 +114,21 @@ def test_grids_of_headers_are_those_of_the_pixels(name, make):
     assert_result(pixels(pack(wanted)), expected(make(name), wanted), atol=5e-6)
     for got, image in zip(decoded, wanted, strict=False):
         assert_values(got, image)
+
+
+@pytest.mark.parametrize(
+    ("patch", "most", "between"),
+    [(16, 21, [(2744, 4573), (4308, 4305)]), (14, 256, []), (16, 1024, []), (32, 1, [(9_000, 9_001)])],
+)
+def test_grids_of_siglip2_equal_the_bisection_for_all_sizes(patch, most, between, make):
+    """``between``: sizes for which not all scales of the last interval of the bisection give the same grid."""
+    random = np.random.default_rng(patch)
+    wide = random.integers(1, 26, (400, 2)) * random.permuted(np.tile([1, 200], (400, 1)), axis=1)
+    whole = random.integers(1, 40, (400, 2)) * patch  # of whole patches
+    sizes = [*between, *np.concatenate([random.integers(1, 5_000, (400, 2)), wide, whole]).tolist()]
+    pixels = fused(make("Siglip2ImageProcessor", patch_size=patch, max_num_patches=most))
+    wanted = [siglip2_grid(sides, patch, most) for sides in sizes]
+    assert_values(pixels.grids(read([png(*sides) for sides in sizes])), torch.tensor(wanted))
 
 
 COUNTS = [0, 2, 1, 0, 0, 3]

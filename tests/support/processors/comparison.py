@@ -13,7 +13,7 @@ BAND = 1 / 255
 def unrounded(batch, arrangement, resampling):
     """Levels of the resized images before they are rounded, in the arrangement of the output."""
     levels = torch.arange(256.0).expand(3, 256).contiguous()
-    return write_patches(batch, arrangement, Resampling(resampling.cubic, False, levels), torch.float32)
+    return write_patches(batch, arrangement, Resampling(resampling.cubic, False, levels), torch.float32)[0]
 
 
 def beyond_thresholds(got, wanted, batch, arrangement, resampling):

@@ -118,16 +118,21 @@ def _qwen(processor, images):
     return {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
 
 
+def siglip2_grid(sides, size, most):
+    """Patches along height and width of SigLIP2's processor, by bisection of the scale."""
+    low, high = 1e-6, 100.0
+    while high - low >= 1e-5:
+        scale = (low + high) / 2
+        counts = [max(1, math.ceil(side * scale / size)) for side in sides]
+        low, high = (scale, high) if math.prod(counts) <= most else (low, scale)
+    return [max(1, math.ceil(side * low / size)) for side in sides]
+
+
 def _siglip2(processor, images):
     size, most = processor.patch_size, processor.max_num_patches
     result = {"pixel_values": [], "pixel_attention_mask": [], "spatial_shapes": []}
     for image in images:
-        low, high = 1e-6, 100.0
-        while high - low >= 1e-5:
-            scale = (low + high) / 2
-            counts = [max(1, math.ceil(side * scale / size)) for side in image.shape[1:]]
-            low, high = (scale, high) if math.prod(counts) <= most else (low, scale)
-        rows, columns = (max(1, math.ceil(side * low / size)) for side in image.shape[1:])
+        rows, columns = siglip2_grid(image.shape[1:], size, most)
         values = normalized(processor, resized(processor, image, (rows * size, columns * size)))
         values = values.view(3, rows, size, columns, size).permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
         result["pixel_values"].append(F.pad(values, (0, 0, 0, most - len(values))))

@@ -37,6 +37,8 @@ from gpuaug.fusion.backends.triton.launch import (
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix_launch
 from gpuaug.fusion.backends.triton.patches import write_patches as write_patches
+from gpuaug.fusion.backends.triton.tiles.images import write_tiles as write_tiles
+from gpuaug.fusion.backends.triton.tiles.objects import paste_objects as paste_objects
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.pixels import converted, unit_range

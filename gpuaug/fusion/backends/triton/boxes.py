@@ -63,13 +63,19 @@ def is_visible(first, last, length, EDGES: tl.constexpr):
     return minimum(maximum(end, 0.0), length) - minimum(maximum(first, 0.0), length) >= 1
 
 
+@triton.jit
+def area(x1, y1, x2, y2):
+    """Return the area of a box, computed in float32."""
+    return (x2.to(tl.float32) - x1.to(tl.float32)) * (y2.to(tl.float32) - y1.to(tl.float32))
+
+
 @kernel
 def box_kernel(
     values, valid, owners, matrices, image_layouts, results, valid_result,
     box_count, boxes_per_sample, matrix_stride, source_height, source_width, out_height, out_width,
     LAYOUT: tl.constexpr, NUMBERS: tl.constexpr, TO_LAYOUT: tl.constexpr, TO_NUMBERS: tl.constexpr, EDGES: tl.constexpr,
     FRACTIONS: tl.constexpr, TO_FRACTIONS: tl.constexpr, CLIP: tl.constexpr, HAS_VALID: tl.constexpr, HAS_OWNERS: tl.constexpr,
-    IMAGE_LAYOUT_COLUMNS: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+    IMAGE_LAYOUT_COLUMNS: tl.constexpr, DOUBLE: tl.constexpr, MIN_VISIBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Map ``values``, boxes or points, to ``results``, and write the mask of valid boxes to ``valid_result``.
 
@@ -82,6 +88,7 @@ def box_kernel(
         DOUBLE: Whether to compute in float64.
         FRACTIONS, TO_FRACTIONS: Whether coordinates are fractions of the image size, in the input and in the output.
         CLIP: Whether boxes are clipped, and ``valid_result`` is written.
+        MIN_VISIBLE: ``BoxMapping.min_visible``.
         HAS_VALID: Whether ``valid`` is an input mask.
         HAS_OWNERS: Whether ``owners`` holds the sample of each box.
         IMAGE_LAYOUT_COLUMNS: Numbers per row of ``image_layouts``; 0 if all images have one size.
@@ -147,13 +154,16 @@ def box_kernel(
         is_valid = has_extent & is_visible(x1, x2, right_limit, EDGES) & is_visible(y1, y2, lower_limit, EDGES)
         if HAS_VALID:
             is_valid &= tl.load(valid + index, mask=in_bounds, other=0) != 0
-        tl.store(valid_result + index, is_valid.to(tl.uint8), mask=in_bounds)
+        least_area = MIN_VISIBLE * area(x1, y1, x2, y2)
         end_x = right_limit if EDGES else right_limit - 1
         end_y = lower_limit if EDGES else lower_limit - 1
         x1 = minimum(maximum(x1, 0.0), end_x)
         y1 = minimum(maximum(y1, 0.0), end_y)
         x2 = minimum(maximum(x2, 0.0), end_x)
         y2 = minimum(maximum(y2, 0.0), end_y)
+        if MIN_VISIBLE > 0:
+            is_valid &= area(x1, y1, x2, y2) >= least_area
+        tl.store(valid_result + index, is_valid.to(tl.uint8), mask=in_bounds)
     if TO_LAYOUT == 0:
         # The vertices are (x1, y1), (x2, y1), (x2, y2), (x1, y2). The first two are stored at the end, with y1 in place of y2.
         tl.store(result + 4, x2.to(results.dtype.element_ty), mask=in_bounds)
@@ -207,6 +217,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         has_owners,
         layout_columns,
         values.dtype == torch.float64,
+        mapping.min_visible,
         BLOCK,
     )
     launch = launch_for(box_kernel, (values.dtype, dtype), constants)

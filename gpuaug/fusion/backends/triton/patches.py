@@ -156,18 +156,18 @@ def patches_kernel(
     store_channel(b, 2, inverse, is_inside, levels, address, mask, strides, ROUNDS, REPEATS)
 
 
-def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> Tensor:
-    """Resize images and write them as patches, of ``dtype``, on the current stream.
+def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:
+    """Resize images and write them as patches on the current stream. See ``gpuaug.fusion.backends.patches.write_patches``.
 
     Cost:
         One launch, and one asynchronous copy from pinned memory. A fill with zeros if the output is padded.
     """
     with on_device(images.device):
-        (rows,) = send((arrangement.rows,), images.device)
+        rows, *others = send((arrangement.rows, *arrangement.others), images.device)
         out = arrangement.allocate(dtype, images.device)
         tiles = int((-(-arrangement.rows[:, 8:10] // TILE)).prod(1).max())
         *strides, repeats = arrangement.order
         constants = images.shapes.layout == "chw", resampling.cubic, resampling.rounds, repeats, *TILE
         launch = launch_for(patches_kernel, (dtype,), constants, warps=1)
         launch((images.data, rows, resampling.levels_on(images.device, dtype), out), (tiles, len(rows), 1), strides)
-    return out
+    return [out, *others]

@@ -74,7 +74,8 @@ def boxes_agree(forms, clip, owned, ragged, dtype, generator):
     valid = (
         torch.rand(values.shape[: 1 if owned else 2], generator=generator) < 0.8 if clip and dtype != torch.float64 else None
     )
-    way = BoxMapping(form, to, table[:, 4:].unflatten(1, (3, 3)), FRAMES if ragged else (20, 30), (24, 31), owners, clip)
+    matrices = table[:, 4:].unflatten(1, (3, 3))
+    way = BoxMapping(form, to, matrices, FRAMES if ragged else (20, 30), (24, 31), owners, clip, 0.2 if owned else 0.0)
     leaves = dtype if dtype.is_floating_point else torch.float32
     expected, expected_valid = boxes.map_boxes(values, valid, way, leaves)
     got, got_valid = box_kernels.map_boxes(values, valid, way, leaves)

@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug import CopyPaste, MixUpBoxes, Mosaic
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.triton import tiles
+from gpuaug.fusion.backends.triton import backend as triton
 
 PIPELINES = {
     "mosaic": [Mosaic(64, p=0.7)],
@@ -35,7 +35,7 @@ def failures(*, every):
                 [*transforms, v2.RandomHorizontalFlip(0.0), *resize], ragged=bool(resize), dtype=torch.float32
             )
             results = []
-            for backend in (in_torch, lambda device: tiles):
+            for backend in (in_torch, lambda device: triton):
                 dispatch._tiles_backend = backend
                 torch.manual_seed(number)
                 results.append(augment(images, targets, data_keys=["input", "targets"]))

@@ -126,13 +126,14 @@ def write_tiles(
     cover: Tensor | None = None,
 ) -> None:
     """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
-    layouts = pixels.layouts[tiles[:, 11]]
+    layouts = pixels.layouts.take(tiles[:, 11], 0)
     base = pixels.tensors[0]
     # The kernel reads all tensors by their distance from the first.
     distances = np.array([(tensor.data_ptr() - base.data_ptr()) // base.itemsize for tensor in pixels.tensors])
     layouts[:, 0] += distances[layouts[:, -1]]
     rows = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
-    blocks = int((-(-tiles[:, 6:8] // TILE)).prod(1).max())
+    blocks_y, blocks_x = (-(-tiles[:, 6 + axis] // TILE[axis]) for axis in (0, 1))
+    blocks = int((blocks_y * blocks_x).max())
     mode = 2 if cover is not None else int(weights is not None)
     constants = pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill, *TILE
     with on_device(out.device):
