@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged, buffer_length
+from gpuaug.fusion.backends.readers import send
 
 
 class PatchOrder(NamedTuple):
@@ -126,26 +126,6 @@ class Resampling:
             return table.gather(1, levels.flatten(1).long()).view(levels.shape)
         first = table[:, :1, None]
         return first + levels * ((table[:, -1:, None] - first) / 255)
-
-
-_DTYPES = {np.dtype(str(dtype).removeprefix("torch.")): dtype for dtype in (torch.int64, torch.int32, torch.float32)}
-"""Dtype in torch of each dtype of ``send``."""
-
-
-def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Return copies of arrays of int64, int32 or float32 on a device: one asynchronous copy from pinned memory."""
-    starts = [0, *accumulate(-(-array.nbytes // 8) * 8 for array in arrays)]  # aligned for every dtype
-    host = torch.empty(starts.pop(), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
-    buffer = host.numpy()
-    views: list[tuple[torch.dtype, Sequence[int], Sequence[int], int]] = []
-    for array, start in zip(arrays, starts, strict=True):
-        part: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer, start)
-        part[...] = array
-        size = part.itemsize
-        views.append((_DTYPES[part.dtype], part.shape, [stride // size for stride in part.strides], start // size))
-    sent = host.to(device, non_blocking=True)
-    # One view in place of a slice and a reshape, because a call of torch takes about 2 µs.
-    return [sent.view(dtype).as_strided(shape, strides, start) for dtype, shape, strides, start in views]
 
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:

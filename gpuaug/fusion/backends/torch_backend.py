@@ -67,8 +67,11 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     """
     first_pass, *other_passes = plan.passes
     tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.images_per_sample for pass_ in plan.passes}}
-    are_bytes = bytes_between(plan.passes, dtype_of(images))
-    result = run_pass(first_pass, _without_16_bit_integers(images), tables[first_pass.out.images_per_sample], *canvases[:1])
+    dtype = dtype_of(images)
+    if dtype in LARGEST and dtype != torch.uint8:  # torch supports few functions of uint16
+        images = replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
+    are_bytes = bytes_between(plan.passes, dtype)
+    result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
         source = converted(result, torch.uint8) if are_bytes[index - 1] else result
@@ -96,14 +99,6 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
         for op, column in pass_.point_columns:
             op.rows_to_frames(rows[:, column:], frame, frames)
     return table
-
-
-def _without_16_bit_integers(images: Tensor | Ragged) -> Tensor | Ragged:
-    """Convert images of 16-bit integers to floats in [0, 1], because torch supports few functions of uint16."""
-    dtype = dtype_of(images)
-    if dtype not in LARGEST or dtype == torch.uint8:
-        return images
-    return replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
 
 
 def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:

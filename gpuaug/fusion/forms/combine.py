@@ -33,8 +33,7 @@ from gpuaug.core.targets import (
     type_name_of,
 )
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.patches import send
-from gpuaug.fusion.backends.readers import as_bits, dtype_of, size_of
+from gpuaug.fusion.backends.readers import as_bits, dtype_of, send, size_of
 from gpuaug.fusion.backends.tiles import ABOVE, ABSENT, BELOW, Pixels, layouts_of, pixels_of
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.combine_ops import CombineOp, CopyPasteOp, Placement, combined_size

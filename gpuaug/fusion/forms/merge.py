@@ -23,7 +23,7 @@ from gpuaug.core.targets import (
     TargetsLayout,
     type_name_of,
 )
-from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.combine_ops import Placement
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.targets import BOXES, DATA_KEYS, LABELS, MASKS, VALID
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.forms.box_crop import crop_by_boxes
 from gpuaug.fusion.forms.call import Call

@@ -28,7 +28,7 @@ from gpuaug.core.targets import (
     type_name,
     with_class_of,
 )
-from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.torchvision.per_box import label_key
 

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.patches import Arrangement, Resampling, send
+from gpuaug.fusion.backends.patches import Arrangement, Resampling
+from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import filter_weight, half_to_even
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.fusion.backends.patches import send
+from gpuaug.fusion.backends.readers import send
 from gpuaug.fusion.backends.tiles import Pixels
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
