@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ DALI_CPU = "DALI, CPU"
 DALI_WHOLE = "DALI, whole images"
 SPDL = "SPDL, fuse"
 TORCHCODEC = "torchcodec, fuse"
-LITDATA = "LitData, fuse"
 OURS = "gpuaug"
 OURS_ENGINES = "gpuaug, engines"
 OURS_CPU = "gpuaug, CPU"
@@ -99,7 +97,7 @@ def versions() -> dict[str, str]:
     """Return the versions of installed packages that decode."""
     packages = (
         *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg", "simplejpeg", "pillow"),
-        *("spdl", "torchcodec", "litdata"),
+        *("spdl", "torchcodec"),
     )
     versions_by_package = {}
     for name in packages:
@@ -243,37 +241,6 @@ def _torchcodec(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
     return _close_with(batches(), stack)
 
 
-def _decoded_sample(sample: tuple[bytes, int]) -> tuple[Tensor, int]:
-    file, label = sample
-    return decode_image(torch.frombuffer(bytearray(file), dtype=torch.uint8), mode=ImageReadMode.RGB), label
-
-
-def _litdata(case: FileCase, stack: ExitStack, *, workers: int) -> Batches:
-    """Workers read files from LitData's chunks, and decode them by torchvision."""
-    try:
-        import litdata
-        from litdata.streaming.cache import Cache
-    except ImportError as error:
-        raise MissingError(f"not installed: {error}") from None
-    folder = stack.enter_context(TemporaryDirectory())
-    # litdata.optimize() would set the start method of all later processes to "spawn".
-    cache = Cache(folder, chunk_bytes="64MB")
-    for index, (path, label) in enumerate(ImageFolder(case.root).samples):
-        cache[index] = (read_bytes(path), label)
-    cache.done()
-    cache.merge()
-    dataset = litdata.StreamingDataset(folder, shuffle=True, transform=_decoded_sample)
-    loader = litdata.StreamingDataLoader(
-        dataset, batch_size=case.batch_size, num_workers=workers, collate_fn=gpuaug.collate_ragged, persistent_workers=True
-    )
-
-    def batches() -> Iterator[Any]:
-        while True:
-            yield from streamed(case, stack, loader, [fused(case)])
-
-    return _close_with(batches(), stack)
-
-
 def _close_with(batches: Any, stack: ExitStack) -> Batches:
     stack.callback(batches.close)
     return batches
@@ -297,7 +264,6 @@ LOADERS: dict[str, LoaderSpec] = {
     DALI_CPU: LoaderSpec(_dali, lambda case: dali_files.axes(case.cores, mixed=False)),
     SPDL: LoaderSpec(_spdl, lambda case: [[{"threads": count} for count in dict.fromkeys((case.cores, -(-case.cores // 2)))]]),
     TORCHCODEC: LoaderSpec(_torchcodec, _reading_workers),
-    LITDATA: LoaderSpec(_litdata, _decoding_workers),
     OURS: LoaderSpec(_gpuaug, _reading_workers),
     OURS_ENGINES: LoaderSpec(partial(_gpuaug, backend="engines"), _reading_workers, needs_gpu=True, settings_row=OURS),
     OURS_CPU: LoaderSpec(partial(_gpuaug, backend="cpu"), _reading_workers, settings_row=OURS),

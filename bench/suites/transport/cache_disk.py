@@ -117,7 +117,7 @@ def measure_readers(options: Namespace, root: Path) -> dict[str, list[tuple[floa
     image, rows = root / "image.png", root / "rows"
     Image.new("RGB", (8, 8)).save(image)
     cache = gpuaug.FeatureCache(rows)
-    encode = gpuaug.FeatureStage(Noise(), on="image", into="features", cache=cache)
+    encode = gpuaug.FeatureStage(Noise().to(options.device), on="image", into="features", cache=cache)
     files = DataLoader(
         cache.wrap(Named(image, options.count), key="id"),
         options.batch[0],

@@ -26,7 +26,6 @@ DALI, CPU               the same with decoders on the CPU
 SPDL, fuse              threads decode by SPDL to 256 pixels, gpuaug.fuse does the rest
 torchcodec, fuse        DataLoader workers read files, torchcodec decodes them on the card, then a resize of each image to 256
                         pixels; gpuaug.fuse does the rest
-LitData, fuse           workers of LitData's loader decode by torchvision from its chunks, gpuaug.fuse does the rest
 gpuaug                  gpuaug's read_encoded, collate_encoded, DecodeStage and fuse
 gpuaug, engines / CPU   the same with that backend
 gpuaug, min_side        the same with ``min_side``, for camera only

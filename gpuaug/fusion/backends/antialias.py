@@ -8,6 +8,9 @@ from torch import Tensor
 from gpuaug.fusion.ops.geometry import Filter
 from gpuaug.fusion.pixels import fixed_point, round_half_up
 
+MOST_WEIGHTS = 2**24
+"""Maximum number of weights that are in memory at once. More would be needed to enlarge an image of 20,000 pixels 16 times."""
+
 PixelReader = Callable[[Tensor, Tensor], Tensor]
 """Function that returns the pixels of one image at the lines (h,) and columns (w,), integers, as (C, h, w) float32."""
 
@@ -35,19 +38,36 @@ def resize_antialiased(
     if scale_x == scale_y == 1:  # copied, so that all pixels are equal bit for bit, also negative zeros
         return read(start_y + y.clamp(0, count_y - 1), start_x + x.clamp(0, count_x - 1))
     pixels = read(start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device))
-    weights_x = filter_weights(x, scale_x, int(count_x), filter_name)
-    weights_y = filter_weights(y, scale_y, int(count_y), filter_name)
-    if rounds_axes:
-        weights_x, weights_y = (
-            fixed_point(weights, weights.new_tensor(scale)) for weights, scale in ((weights_x, scale_x), (weights_y, scale_y))
-        )
-        return round_half_up(weights_y @ round_half_up(pixels @ weights_x.T))
-    resized = weights_y @ (pixels @ weights_x.T)
-    # Not checked on a GPU, because the host would wait for the result of the check.
-    if resized.device.type == "cuda" or resized.isfinite().all():
-        return resized
-    # One NaN makes the whole product NaN, because 0 · NaN is NaN.
-    return _weighted_sums(_weighted_sums(pixels, weights_x).mT, weights_y).mT
+    resized = _resize_columns(pixels, x, scale_x, filter_name, rounds_axes)
+    return _resize_columns(resized.mT, y, scale_y, filter_name, rounds_axes).mT
+
+
+def _resize_columns(pixels: Tensor, outputs: Tensor, scale: float, filter_name: Filter, rounds: bool) -> Tensor:
+    """Resize (C, h, w) to (C, h, len(outputs)). See ``resize_antialiased``."""
+    count = pixels.shape[-1]
+    results = []
+    pieces = outputs.split(max(MOST_WEIGHTS // count, 1))
+    for piece in pieces:
+        first, last = (0, count) if len(pieces) == 1 else _columns_read(piece, scale, count)
+        weights, source = filter_weights(piece, scale, first, last, filter_name), pixels[..., first:last]
+        if rounds:
+            results.append(round_half_up(source @ fixed_point(weights, weights.new_tensor(scale)).T))
+            continue
+        result = source @ weights.T
+        # Not checked on a GPU, because the host would wait for the result of the check.
+        is_finite = result.device.type == "cuda" or bool(result.isfinite().all())
+        # One NaN makes the whole product NaN, because 0 · NaN is NaN.
+        results.append(result if is_finite else _weighted_sums(source, weights))
+    return torch.cat(results, -1)
+
+
+def _columns_read(outputs: Tensor, scale: float, count: int) -> tuple[int, int]:
+    """Return (first, last + 1) of a range of columns that contains all columns with a weight in one of ``outputs``."""
+    reach = 2 * max(scale, 1.0) + 1
+    first = int((int(outputs.min()) + 0.5) * scale - reach)
+    last = int((int(outputs.max()) + 0.5) * scale + reach)
+    first = min(max(first, 0), count - 1)
+    return first, max(min(last + 1, count), first + 1)
 
 
 def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
@@ -55,8 +75,8 @@ def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
     return torch.stack([pixels[..., row != 0] @ row[row != 0] for row in weights], -1)
 
 
-def filter_weights(outputs: Tensor, scale: float, count: int, filter_name: Filter) -> Tensor:
-    """Return the weights of ``count`` input pixels in each output pixel, (len(outputs), count) float32.
+def filter_weights(outputs: Tensor, scale: float, first: int, last: int, filter_name: Filter) -> Tensor:
+    """Return the weights of the input pixels ``first`` … ``last - 1`` in each output pixel, (len(outputs), count) float32.
 
     The weights of an output pixel sum to 1; to 0 for an output pixel that lies too far outside the image.
 
@@ -66,7 +86,7 @@ def filter_weights(outputs: Tensor, scale: float, count: int, filter_name: Filte
         ``_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa`` of PyTorch.
     """
     centre = ((outputs.float() + 0.5) * scale)[:, None]
-    pixel = torch.arange(count, dtype=torch.float32, device=outputs.device)
+    pixel = torch.arange(first, last, dtype=torch.float32, device=outputs.device)
     distance = ((pixel + 0.5 - centre) * min(1 / scale, 1.0)).abs()
     if filter_name == "triangle":
         pixel_weights = (1 - distance).clamp(min=0)

@@ -74,8 +74,8 @@ OTHERS = [
 """Suites with rows of another form, and flags that make them small."""
 
 APART = [
-    *("bucket", "cache", "cache_accuracy", "clips_files", "feeds", "files", "lifetimes", "mosaics", "priorities"),
-    "processors",
+    *("bucket", "cache", "cache_accuracy", "cache_disk", "clips_files", "feeds", "files", "lifetimes", "mosaics"),
+    *("priorities", "processors"),
 ]
 """Suites with a test file of their own, or that need a GPU."""
 

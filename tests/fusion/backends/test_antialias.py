@@ -75,7 +75,18 @@ def test_antialias_weights_equal_pytorch(count, target, kind):
     pulses = torch.eye(count)[:, None, None, :].expand(-1, 1, 1, -1)
     mode = "bilinear" if kind == "triangle" else "bicubic"
     expected = torch.nn.functional.interpolate(pulses, size=(1, target), mode=mode, antialias=True)[:, 0, 0].T
-    torch.testing.assert_close(filter_weights(torch.arange(target), count / target, count, kind), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        filter_weights(torch.arange(target), count / target, 0, count, kind), expected, atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("sides", "size"), [((3000, 2), (6000, 3)), ((3, 9000), (2, 2000)), ((2, 7000), (2, 2600))])
+def test_antialias_of_long_images_works_in_pieces(sides, size, mode):
+    images = photographs(1, 3, *sides, dtype=torch.float32)
+    expected = F.resize(images, list(size), MODES[mode], antialias=True)
+    got = gpuaug.fuse(K.Resize(size, resample=mode), antialias=True)(images)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

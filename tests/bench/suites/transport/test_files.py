@@ -24,7 +24,7 @@ CORES = f"{allowed_cores()} core{'s' * (allowed_cores() > 1)}"
 @pytest.fixture
 def files(monkeypatch, file_corpora):
     """The suite, where no peer is installed."""
-    for name in ("nvidia", "nvidia.dali", "spdl", "spdl.io", "torchcodec", "torchcodec.decoders", "litdata"):
+    for name in ("nvidia", "nvidia.dali", "spdl", "spdl.io", "torchcodec", "torchcodec.decoders"):
         monkeypatch.setitem(sys.modules, name, None)
     return suite
 
