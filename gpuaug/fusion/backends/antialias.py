@@ -49,7 +49,8 @@ def _resize_columns(pixels: Tensor, outputs: Tensor, scale: float, filter_name: 
     pieces = outputs.split(max(MOST_WEIGHTS // count, 1))
     for piece in pieces:
         first, last = (0, count) if len(pieces) == 1 else _columns_read(piece, scale, count)
-        weights, source = filter_weights(piece, scale, first, last, filter_name), pixels[..., first:last]
+        weights = filter_weights(piece, scale, first, last, filter_name)
+        source = pixels[..., first:last]
         if rounds:
             results.append(round_half_up(source @ fixed_point(weights, weights.new_tensor(scale)).T))
             continue
