@@ -1,8 +1,8 @@
 """Batches of undecoded images or clips: the bytes of image files or video packets in one flat buffer, and header fields.
 
 If the stages of a loader have a feature cache, a batch may have *rows* of the cache in place of images: what these stages have
-computed from each sample. A row consists of *columns*: a column is the part of one member of the batch that belongs to one
-sample. Names of columns::
+computed from each sample. A row has one tensor per *column*: a column is the values of one member of the batch for all samples.
+Names of columns::
 
     latents          tensor (B, …) in the member ``latents``: one tensor (…) per row
     states::cls      tensor (B, …) in the dict ``states``
@@ -58,8 +58,8 @@ class Format(IntEnum):
     """Baseline JPEG (SOF0, 8 bits) in one scan: YCbCr, or grey without restart markers. The JPEG engines of a GPU decode it
     correctly if they support its chroma sampling."""
     OTHER_JPEG = 2
-    """JPEG of 8 bits that no other member names: several scans, arithmetic coding, SOF1, grey with restart markers, or colours
-    other than grey and YCbCr."""
+    """JPEG of 8 bits that is none of the other formats: several scans, arithmetic coding, SOF1, grey with restart markers, or
+    colours other than grey and YCbCr."""
     OTHER = 3
     """An image of another format, such as GIF."""
     LOSSLESS_JPEG = 4
@@ -193,7 +193,7 @@ CLIP = np.dtype(
 """Structured NumPy dtype: the header fields of one clip."""
 
 PACKET = np.dtype([("start", np.int64), ("size", np.int32), ("pts", np.int64), ("key", np.bool_)])
-"""Structured NumPy dtype: one packet, which holds one frame.
+"""Structured NumPy dtype: one packet, of one frame if ``fits_nvdec`` of its clip is true.
 
 ``start``: offset in the buffer, in bytes. ``size``: number of bytes. ``pts``: presentation time stamp, or another number that
 ascends in display order. ``key``: whether the frame is a key frame.
@@ -250,10 +250,11 @@ class EncodedClips(Encoded):
 
 RowId = tuple[int, int, int, int]
 """Identity of one sample: two halves of a hash of its name, size of its file in bytes, and time of the last change of the file
-in nanoseconds, or a hash of the bytes if they have no file. Another size or time means that the file has changed."""
+in nanoseconds. Bytes without a file have a hash of the bytes in place of the time. Another size or time means that the file has
+changed."""
 
 Row = Mapping[str, Tensor]
-"""Name of a column → its part of the row."""
+"""Name of a column → tensor of one sample."""
 
 
 class RowHeaders:
@@ -263,7 +264,7 @@ class RowHeaders:
         missing: (B,) bool, whether the row of a sample was not in the cache.
         row_ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
         names: Name of each sample; empty if all rows were read.
-        shapes: Name of a column of varying shape → (B, axes) shape in each row.
+        shapes: Name of a column of varying shape → (B, axes) shape in each row. The shape of a missing row has no elements.
     """
 
     __slots__ = ("missing", "names", "row_ids", "shapes")
@@ -282,7 +283,7 @@ class Rows:
     """Rows of a feature cache for the samples of a batch, and encoded images if samples have no row.
 
     Args:
-        encoded: (B) encoded images; ``None`` if all rows were read.
+        encoded: Encoded images of all B samples, also of those with a row; ``None`` if all rows were read.
         columns: Name of a column → (B, …) tensor, in which missing rows have any values; or, if the shape varies, a flat tensor
             of all rows, from which missing rows are absent.
         headers: Description of the rows.

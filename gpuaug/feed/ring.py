@@ -1,9 +1,9 @@
 """The ring: slots of shared page-locked memory, into which workers write batches and from which the device reads them.
 
 In a ``DataLoader``, the worker allocates shared memory for each batch, and the pin thread maps this memory and copies the batch
-once more, which takes nearly all of its time in page faults. The ring is shared, mapped and page-locked once. A worker collates
-directly into a slot and sends a description of the batch. The loader's copy stream reads the slot. The slot is free when the
-event that was recorded after the copy has passed; the host queries the event without waiting.
+once more; most of the time of this copy is spent in page faults. The ring is shared, mapped and page-locked once. A worker
+collates directly into a slot and sends a description of the batch. The loader's copy stream reads the slot. The slot is free
+when the event that was recorded after the copy has passed; the host queries the event without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start. The file is sparse: only its written pages take memory. It
 needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. When the first batch arrives, the
@@ -96,15 +96,15 @@ class Ring:
         self.writers: list[weakref.ref[BaseProcess]] = []
         """Worker processes that write into the slots, or that have written."""
         self.slots_in_use: set[tuple[int, int]] = set()
-        """(generation, slot) of each slot that holds a batch which this process has received."""
-        rings[self.memory.key] = self
+        """(generation, slot) of each slot with a batch that this process has received. ``Slot`` adds, ``free`` removes."""
+        rings[self.memory.key] = self  # a weak reference
         self._process = os.getpid()
         self._page_locked_slots: PageLockedSlots = {}
         # Slots that copies read, in order, and the event after each copy. Two queues, because the finaliser of the ring needs
         # the events, but must not refer to slots, which refer to the ring.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot | SlotsOfBatch] = deque()
-        # The background thread adds larger slots, and the training thread adds more slots.
+        # The pulling thread calls ``make_room``, and the training thread ``add_slots``.
         self._generation_lock = threading.Lock()
         self._next_slot_bytes = 0  # size of the slots that ``add_slots`` adds; 0: none
         self._warned_of_size = False
@@ -137,17 +137,18 @@ class Ring:
         return description.batch_in(self.memory.map), slot
 
     def slots_of(self, batch: Batch) -> SlotsOfBatch:
-        """Return the slots whose memory tensors of a batch share. A loader may have combined batches of several slots.
+        """Return the slots to keep until a batch was read. The loader may have combined batches of several slots.
 
-        Adds larger slots if a tensor of the batch is not in a slot.
+        These are all slots in use if a tensor of the batch lies in the ring, because its slot is not known; otherwise none. If
+        a tensor does not lie in the ring, larger slots are added.
         """
-        leaves = [*batches.objects_to_keep((batch,))]
-        tensors = [leaf for leaf in batches.leaves(leaves) if takes_room(leaf) and leaf.numel()]
+        objects = [*batches.objects_to_keep((batch,))]
+        tensors = [leaf for leaf in batches.leaves(objects) if takes_room(leaf) and leaf.numel()]
         start = self.memory.bytes.data_ptr()
         are_in_slots = [start <= tensor.data_ptr() < start + self.memory.num_bytes for tensor in tensors]
         if not all(are_in_slots):
             self.make_room(tensors)
-        return SlotsOfBatch(self, self.slots_in_use.copy() if any(are_in_slots) else (), leaves)
+        return SlotsOfBatch(self, self.slots_in_use.copy() if any(are_in_slots) else (), objects)
 
     def make_room(self, batch: Batch) -> bool:
         """Add slots that are large enough for ``batch``, if the budget suffices. Call for a batch that came without a slot.
@@ -188,7 +189,7 @@ class Ring:
         )
 
     def add_slots(self, slots_per_worker: int) -> None:
-        """Add slots of a size for which ``make_room`` had no room beside older slots, or more slots if their number is raised.
+        """Add a generation of slots if ``make_room`` has postponed larger slots, or if ``slots_per_worker`` increases.
 
         Call when an epoch begins, immediately before older slots are released. Running workers use the slots from their next
         batch on.
@@ -231,7 +232,10 @@ class Ring:
         header[0] = new_number  # written last, because workers read the number before the values of the generation
 
     def free_slots_of_ended_workers(self) -> None:
-        """Free the slots into which ended workers were writing. Call before new workers start."""
+        """Free the slots into which ended workers were writing, and release older generations.
+
+        Call before new workers start.
+        """
         newest_number, *_ = self.memory.newest_generation()
         for generation in range(1, newest_number + 1):
             slots_per_worker = self.memory.generation(generation)[2]
@@ -350,7 +354,7 @@ def _clear_error() -> None:
 
 
 def default_budget_bytes() -> int:
-    """Return the default of ``feed_bytes``: an eighth of the memory, divided by the number of torchrun's processes."""
+    """Return the default of ``feed_bytes``: an eighth of the host's memory, divided by the number of torchrun's processes."""
     return memory_share_bytes() // 8
 
 

@@ -52,6 +52,7 @@ def definition(stage: Stage) -> str:
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
     """
+    # First epoch → text. A stage that is not a schedule has only the epoch 0.
     texts = {epoch: _arguments_text(stage_of_epoch) for epoch, stage_of_epoch in stage.by_epoch.items()}
     text = texts[0]
     if len(texts) > 1:  # the epochs come first, because long text is truncated
@@ -65,11 +66,14 @@ def _arguments_text(stage: Stage) -> str:
 
 
 def arguments(stage: Stage) -> dict[str, Any]:
-    """Return the arguments of a stage, except those that do not change batches, are compared elsewhere, or were not passed."""
+    """Return the arguments of a stage that were passed, except those that do not change batches.
+
+    The names of stages are compared by ``StreamedLoader.load_state_dict`` itself.
+    """
     ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache", "max_replaced")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     named = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
-    return {name: value for name, value in named.items() if value is not ...}
+    return {name: value for name, value in named.items() if value is not ...}  # ``...``: not passed
 
 
 def shown_text(value: Any) -> str:
@@ -113,7 +117,7 @@ class _Writer:
             self._enclosing.pop()
 
     def _text(self, value: Any) -> str:
-        """Return the text of a value that is neither plain nor contains itself."""
+        """Return the text of a value that is not plain, and is not one of the values that enclose it."""
         if isinstance(value, Tensor):
             return _tensor(value)
         if isinstance(value, np.ndarray):
@@ -126,13 +130,13 @@ class _Writer:
         if isinstance(value, set | frozenset):
             return f"{{{', '.join(sorted(map(self.text, value)))}}}"  # sorted: the order of a set differs between processes
         if isinstance(value, functools.partial):
-            arguments = [self.text(argument) for argument in (value.func, *value.args)]
-            return f"partial({', '.join([*arguments, *self._keyword_texts(value.keywords)])})"
+            texts = [self.text(argument) for argument in (value.func, *value.args)]
+            return f"partial({', '.join([*texts, *self._keyword_texts(value.keywords)])})"
         if isinstance(value, type):
             return value.__qualname__
         if not isinstance(value, nn.Module) and isinstance(getattr(value, "__qualname__", None), str):
             return self._function(value)
-        pipeline_and_options = getattr(value, "definition", None)  # an attribute of Fused
+        pipeline_and_options = getattr(value, "definition", None)  # a tuple, an attribute of Fused
         if isinstance(pipeline_and_options, tuple):
             return "\n".join(map(self.text, pipeline_and_options))
         if self._modules_by_repr and isinstance(value, nn.Module):
@@ -140,7 +144,7 @@ class _Writer:
         return self._object(value)
 
     def _array(self, value: Any) -> str:
-        """Return the text of a NumPy array: as of a tensor, or of its elements if a tensor cannot hold them."""
+        """Return the text of a NumPy array: of a tensor if its elements are numbers, otherwise of the list of its elements."""
         array = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False))
         if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # their bytes may be addresses or padding
             return f"array(dtype={array.dtype}, {self.text(array.tolist())})"
@@ -189,7 +193,7 @@ def _indented_lines(begin: str, items: Sequence[str]) -> str:
 
 
 def _tensor(value: Tensor) -> str:
-    """Return the values of a small tensor, or the shape and checksum of a large one. Sparse and meta tensors have no values."""
+    """Return the values of a small tensor, or the shape and checksum of a large one; of a sparse or meta tensor, its shape."""
     if value.layout is not torch.strided or value.is_meta:
         return f"tensor(shape={tuple(value.shape)}, dtype={value.dtype}, layout={value.layout})"
     tensor = (value.dequantize() if value.is_quantized else value).detach().cpu().resolve_conj().resolve_neg()
@@ -206,7 +210,8 @@ def _is_of_library(cls: type) -> bool:
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of the attributes that describe an object.
 
-    For Kornia and torchvision, all attributes; for other libraries, the attributes named like a constructor parameter.
+    These are the fields of a dataclass that its constructor takes; all attributes of an object whose class inherits from
+    Kornia's or torchvision's; of other objects, the attributes named like a parameter of the constructor.
     """
     if dataclasses.is_dataclass(value):
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)

@@ -33,7 +33,7 @@ _GREY = 0
 
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return the (B,) mask of the JPEGs whose chroma subsampling and size nvJPEG supports."""
+    """Return the (B,) mask of the JPEGs whose chroma subsampling and size the engines support. The format is not checked."""
     fits: NDArray[np.bool_] = np.isin(table["sampling"], SAMPLINGS)
     fits &= np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
     return fits
@@ -42,8 +42,9 @@ def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
 class Engines(FileDecoder):
     """JPEG engines of one device.
 
-    Calls of all loaders of the process run one at a time: on an H200 with nvJPEG 13.3, concurrent calls of threads or processes
-    deadlocked, and were not faster. The lock is held until the GPU work of a call has ended.
+    Loaders of a device share one instance per process (``registry.py``), whose calls run one at a time: on an H200 with nvJPEG
+    13.3, concurrent calls of threads or processes deadlocked, and were not faster. The lock is held until the GPU work of a
+    call has ended.
 
     Args:
         device: A CUDA device.
@@ -72,11 +73,15 @@ class Engines(FileDecoder):
         return mask
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code."""
+        """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code.
+
+        Returns:
+            Function that waits for the calls, and returns the event of their GPU work.
+        """
         calls = self._calls(work, indices)
         try:
             return resources.pools.card.submit(self._decode, work, calls, resources).result
-        except RuntimeError:  # the thread cannot be started
+        except RuntimeError:  # the task was queued, and then the thread could not be started
             calls.clear()  # so that the task, if it runs later, does not write to memory that is then reused
             raise
 
@@ -128,7 +133,7 @@ class Engines(FileDecoder):
 
 
 def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
-    """Return (n,) records of ``FILE``. Images that need postprocessing are written to ``work.raw``."""
+    """Return (n,) records of ``FILE``. Images that need postprocessing are addressed in ``work.raw``, others in ``work.data``."""
     layout = work.layout
     table = layout.headers[indices]
     files = np.zeros(len(indices), FILE)
@@ -139,10 +144,10 @@ def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
     windows = layout.card_windows(indices)
     for name, column in zip(("top", "left", "window_height", "window_width"), windows.T, strict=True):
         files[name] = column
-    targets = work.data.data_ptr() + layout.starts[indices]
+    addresses = work.data.data_ptr() + layout.starts[indices]
     if work.raw is not None:
-        targets = np.where(layout.needs_postprocessing[indices], work.raw.data_ptr() + layout.raw_starts[indices], targets)
-    files["output"]["channel"][:, 0] = targets
+        addresses = np.where(layout.needs_postprocessing[indices], work.raw.data_ptr() + layout.raw_starts[indices], addresses)
+    files["output"]["channel"][:, 0] = addresses
     files["output"]["pitch"][:, 0] = windows[:, 3] * layout.channels
     files["form"] = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
     return files

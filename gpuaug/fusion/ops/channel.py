@@ -23,13 +23,13 @@ TORCHVISION_RED = 0.2989
 
 
 def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
-    """Grey values, (B, 1, H, W), of RGB images, (B, 3, H, W)."""
+    """Return grey values, (B, 1, H, W), of RGB images, (B, 3, H, W), for ops that compute with them."""
     red, green, blue = images.unbind(1)
     return (red * red_weight + green * GREY[1] + blue * GREY[2])[:, None]
 
 
 def drop(value: Tensor, fill: Tensor, is_dropped: Tensor) -> Tensor:
-    """Fill a channel whose ``is_dropped`` is not 0."""
+    """Return the channel ``value``, or ``fill`` where ``is_dropped`` is not 0. All are (B, 1, H, W) or broadcast to it."""
     return where(is_dropped != 0, fill, value)
 
 
@@ -66,7 +66,7 @@ class Grayscale(ChannelOp):
         return min(values) >= 0 and sum(values) <= 1 + 1e-6
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Weights of the channels, whose number is checked; empty for the default weights."""
+        """User's weights, one per channel, which the caller checks; empty for the default weights."""
         weights = self._weights
         return {} if weights is None else {"rgb_weights": weights}
 
@@ -81,7 +81,7 @@ class Grayscale(ChannelOp):
         out[:, 1:] = default if self._weights is None else self._weights.reshape(-1).tolist()
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Write the weighted sum of the channels to every channel."""
+        """Return the weighted sum of the channels, expanded to the number of output channels."""
         grey = images[:, :1] * column(rows, 1)
         for channel in range(1, images.shape[1]):
             grey = grey + images[:, channel : channel + 1] * column(rows, 1 + channel)

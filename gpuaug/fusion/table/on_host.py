@@ -1,15 +1,16 @@
 """Parameter tables that the host computes for several batches at once.
 
-A table has one row per sample, with the parameters of all ops. A *pass* is one kernel that reads and writes all images. Its
-*gather ops* move pixels, such as crops; its *front* is the gather, filter or mix that it begins with. *Ragged* images differ in
-size. Before a ragged batch arrives, only uniform numbers are drawn for the gather ops of the first pass. The columns of these
-ops depend on the image sizes, and are computed when the batch arrives. The later passes read images of one size: plans with
-passes that write ragged images are not prefetched (``Plan.draws_one_batch_at_a_time``).
+A table has one row per sample, with the parameters of all ops; with V views, a batch of B images has V · B rows. A *pass* is
+one reading and writing of all images. Its *gather ops* move pixels, such as crops; its *front* is the gather, filter or mix
+that it begins with. *Ragged* images differ in size. Before a ragged batch arrives, only uniform numbers are drawn for the
+gather ops of the first pass. The columns of these ops depend on the image sizes, and are computed when the batch arrives. The
+later passes read images of one size, because plans with passes that write ragged images are not prefetched
+(``Plan.draws_one_batch_at_a_time``).
 
 *Points* are boxes and keypoints. For them, a row ends with the matrices that map input to output pixel coordinates.
 
 With prefetching, the table of 256 ragged images takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter,
-and 0.15 ms with a RandAugment; without, 0.26 to 0.35 ms and 0.91 ms (two CPU cores, 2026-11-26).
+and 0.15 ms with a RandAugment. Without prefetching, these are 0.26 to 0.35 ms and 0.91 ms (two CPU cores, 2026-11-26).
 """
 
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, m
 def size_dependent_ops(plan: Plan) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
-    # The template is the row of the columns that are equal for all batches. The first batch of a plan computes it. Uniform
-    # numbers per sample do not suffice for an op with numbers per batch (``same_on_batch``, ``p_batch``), in a container that
-    # picks modules at random (``gates``), or whose draws depend on the index of the view (``views``).
+    # The template is the row of the columns that are equal for all batches. It is ``None`` until the first batch of a plan has
+    # been drawn, so that batch is not prefetched. Uniform numbers per sample do not suffice for an op with numbers per batch
+    # (``same_on_batch``, ``p_batch``), in a container that picks modules at random (``gates``), or whose draws depend on the
+    # index of the view (``views``).
     if plan.template is None or any(
         op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops
     ):
@@ -42,7 +44,7 @@ class HostTables:
 
     Args:
         upcoming: Batches to draw for.
-        size_dependent: Ops whose draws are computed when the sizes of a batch are known. Empty if all sizes are known already.
+        size_dependent: Ops whose draws are computed when the sizes of a batch are known; empty for batches of one size.
     """
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
@@ -60,7 +62,7 @@ class HostTables:
                 self._uniforms[op] = draws["numbers"]
             else:
                 self._draws_by_op |= op.draws_by_op(draws)
-        self._complete: tuple[Tensor, ...] = ()
+        self._tables: tuple[Tensor, ...] = ()
         """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
             rows = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
@@ -69,10 +71,10 @@ class HostTables:
             self._rows = upcoming.by_batch(rows)
         else:
             table = make_table(plan, upcoming.total_size, self._draws_by_op, upcoming.device, has_points=upcoming.has_points)
-            self._complete = upcoming.by_batch(table).unbind()
+            self._tables = upcoming.by_batch(table).unbind()
 
     def draws(self, index: int, ops: Sequence[Op]) -> tuple[OpDraws, ...]:
-        """Return the draws of ops that combine images before the passes, for one batch. ``index``: index of the batch."""
+        """Return the draws of ops that run before the passes and combine images. ``index``: index of the batch."""
         num_samples = self._upcoming.size.batch * self._upcoming.views
         return tuple(select_samples(self._draws_by_op[op], slice(index * num_samples, (index + 1) * num_samples)) for op in ops)
 
@@ -87,8 +89,8 @@ class HostTables:
         Cost:
             With size-dependent ops, as ``make_table``: one asynchronous copy from pinned memory, and for many samples a launch.
         """
-        if self._complete:
-            return self._complete[index]
+        if self._tables:
+            return self._tables[index]
         plan = self._upcoming.plan
         has_points = self._upcoming.has_points
         size_of_views = size.repeat(self._upcoming.views)

@@ -4,11 +4,11 @@ One thread block computes a tile of one sample, from reading to storing. Propert
 The size of the batch is not, so that the last batch of an epoch compiles nothing. Sizes of images are not, except in the cases
 in which ``SOURCE_STRIDES``, ``WIDTH`` and ``PIXELS`` are compiled in.
 
-An *index map* maps integer coordinates of pixels to integer coordinates, such as a flip, a crop or padding. The *taps* of an
-output pixel are the source pixels that it is interpolated from. A *line* is a row of pixels. ``sample`` counts output images,
-frames of clips included. ``row`` is the address of the row of the parameter table for the sample, or for the clip that the
-frame belongs to. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes batch, channel, line
-and x.
+An *index map* maps integer coordinates of output pixels to those of source pixels, for a flip, a crop or padding. The *taps* of
+an output pixel are the source pixels that it is interpolated from. A *line* is a row of pixels. ``sample`` is the index of an
+output image; frames of clips are images. ``row`` is the address of the row of the parameter table for the sample, or for the
+clip that the frame belongs to. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes batch,
+channel, line and x.
 ``RGB``: whether a block computes three channels; otherwise ``r`` is channel ``plane``.
 """
 
@@ -180,8 +180,8 @@ def finish_tile(
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
     With ``SUMS_GREY``, the last op of ``PROGRAM`` is a color jitter. Only its adjustments before the contrast run, because the
-    contrast needs the mean of their result. The grey value of each pixel is returned, nothing is stored in ``out``,
-    and with ``SAVE_PIXELS`` the pixels are stored in ``saved_pixels``.
+    contrast needs the mean of their result: a second launch, with ``SUM_COUNT``, continues from there. The grey value of each
+    pixel is returned, nothing is stored in ``out``, and with ``SAVE_PIXELS`` the pixels are stored in ``saved_pixels``.
 
     With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: output pixels as three words per
     pair, saved pixels as two values of one channel per word.

@@ -39,7 +39,7 @@ TILE_BLOCK = 512
 """Pixels that a thread block of ``table_kernel`` reads at once for CLAHE. A tile of CLAHE has some hundreds of pixels."""
 
 SPLIT_PIXELS, MOST_SPLITS = 8192, 8
-"""Pixels per split, and maximum number of splits of a channel, in a pass that skips samples.
+"""Pixels per split, and maximum number of splits of a channel, in a pass that skips the samples that have picked other ops.
 
 Such a pass reads few channels, so several thread blocks compute the table of a channel, each from one split of it. Without
 splits, RandAugment and TrivialAugment take 1.23 to 1.36 times as long (256 x 3 x 224 x 224, H200, 2026-11-29).
@@ -64,7 +64,8 @@ def table_kernel(
         GRID_H, GRID_W: Number of tiles of CLAHE along y and x; 0 for other ops.
         KEEPS_VALUES: Whether the table has -1 for a channel that must not change (``equalize_table``).
         FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
-        ROUTE_COLUMN: Column of the buffer route, or -1.
+        BYTES: Whether the source is uint8.
+        ROUTE_COLUMN: Column of the buffer route (``BasePass.route_column``), which says which samples are skipped; or -1.
 
     Grid: (splits or tiles of a channel, samples, planes).
     """
