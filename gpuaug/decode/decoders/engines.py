@@ -133,7 +133,7 @@ class Engines(FileDecoder):
 
 
 def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
-    """Return (n,) records of ``FILE``. Images that need postprocessing are addressed in ``work.raw``, others in ``work.data``."""
+    """Return (n,) records of ``FILE``. Their addresses are in ``work.raw`` for images that need postprocessing."""
     layout = work.layout
     table = layout.headers[indices]
     files = np.zeros(len(indices), FILE)
