@@ -157,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     ceiling = median(rate for rate, _ in results["disk"])
     rows = [
         {
+            "case": "rows of 64 KiB",
             "name": name,
             "batch_size": options.batch[0],
             "gb_per_s": median(rate for rate, _ in rates) / 1e9,
