@@ -68,7 +68,7 @@ def _arguments_text(stage: Stage) -> str:
 def arguments(stage: Stage) -> dict[str, Any]:
     """Return the arguments of a stage that were passed, except those that do not change batches.
 
-    The names of stages are compared by ``StreamedLoader.load_state_dict`` itself.
+    The names of stages and of decoders are other entries of a saved state.
     """
     ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache", "max_replaced")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
