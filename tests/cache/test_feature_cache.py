@@ -255,6 +255,25 @@ def test_a_replaced_sample_has_its_own_row_or_none(paths, tmp_path):
     assert reading.stats().rows_encoded == len(broken)
 
 
+def test_a_replaced_sample_with_a_row_is_encoded_as_its_replacement(paths, tmp_path):
+    """A row is missing, so the batch is encoded again, and a file is damaged without another size or time."""
+    cache = FeatureCache(tmp_path / "cache")
+    made = stages(cache, transform=gpuaug.fuse(K.AugmentationSequential(K.Resize((16, 16))), ragged=True))
+    made[0] = gpuaug.DecodeStage(on_error="replace")
+    streamed = loader(cache.wrap(Files(paths[:8], as_dict)), made, batch=8)
+    [recorded] = epochs_of(streamed, 1)
+    status = os.stat(paths[5])
+    with open(paths[5], "r+b") as file:
+        file.write(bytes(40))
+    os.utime(paths[5], ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.utime(paths[0], ns=(1, 1))
+    [batch] = streamed
+    labels = batch["label"].tolist()
+    assert sorted(set(labels)) == [0, 1, 2, 3, 4, 6, 7]
+    for label, row in zip(labels, batch["latents"], strict=True):
+        assert_values(row, recorded[label], atol=1e-6)
+
+
 @pytest.mark.parametrize("into", ["latents", "target"])
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_replaced_clip_behind_the_encoder_replaces_the_row(missing, into, paths, tmp_path):
