@@ -33,7 +33,7 @@ class Difference(NamedTuple):
     """An entry of a saved state whose value differs in the current run. Of long text, the values are the parts that differ."""
 
     name: str
-    """What the entry describes, as the beginning of a sentence, such as ``The number of ranks``."""
+    """Subject of the sentence that reports the difference, such as ``The number of ranks``."""
     saved: Any
     """Value in the saved state."""
     current: Any

@@ -1,9 +1,9 @@
 """Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles``.
 
-A *tile* is an image that is resized, and of which a rectangle is written to a canvas, the *region* of the tile. Tiles are an
-array (T, 12) on the host, with one row per tile: top, left, height and width of the resized image on its canvas, which the
-image may exceed; top, left, height and width of the region; height and width of the canvas; offset of the canvas in the output,
-in pixels; index of the image.
+A *tile* places one resized image on a canvas. The *region* of the tile is the rectangle of the canvas that the image is written
+to. Tiles are an array (T, 12) on the host, with one row per tile: top, left, height and width of the resized image on its
+canvas, which the image may exceed; top, left, height and width of the region; height and width of the canvas; offset of the
+canvas in the output, in pixels; index of the image.
 """
 
 from collections.abc import Sequence

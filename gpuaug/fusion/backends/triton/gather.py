@@ -4,11 +4,11 @@ One thread block computes a tile of one sample, from reading to storing. Propert
 The size of the batch is not, so that the last batch of an epoch compiles nothing. Sizes of images are not, except in the cases
 in which ``SOURCE_STRIDES``, ``WIDTH`` and ``PIXELS`` are compiled in.
 
-An *index map* maps integer coordinates of output pixels to those of source pixels, for a flip, a crop or padding. The *taps* of
-an output pixel are the source pixels that it is interpolated from. A *line* is a row of pixels. ``sample`` is the index of an
-output image; frames of clips are images. ``row`` is the address of the row of the parameter table for the sample, or for the
-clip that the frame belongs to. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes batch,
-channel, line and x.
+An *index map*, such as a flip, a crop or padding, maps the integer coordinates of output pixels to those of source pixels. The
+*taps* of an output pixel are the source pixels that it is interpolated from. A *line* is a row of pixels. ``sample`` is the
+index of an output image; frames of clips are images. ``row`` is the address of the row of the parameter table for the sample,
+or for the clip that the frame belongs to. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the
+axes batch, channel, line and x.
 ``RGB``: whether a block computes three channels; otherwise ``r`` is channel ``plane``.
 """
 
