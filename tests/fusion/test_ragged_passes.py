@@ -1,8 +1,10 @@
 """Passes behind which images differ in size: each image as its library makes it by itself, from the same draws."""
 
 import itertools
+import re
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.batches.ragged import copies, images_of, pack, targets_of
@@ -13,6 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.fusion.program.sizes import check_canvas
 
 BILINEAR = InterpolationMode.BILINEAR
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -147,6 +150,30 @@ def test_explain_counts_the_bytes_of_images_between_passes():
     ]
     lines = gpuaug.fuse(PIPELINES["turn, distort, resize"](), ragged=True).explain(batch).lines
     assert lines[1].read_bytes is None, "it is drawn"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "canvases"),
+    [
+        ([(1, 300), (20_000, 1)], "2 canvases of 400000x6000 for images of 400000x20 and 20x6000"),
+        ([(1, 250), *[(250, 1)] * 29], "30 canvases of 5000x5000 for images of 5000x20 and 20x5000"),
+    ],
+    ids=["one canvas of 2**31 values", "mostly empty canvases"],
+)
+def test_a_tall_and_a_wide_image_do_not_need_all_memory(sizes, canvases):
+    augment = gpuaug.fuse([v2.Resize(20), v2.RandomInvert(), v2.CenterCrop(20)], ragged=True)
+    message = (
+        f"canvases of images between two passes must have fewer than 2**31 values, got {canvases}. Put the transform to one "
+    )
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(message)):
+        augment(pack(images_of(sizes)))
+    # The advice: without the pass in between, or without the second image.
+    gpuaug.fuse([v2.Resize(20), v2.CenterCrop(20), v2.RandomInvert()], ragged=True)(pack(images_of(sizes)))
+    augment(pack(images_of(sizes[:1])))
+
+
+def test_large_canvases_that_images_fill_are_accepted():
+    check_canvas(np.full((1024, 2), 1200), 3)
 
 
 MIXES_CHANNELS = {

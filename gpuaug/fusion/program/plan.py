@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import UNCHANGED
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
-from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, check_sizes
+from gpuaug.fusion.program.sizes import check_canvas, check_limits, check_mixed_channels, check_sizes
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
@@ -241,18 +241,22 @@ class Plan:
         Args:
             size: Size of the images that the first pass reads.
             views: Draws by op, per view.
+
+        Raises:
+            ArgumentError: If the canvases would be too large (``check_canvas``).
         """
         if not any(pass_.out.ragged for pass_ in self.passes):
             return ()
-        sides = np.zeros((len(self.passes) - 1, 2), np.int64)
-        for draws_by_op in views:
+        sides = np.zeros((len(self.passes) - 1, len(views), size.batch, 2), np.int64)
+        for view, draws_by_op in enumerate(views):
             current_size = size
             for index, pass_ in enumerate(self.passes[:-1]):
                 current_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
-                sides[index] = np.maximum(
-                    sides[index], (np.max(current_size.height, initial=0), np.max(current_size.width, initial=0))
-                )
-        return tuple((height, width) for height, width in sides.tolist())
+                sides[index, view, :, 0] = current_size.height
+                sides[index, view, :, 1] = current_size.width
+        for sides_of_pass in sides:
+            check_canvas(sides_of_pass.reshape(-1, 2), size.channels * size.images_per_sample)
+        return tuple((height, width) for height, width in sides.max((1, 2), initial=0).tolist())
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ of an op in the container is the set of outcomes of the draw for which the op ru
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.ragged import ELEMENTS_LIMIT, MAX_WARPED_SIDE, SIDE_LIMIT
@@ -17,6 +18,9 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, IdentityOp, IndexOp, WarpOp, only_moves_and_recolours
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
+
+CANVAS_FILL = 1 / 16
+"""Minimum share of large canvases that must be covered by images. See ``check_canvas``."""
 
 _PAD_ADVICE = "Pad or resize before it"
 """Advice for images that do not fit an op."""
@@ -255,4 +259,30 @@ def check_sides(op: Op, size: Size, context: str = "") -> None:
         raise ArgumentError(
             f"images must have sides of at most {limit_text} pixels for {op.name}, got {size.height}x{size.width}{context}. "
             f"{_SHRINK_ADVICE}"
+        )
+
+
+def check_canvas(sides: NDArray[np.int64], values_per_pixel: int) -> None:
+    """Raise an error for images of different sizes whose canvases would be too large.
+
+    Between passes, each image is stored on a canvas of the largest height and the largest width. Kernels index the values of a
+    canvas in 32 bits. Canvases of 2**31 values or more in all, 8 GiB in float32, are accepted only if images cover at least
+    ``CANVAS_FILL`` of them: a tall and a wide image in one batch could otherwise need all memory.
+
+    Args:
+        sides: (N, 2) heights and widths of the images of all views.
+        values_per_pixel: Number of values per pixel: channels, times the number of frames of a clip.
+
+    Raises:
+        ArgumentError: If the canvases are too large.
+    """
+    height, width = sides.max(0, initial=0).tolist()
+    values = height * width * values_per_pixel
+    filled = int(sides.prod(1).sum()) * values_per_pixel
+    if values >= ELEMENTS_LIMIT or len(sides) * values >= max(ELEMENTS_LIMIT, filled / CANVAS_FILL):
+        tallest, widest = (f"{tall}x{wide}" for tall, wide in sides[sides.argmax(0)].tolist())
+        raise ArgumentError(
+            f"canvases of images between two passes must have fewer than 2**31 values, got {len(sides)} canvases of "
+            f"{height}x{width} for images of {tallest} and {widest}. Put the transform to one size first, or leave such images "
+            "out of the dataset."
         )
