@@ -45,11 +45,14 @@ def find_sanitizer():
     return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
 
 
-def command_of(tool):
+def command_of(tool, processes):
     """Command and further variables of a tool; ``None`` if the tool is not installed."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0", "-m", "gpu"]
     if tool == "torch":
-        return [*pytest, *LOADERS, "-k", WITHOUT_RACES], {"TORCH_CUDA_SANITIZER": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+        return [*pytest, "-n", str(processes), *LOADERS, "-k", WITHOUT_RACES], {
+            "TORCH_CUDA_SANITIZER": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        }
     sanitizer = find_sanitizer()
     if sanitizer is None:
         return None
@@ -58,9 +61,9 @@ def command_of(tool):
     return [sanitizer, *options, *pytest, *KERNELS, "-k", CHOSEN], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
-def run(tool, seconds):
+def run(tool, seconds, processes):
     """Row of a tool in the result."""
-    found = command_of(tool)
+    found = command_of(tool, processes)
     if found is None:
         return {"name": tool, "took_s": 0.0, "outcome": "skipped: compute-sanitizer is not installed", "errors": 0}
     command, variables = found
@@ -87,11 +90,12 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tools", nargs="*", help=f"default: {', '.join(TOOLS)}")
     parser.add_argument("--seconds", type=float, default=1800, help="limit per tool (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=0, help="number of processes of PyTorch's sanitizer (pytest -n)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     rows = []
     for tool in options.tools or TOOLS:
-        rows.append(run(tool, options.seconds))
+        rows.append(run(tool, options.seconds, options.processes))
         if options.json is not None:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             results.write(options.json, results.result("sanitizers", rows=rows, settings={"tests": CHOSEN}, device=device))
