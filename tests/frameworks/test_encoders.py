@@ -8,6 +8,7 @@ import torch
 from support.comparison.values import assert_values
 from support.gpu.host_graphs import install, on_lanes
 from support.process.examples import run_example
+from support.public.torch_settings import without_tf32
 from torch import nn
 
 from gpuaug import DeviceError, FeatureStage, GpuAugWarning, StreamedLoader
@@ -126,9 +127,12 @@ def test_encoder_gives_what_it_gives_in_the_loop(name, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
-def test_captured_encoder_gives_what_it_gives_in_the_loop_on_a_gpu(name, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_captured_encoder_gives_what_it_gives_in_the_loop_on_a_gpu(name):
+    with without_tf32():
+        check_captured(name)
+
+
+def check_captured(name):
     make, chosen, on, output = CASES[name]
     torch.manual_seed(0)
     model = make().eval().requires_grad_(False).cuda()

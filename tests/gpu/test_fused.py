@@ -18,6 +18,7 @@ from support.comparison.replay import assert_replays, both, photographs
 from support.comparison.values import assert_values
 from support.gpu.launches import kernels_of, synchronisation_is_error
 from support.ops import compositions, pipelines, skipped
+from support.public.torch_settings import without_tf32
 from torchvision.transforms import v2
 
 import gpuaug
@@ -195,10 +196,8 @@ def test_sizes_after_the_first_share_one_compilation():
 @pytest.fixture(autouse=True)
 def full_precision():
     """Kornia's blur is a convolution, which a GPU computes in TF32 unless told not to."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
+    with without_tf32():
+        yield
 
 
 def kernel_caches():

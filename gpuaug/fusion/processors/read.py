@@ -53,7 +53,9 @@ def read(processor: Any) -> Definition:
     if not (processor.do_rescale or processor.do_normalize):
         refuse("do_normalize", "True if do_rescale is False")
     pads = kind.__name__ == "PixtralImageProcessor"
-    if bool(getattr(processor, "do_pad", None)) != pads:
+    padding = getattr(processor, "do_pad", None)
+    has_no_setting = padding is None and getattr(kind, "do_pad", None) is None  # Pixtral's class pads always before 5.24
+    if bool(padding) != pads and not has_no_setting:
         refuse("do_pad", str(pads))
     cubic = _CUBIC.get(getattr(processor.resample, "value", processor.resample))
     if cubic is None:

@@ -47,7 +47,8 @@ def find_sanitizer():
 
 def command_of(tool, processes):
     """Command and further variables of a tool; ``None`` if the tool is not installed."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0", "-m", "gpu"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0"]
+    pytest += ["-m", "gpu" if torch.cuda.device_count() > 1 else "gpu and not multigpu"]
     if tool == "torch":
         return [*pytest, "-n", str(processes), *LOADERS, "-k", WITHOUT_RACES], {
             "TORCH_CUDA_SANITIZER": "1",
@@ -82,7 +83,7 @@ def run(tool, seconds, processes):
     outcome = f"ended after {seconds:g} s" if code is None else tests
     errors = sum(counts) or int(code not in (0, None))
     if errors:
-        sys.stdout.write(text[-8000:] + "\n")
+        sys.stdout.write(text + "\n")
     return {"name": tool, "took_s": perf_counter() - start, "outcome": outcome, "errors": errors}
 
 

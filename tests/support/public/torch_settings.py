@@ -25,6 +25,20 @@ def default_device(device):
 
 
 @contextmanager
+def without_tf32():
+    """Products of float32 matrices, and convolutions, in float32 on a GPU. ``monkeypatch`` cannot restore such settings."""
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [setting.allow_tf32 for setting in settings]
+    for setting in settings:
+        setting.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for setting, allowed in zip(settings, before, strict=True):
+            setting.allow_tf32 = allowed
+
+
+@contextmanager
 def autocast_and_default_device():
     with torch.autocast("cpu", dtype=torch.bfloat16), default_device("meta"):
         yield
