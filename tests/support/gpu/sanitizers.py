@@ -81,9 +81,8 @@ def run(tool, seconds, processes):
     tests = text.strip().splitlines()[-1] if code is not None and text.strip() else ""
     tests = next((line for line in reversed(text.splitlines()) if re.search(r"\d+ (passed|failed)", line)), tests)
     outcome = f"ended after {seconds:g} s" if code is None else tests
-    errors = sum(counts) or int(code not in (0, None))
-    if errors:
-        sys.stdout.write(text + "\n")
+    errors = sum(counts) or int(code is not None and (code != 0 or " passed" not in outcome))
+    sys.stdout.write(text + "\n")
     return {"name": tool, "took_s": perf_counter() - start, "outcome": outcome, "errors": errors}
 
 
