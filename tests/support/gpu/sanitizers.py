@@ -35,6 +35,8 @@ LOADERS = ["tests/gpu", "tests/decode"]
 WITHOUT_RACES = "not graph and not captur and not removed and not ctrl_c and not planted and not synchronise"
 """Tests without CUDA graphs, and without races that are created on purpose."""
 
+TORCH_PLUGIN = ["-p", "support.gpu.torch_sanitizer"]
+
 TOOLS = ("memcheck", "racecheck", "initcheck", "torch")
 ERRORS = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)|(CSAN detected)")
 
@@ -50,7 +52,7 @@ def command_of(tool, processes):
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0"]
     pytest += ["-m", "gpu" if torch.cuda.device_count() > 1 else "gpu and not multigpu"]
     if tool == "torch":
-        return [*pytest, "-n", str(processes), *LOADERS, "-k", WITHOUT_RACES], {
+        return [*pytest, *TORCH_PLUGIN, "-n", str(processes), *LOADERS, "-k", WITHOUT_RACES], {
             "TORCH_CUDA_SANITIZER": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         }
