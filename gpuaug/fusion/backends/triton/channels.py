@@ -17,7 +17,7 @@ from gpuaug.fusion.program.plan import OpPass
 
 @kernel
 def channels_kernel(
-    source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, out, param_table, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, OUT_CHANNELS: tl.constexpr, RGB: tl.constexpr, TO_GREY: tl.constexpr,
     TILE: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
@@ -31,7 +31,7 @@ def channels_kernel(
     Grid: (tiles per image, samples).
     """
     skipped, sample, first, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
+        source, out, param_table, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
@@ -61,10 +61,10 @@ def channels_kernel(
         tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)
 
 
-def channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def channels_launch(pass_: OpPass[FrontOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
     """Prepare the launch of a pass whose front is a channel shuffle or a conversion to grey."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
     constants |= {"OUT_CHANNELS": out.shape[1], "RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE}
-    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), integers, constants)

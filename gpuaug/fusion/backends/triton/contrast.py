@@ -21,10 +21,10 @@ def load_mean(block_sums, sample, blocks, pixels, SUM_COUNT: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["row_stride", "blocks", "height", "width", "out_b", "out_c"],
-    do_not_specialize_on_alignment=["rows", "block_sums"],
+    do_not_specialize_on_alignment=["param_table", "block_sums"],
 )
 def contrast_kernel(
-    saved_pixels, out, rows, block_sums, height, width, row_stride, blocks, out_b, out_c,
+    saved_pixels, out, param_table, block_sums, height, width, row_stride, blocks, out_b, out_c,
     FRAMES: tl.constexpr, PIXELS: tl.constexpr, FULL_BLOCKS: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, SUM_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def contrast_kernel(
     Grid: (blocks of pixels, samples).
     """
     sample = tl.program_id(1)
-    row = rows + sample // FRAMES * row_stride
+    row = param_table + sample // FRAMES * row_stride
     pixels = PIXELS if PIXELS > 0 else height * width
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WORDS:

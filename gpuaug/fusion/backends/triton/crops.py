@@ -76,7 +76,7 @@ def input_to_output(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr
 
 @kernel
 def crops_kernel(
-    rows, image_layouts, samples, images, row_stride,
+    param_table, image_layouts, samples, images, row_stride,
     CROP_CANDIDATES: tl.constexpr, UNIFORMS_COLUMN: tl.constexpr, WARP_COLUMN: tl.constexpr, MASK_WARP_COLUMN: tl.constexpr,
     MATRIX_COLUMN: tl.constexpr, MATRIX_AFTER_COLUMN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     HALF_PIXEL: tl.constexpr, MIN_AREA: tl.constexpr, AREA_RANGE: tl.constexpr, MIN_LOG_ASPECT: tl.constexpr,
@@ -104,7 +104,7 @@ def crops_kernel(
     """
     sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_bounds = sample < samples
-    row = rows + sample.to(tl.int64) * row_stride
+    row = param_table + sample.to(tl.int64) * row_stride
     layout = image_layouts + (sample % images).to(tl.int64) * LAYOUT_COLUMNS
     height = tl.load(layout + 1, mask=in_bounds, other=1)
     width = tl.load(layout + 2, mask=in_bounds, other=1)
@@ -167,7 +167,7 @@ def crops_kernel(
 
 
 def write_crop_windows(
-    pass_: GatherPass, crop: ResizedCrop, rows: Tensor, image_layouts: Tensor, columns: DeviceCropColumns
+    pass_: GatherPass, crop: ResizedCrop, param_table: Tensor, image_layouts: Tensor, columns: DeviceCropColumns
 ) -> None:
     """Write the window of each sample's crop into its row, in one launch on the current stream.
 
@@ -175,15 +175,15 @@ def write_crop_windows(
         - rows: (V · B, ``columns.width``) float32, for V views
         - image_layouts: (B, 3 or 4) int64: ``Ragged.places``
     """
-    samples, images = rows.shape[0], image_layouts.shape[0]
+    samples, images = param_table.shape[0], image_layouts.shape[0]
     if not samples:
         return
     key = crops_kernel, columns, samples, images, image_layouts.stride(0)
     launch = pass_.launch_cache.get(key)
     if launch is None:
         launch = pass_.launch_cache[key] = _launch(pass_, crop, columns, samples, images, image_layouts.stride(0))
-    with on_device(rows.device):
-        launch((rows, image_layouts))
+    with on_device(param_table.device):
+        launch((param_table, image_layouts))
 
 
 def _launch(

@@ -9,7 +9,7 @@ from gpuaug.fusion.backends.triton.taps import map_index, nearest_index, source_
 
 @kernel
 def mask_kernel(
-    source, out, rows, owners, places, first_mask, before_fill, warp_fill, after_fill, out_height, out_width,
+    source, out, param_table, owners, places, first_mask, before_fill, warp_fill, after_fill, out_height, out_width,
     tiles_across, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, FRAMES: tl.constexpr, SOURCE_W: tl.constexpr, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr,
@@ -32,7 +32,7 @@ def mask_kernel(
     mask = first_mask + tl.program_id(1)
     plane = tl.program_id(2)
     sample = tl.load(owners + mask) if RAGGED else mask // FRAMES
-    row = rows + sample * row_stride
+    row = param_table + sample * row_stride
     map_before = row + MAP_BEFORE[1]
     target_x, target_y = tile_pixels((tile % tiles_across) * TILE[1], (tile // tiles_across) * TILE[0], TILE[0], TILE[1], False)
     height = tl.load(row + OUT_SIZE_COLUMN).to(tl.int32) if OUT_SIZE_COLUMN >= 0 else out_height

@@ -37,7 +37,7 @@ def mix_with_partner(pixel, pointer, in_bounds, pasted, weight, BYTES: tl.conste
 
 @kernel
 def mix_kernel(
-    source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, out, param_table, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
     ROUTE_COLUMN: tl.constexpr,
@@ -58,7 +58,7 @@ def mix_kernel(
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
+    row = param_table + sample // FRAMES * row_stride
     index = tl.program_id(0) * TILE + tl.arange(0, TILE)
     in_bounds = index < height * width
     x = index % width
@@ -80,11 +80,11 @@ def mix_kernel(
     store_channels(target, out_c, r, g, b, in_bounds, RGB)
 
 
-def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def mix_launch(pass_: OpPass[MixOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
     """Prepare the launch of a pass whose front is a mix."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
-    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, planes), integers, {**constants, "TILE": TILE})
 
 
@@ -107,7 +107,7 @@ def class_probabilities(
 
 @kernel
 def labels_kernel(
-    labels, rows, out, row_stride, label_b, label_k,
+    labels, param_table, out, row_stride, label_b, label_k,
     CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr,
     OFF_VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +117,7 @@ def labels_kernel(
         DENSE: Whether labels are probabilities, with stride ``label_k``, instead of class indices.
         ON_VALUE, OFF_VALUE: Smoothed probability of the labelled class, and of every other class.
         DENSE_FACTOR: Factor of a dense label, to which OFF_VALUE is added.
-        MIXED: Whether ``rows`` has the parameters of a mix.
+        MIXED: Whether ``param_table`` has the parameters of a mix.
 
     Grid: (blocks of classes, samples).
     """
@@ -128,7 +128,7 @@ def labels_kernel(
         labels + sample * label_b, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
     )
     if MIXED:
-        row = rows + sample * row_stride
+        row = param_table + sample * row_stride
         weight = tl.load(row + 2)
         if weight != 0:
             partner = labels + tl.load(row + 1).to(tl.int64) * label_b
@@ -139,7 +139,7 @@ def labels_kernel(
     tl.store(out + sample * CLASSES + classes, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 
-def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
+def soft_labels(soft: SoftLabels, labels: Tensor, param_table: Tensor | None) -> Tensor:
     """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.convert`` does, in one launch on the current stream.
 
     Shape:
@@ -155,12 +155,12 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
     block = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
     probabilities = soft.scale, soft.label_probability, soft.other_probability
     launch = launch_for(
-        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, rows is not None, *probabilities, block)
+        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, param_table is not None, *probabilities, block)
     )
     with on_device(labels.device):
         launch(
-            (labels, labels if rows is None else rows, out),  # without a mix, the kernel does not read the rows
+            (labels, labels if param_table is None else param_table, out),  # without a mix, the kernel does not read the rows
             (triton.cdiv(soft.classes, block), batch, 1),
-            (0 if rows is None else rows.stride(0), labels.stride(0), labels.stride(1) if is_dense else 0),
+            (0 if param_table is None else param_table.stride(0), labels.stride(0), labels.stride(1) if is_dense else 0),
         )
     return out
