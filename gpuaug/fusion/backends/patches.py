@@ -77,14 +77,14 @@ class Arrangement:
     shape: tuple[int, ...]
     """Shape of the output."""
     order: PatchOrder
-    rows: NDArray[np.int64]
-    """(N, 10) offset of the image in the source; its height and width; offset of its first value in the output; height and
-    width of the resized image; top, left, height and width of the region.
+    regions: NDArray[np.int64]
+    """(N, 10), one row per image. Columns: offset of the image in the source; its height and width; offset of its first value
+    in the output; height and width of the resized image; top, left, height and width of the region in the resized image.
     """
     padded: bool
     """Whether the output has values that belong to no image. They are 0."""
     others: Sequence[NDArray[Any]] = ()
-    """Arrays that are returned beside the output, copied to its device together with ``rows``."""
+    """Arrays that are returned beside the output, copied to its device together with ``regions``."""
 
     def allocate(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a tensor for the output. Outputs of similar size have storages of one size, which the allocator reuses."""
@@ -135,7 +135,7 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         Output of ``dtype``, and ``Arrangement.others`` on its device.
     """
     out = arrangement.allocate(dtype, images.device)
-    for image, row in zip(images, arrangement.rows.tolist(), strict=True):
+    for image, row in zip(images, arrangement.regions.tolist(), strict=True):
         _, _, _, first, resized_height, resized_width, top, left, height, width = row
         resized = resampling.resized(image.float(), resized_height, resized_width)
         # Negative padding crops.

@@ -191,7 +191,8 @@ def blur_strips_kernel(
         line_offsets = border_index(line_index, height, BORDER) * source_h
         green_pointer = pointer + (source_c if RGB else 0)
         blue_pointer = green_pointer + (source_c if RGB else 0)
-        # ``to_centred`` maps an integer n of b bits to n / 2**(b - 1) - 1. Times ``scale``, plus ``scale``, that is n / (2**b - 1).
+        # ``to_centred`` maps an integer n of b bits to n / 2**(b - 1) - 1. Times ``scale``, plus ``scale``, n becomes
+        # n / (2**b - 1), which is in [0, 1].
         scale: tl.constexpr = 0.5 + 0.5 / (2**source.dtype.element_ty.primitive_bitwidth - 1)
         # Three separate tensors per channel: with one tensor, the compiler would not infer that the loop rotates its parts.
         previous_r = tl.zeros((STRIP, REACH), tl.float16)
