@@ -155,12 +155,10 @@ def _source_lines(
     in_resized = (pixel >= 0) & (pixel < resized_length)
     pixel = pixel.clamp(0, resized_length - 1)
     centre = ((pixel + 0.5) * (source_length / resized_length) - 0.5).clamp(0, source_length - 1)
-    first_line = (2 * pixel + 1) * source_length // (2 * resized_length) if nearest else centre.long()
-    second_line = (first_line + 1).clamp(max=source_length - 1)
-    first_in_window, second_in_window = (
-        source_line.sub(window_start).clamp(0, window_length - 1) for source_line in (first_line, second_line)
-    )
-    return in_resized, first_in_window, second_in_window, centre - first_line
+    first = (2 * pixel + 1) * source_length // (2 * resized_length) if nearest else centre.long()
+    second = (first + 1).clamp(max=source_length - 1)
+    first_in_window, second_in_window = (line.sub(window_start).clamp(0, window_length - 1) for line in (first, second))
+    return in_resized, first_in_window, second_in_window, centre - first
 
 
 def _sampled(image: Tensor, lines_y: Sequence[Tensor], lines_x: Sequence[Tensor], *, nearest: bool) -> Tensor:
@@ -203,22 +201,19 @@ def paste_objects(
     areas = sizes.prod(1)
     cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)
     statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
-    covers = [flat_cover.view(*size) for flat_cover, size in zip(cover.split(areas.tolist()), sizes.tolist(), strict=True)]
+    covers = [flat.view(*size) for flat, size in zip(cover.split(areas.tolist()), sizes.tolist(), strict=True)]
     # Cover of the canvas that each mask belongs to, as a view.
-    covers_of_masks = [covers[canvas] for canvas in canvases.tolist()]
-    planar_masks = [
-        mask.view_as(mask_cover)
-        for mask, mask_cover in zip(masks.split(areas[canvases].tolist()), covers_of_masks, strict=True)
-    ]
-    for mask, mask_cover, role in zip(planar_masks, covers_of_masks, roles.tolist(), strict=True):
+    planes = [covers[canvas] for canvas in canvases.tolist()]
+    planar_masks = [mask.view_as(plane) for mask, plane in zip(masks.split(areas[canvases].tolist()), planes, strict=True)]
+    for mask, plane, role in zip(planar_masks, planes, roles.tolist(), strict=True):
         if role == ABOVE:
-            mask_cover |= mask != 0
-    for mask, mask_cover, role, mask_statistics in zip(planar_masks, covers_of_masks, roles.tolist(), statistics, strict=True):
-        mask_statistics[0] = torch.count_nonzero(mask)
+            plane |= mask != 0
+    for mask, plane, role, row in zip(planar_masks, planes, roles.tolist(), statistics, strict=True):
+        row[0] = torch.count_nonzero(mask)
         if role != ABOVE:
-            mask *= (mask_cover == 0) if role == BELOW else 0
+            mask *= (plane == 0) if role == BELOW else 0
         pixels = torch.nonzero(mask)
-        mask_statistics[1] = len(pixels)
+        row[1] = len(pixels)
         if len(pixels):
-            mask_statistics[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
+            row[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
     return cover, statistics

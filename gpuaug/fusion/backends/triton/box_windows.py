@@ -99,10 +99,10 @@ def box_windows_kernel(
     Grid: (images, 1, 1).
     """
     image = tl.program_id(0)
-    image_uniforms = uniforms + image.to(tl.int64) * uniforms_stride
+    row = uniforms + image.to(tl.int64) * uniforms_stride
     width = tl.load(image_sizes + image.to(tl.int64) * sizes_stride)
     height = tl.load(image_sizes + image.to(tl.int64) * sizes_stride + size_stride)
-    seed = (bits24_of(tl.load(image_uniforms)) << 24) | bits24_of(tl.load(image_uniforms + uniform_stride))
+    seed = (bits24_of(tl.load(row)) << 24) | bits24_of(tl.load(row + uniform_stride))
     # Range of indices that contains all boxes of the image, usually with no box of another image in between.
     first_box = box_count
     last_box = -1
@@ -112,12 +112,12 @@ def box_windows_kernel(
         first_box = tl.minimum(first_box, tl.min(tl.where(owner == image, box, box_count), 0))
         last_box = tl.maximum(last_box, tl.max(tl.where(owner == image, box, -1), 0))
     trial_count = _TRIAL_ROUNDS * TRIALS
-    chosen_trial = trial_count
+    chosen = trial_count
     first_trial = 0
-    while (chosen_trial == trial_count) & (first_trial < trial_count):
+    while (chosen == trial_count) & (first_trial < trial_count):
         trial = first_trial + tl.arange(0, TRIALS_PER_BLOCK)
         in_bounds = trial < trial_count
-        min_overlap = tl.load(image_uniforms + (_SEED_LENGTH + trial // TRIALS) * uniform_stride, mask=in_bounds, other=0)
+        min_overlap = tl.load(row + (_SEED_LENGTH + trial // TRIALS) * uniform_stride, mask=in_bounds, other=0)
         left, top, window_width, window_height = trial_window(seed, trial, width, height, MIN_SCALE, SCALE_RANGE, TRIALS)
         ratio = tl.div_rn(window_width, window_height)
         has_valid_ratio = (ratio >= MIN_RATIO) & (ratio <= MAX_RATIO)
@@ -131,26 +131,21 @@ def box_windows_kernel(
             union = ((x2 - x1) * (y2 - y1) + window_width * window_height) - intersection
             overlaps = tl.div_rn(intersection, union) >= min_overlap
             is_accepted |= has_valid_ratio & overlaps & has_centre(left, top, window_width, window_height, x1, y1, x2, y2)
-        chosen_trial = tl.min(tl.where(is_accepted & in_bounds, trial, trial_count), 0)
+        chosen = tl.min(tl.where(is_accepted & in_bounds, trial, trial_count), 0)
         first_trial += TRIALS_PER_BLOCK
-    is_whole_image = (
-        tl.load(
-            image_uniforms + (_SEED_LENGTH + chosen_trial // TRIALS) * uniform_stride, mask=chosen_trial < trial_count, other=1
-        )
-        >= 1
-    )
-    left, top, window_width, window_height = trial_window(seed, chosen_trial, width, height, MIN_SCALE, SCALE_RANGE, TRIALS)
+    is_whole = tl.load(row + (_SEED_LENGTH + chosen // TRIALS) * uniform_stride, mask=chosen < trial_count, other=1) >= 1
+    left, top, window_width, window_height = trial_window(seed, chosen, width, height, MIN_SCALE, SCALE_RANGE, TRIALS)
     window_address = windows + image.to(tl.int64) * 4
-    tl.store(window_address, tl.where(is_whole_image, 0.0, left))
-    tl.store(window_address + 1, tl.where(is_whole_image, 0.0, top))
-    tl.store(window_address + 2, tl.where(is_whole_image, width, window_width))
-    tl.store(window_address + 3, tl.where(is_whole_image, height, window_height))
+    tl.store(window_address, tl.where(is_whole, 0.0, left))
+    tl.store(window_address + 1, tl.where(is_whole, 0.0, top))
+    tl.store(window_address + 2, tl.where(is_whole, width, window_width))
+    tl.store(window_address + 3, tl.where(is_whole, height, window_height))
     for block_start in range(first_box, last_box + 1, BOXES_PER_BLOCK):
         box = block_start + tl.arange(0, BOXES_PER_BLOCK)
         is_owned = tl.load(owners + box, mask=box <= last_box, other=-1) == image
         x1, y1, x2, y2 = load_corners(boxes + box * 4, is_owned, width, height)
         is_inside = has_centre(left, top, window_width, window_height, x1, y1, x2, y2)
-        tl.store(valid + box, tl.where(is_whole_image, 1, is_inside.to(tl.uint8)), mask=is_owned)
+        tl.store(valid + box, tl.where(is_whole, 1, is_inside.to(tl.uint8)), mask=is_owned)
 
 
 def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:

@@ -119,26 +119,24 @@ def box_kernel(
     if HAS_OWNERS:
         owner = tl.load(owners + box_index, mask=in_bounds, other=0).to(tl.int32)
     matrix = matrices + owner * matrix_stride
-    box_address = values + box_index * NUMBERS
-    result_address = results + box_index * TO_NUMBERS
+    box = values + box_index * NUMBERS
+    result = results + box_index * TO_NUMBERS
     # Matrices map pixel centres. Coordinates of edges are greater by half a pixel.
     pixel_shift = 0.5 if EDGES else 0.0
     zeros = tl.full((BLOCK,), 0, tl.float64 if DOUBLE else tl.float32)
     right_limit = zeros + out_width
     lower_limit = zeros + out_height
-    x1 = load_number(box_address, in_bounds, DOUBLE)
-    y1 = load_number(box_address + 1, in_bounds, DOUBLE)
+    x1 = load_number(box, in_bounds, DOUBLE)
+    y1 = load_number(box + 1, in_bounds, DOUBLE)
     if LAYOUT == 4:  # points
         x1, y1 = map_point(x1 - pixel_shift, y1 - pixel_shift, matrix, in_bounds, DOUBLE)
-        tl.store(result_address, (x1 + pixel_shift).to(results.dtype.element_ty), mask=in_bounds)
-        tl.store(result_address + 1, (y1 + pixel_shift).to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result, (x1 + pixel_shift).to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result + 1, (y1 + pixel_shift).to(results.dtype.element_ty), mask=in_bounds)
         if NUMBERS == 3:  # a number that is no coordinate, such as the visibility of a keypoint
-            tl.store(
-                result_address + 2, load_number(box_address + 2, in_bounds, DOUBLE).to(results.dtype.element_ty), mask=in_bounds
-            )
+            tl.store(result + 2, load_number(box + 2, in_bounds, DOUBLE).to(results.dtype.element_ty), mask=in_bounds)
         return
-    x2 = load_number(box_address + 2, in_bounds, DOUBLE)
-    y2 = load_number(box_address + 3, in_bounds, DOUBLE)
+    x2 = load_number(box + 2, in_bounds, DOUBLE)
+    y2 = load_number(box + 3, in_bounds, DOUBLE)
     has_extent = in_bounds
     if LAYOUT > 0:  # the extent of four vertices is not checked
         has_extent = (x2 > 0) & (y2 > 0)  # width and height; replaced below for XYXY
@@ -164,8 +162,8 @@ def box_kernel(
     bottom = top
     for vertex in tl.static_range(1, 4):
         if LAYOUT == 0:
-            x = load_number(box_address + 2 * vertex, in_bounds, DOUBLE)
-            y = load_number(box_address + 2 * vertex + 1, in_bounds, DOUBLE)
+            x = load_number(box + 2 * vertex, in_bounds, DOUBLE)
+            y = load_number(box + 2 * vertex + 1, in_bounds, DOUBLE)
         else:  # (x2, y1), (x2, y2), (x1, y2): clockwise from the top left
             x = x1 if vertex == 3 else x2
             y = y1 if vertex == 1 else y2
@@ -189,10 +187,10 @@ def box_kernel(
     if TO_LAYOUT == 0:
         # The vertices are (x1, y1), (x2, y1), (x2, y2), (x1, y2). The last two are stored here, and the first two by the stores
         # at the end, which store (x1, y1, x2, y2): y2 is therefore replaced by y1.
-        tl.store(result_address + 4, x2.to(results.dtype.element_ty), mask=in_bounds)
-        tl.store(result_address + 5, y2.to(results.dtype.element_ty), mask=in_bounds)
-        tl.store(result_address + 6, x1.to(results.dtype.element_ty), mask=in_bounds)
-        tl.store(result_address + 7, y2.to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result + 4, x2.to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result + 5, y2.to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result + 6, x1.to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result + 7, y2.to(results.dtype.element_ty), mask=in_bounds)
         y2 = y1
     elif TO_LAYOUT > 1:  # XYWH or CXCYWH
         box_width = x2 - x1 if EDGES else x2 - x1 + 1
@@ -205,10 +203,10 @@ def box_kernel(
     if TO_FRACTIONS:
         x1, y1 = quotient(x1, right_limit, DOUBLE), quotient(y1, lower_limit, DOUBLE)
         x2, y2 = quotient(x2, right_limit, DOUBLE), quotient(y2, lower_limit, DOUBLE)
-    tl.store(result_address, x1.to(results.dtype.element_ty), mask=in_bounds)
-    tl.store(result_address + 1, y1.to(results.dtype.element_ty), mask=in_bounds)
-    tl.store(result_address + 2, x2.to(results.dtype.element_ty), mask=in_bounds)
-    tl.store(result_address + 3, y2.to(results.dtype.element_ty), mask=in_bounds)
+    tl.store(result, x1.to(results.dtype.element_ty), mask=in_bounds)
+    tl.store(result + 1, y1.to(results.dtype.element_ty), mask=in_bounds)
+    tl.store(result + 2, x2.to(results.dtype.element_ty), mask=in_bounds)
+    tl.store(result + 3, y2.to(results.dtype.element_ty), mask=in_bounds)
 
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

@@ -128,26 +128,23 @@ def crops_kernel(
     height = height.to(tl.float32)
     width = width.to(tl.float32)
     # Window if no candidate fits: the image, or as much of it as the bounds of the aspect ratio allow.
-    image_ratio = tl.div_rn(width, height)
-    crop_width = tl.where(image_ratio > MAX_RATIO, half_to_even(height * MAX_RATIO).to(tl.float32), width)
-    crop_height = tl.where(
-        image_ratio < MIN_RATIO, half_to_even(tl.div_rn(width, width * 0 + MIN_RATIO)).to(tl.float32), height
-    )
+    ratio = tl.div_rn(width, height)
+    crop_width = tl.where(ratio > MAX_RATIO, half_to_even(height * MAX_RATIO).to(tl.float32), width)
+    crop_height = tl.where(ratio < MIN_RATIO, half_to_even(tl.div_rn(width, width * 0 + MIN_RATIO)).to(tl.float32), height)
     crop_width = tl.maximum(crop_width, 1)
     crop_height = tl.maximum(crop_height, 1)
-    area_uniform = tl.load(row + UNIFORMS_COLUMN, mask=in_bounds, other=0)
-    aspect_uniform = tl.load(row + UNIFORMS_COLUMN + 1, mask=in_bounds, other=0)
+    # Four uniform numbers in [0, 1), which become the area, the aspect ratio, and the position of the window.
+    area = tl.load(row + UNIFORMS_COLUMN, mask=in_bounds, other=0)
+    aspect = tl.load(row + UNIFORMS_COLUMN + 1, mask=in_bounds, other=0)
     left = tl.load(row + UNIFORMS_COLUMN + 2, mask=in_bounds, other=0)
     top = tl.load(row + UNIFORMS_COLUMN + 3, mask=in_bounds, other=0)
     # The four uniform numbers are the first candidate, and the seed of the others.
-    random_state = splitmix64_mix((bits24_of(area_uniform) << 24) | bits24_of(aspect_uniform)) ^ (
-        (bits24_of(left) << 24) | bits24_of(top)
-    )
+    state = splitmix64_mix((bits24_of(area) << 24) | bits24_of(aspect)) ^ ((bits24_of(left) << 24) | bits24_of(top))
     still_searching = width > 0
     # The window is the first candidate that fits. All candidates are computed, because samples of a warp differ in it.
     for _ in tl.static_range(CROP_CANDIDATES):
-        root_of_area = tl.sqrt_rn(area_uniform * AREA_RANGE + MIN_AREA) * root_of_image_area
-        root_of_aspect = tl.exp((aspect_uniform * LOG_ASPECT_RANGE + MIN_LOG_ASPECT).to(tl.float64)).to(tl.float32)
+        root_of_area = tl.sqrt_rn(area * AREA_RANGE + MIN_AREA) * root_of_image_area
+        root_of_aspect = tl.exp((aspect * LOG_ASPECT_RANGE + MIN_LOG_ASPECT).to(tl.float64)).to(tl.float32)
         candidate_width = half_to_even(root_of_area * root_of_aspect).to(tl.float32)
         candidate_height = half_to_even(tl.div_rn(root_of_area, root_of_aspect)).to(tl.float32)
         fits = (
@@ -160,10 +157,10 @@ def crops_kernel(
         crop_width = tl.where(fits, candidate_width, crop_width)
         crop_height = tl.where(fits, candidate_height, crop_height)
         still_searching = still_searching & (fits == 0)
-        random_state += _INCREMENT
-        random_bits = splitmix64_mix(random_state)
-        area_uniform = uniform_of(random_bits >> 40)
-        aspect_uniform = uniform_of(random_bits & 0xFFFFFF)
+        state += _INCREMENT
+        random_bits = splitmix64_mix(state)
+        area = uniform_of(random_bits >> 40)
+        aspect = uniform_of(random_bits & 0xFFFFFF)
     left = tl.floor(left * (width + 1 - crop_width))
     top = tl.floor(top * (height + 1 - crop_height))
     if CENTRED:

@@ -184,8 +184,7 @@ def launch_for(
         fp_fusion: See ``Launch``.
     """
     constant_names = kernel.arg_names[-len(constants) :]
-    constants_by_name = dict(zip(constant_names, constants, strict=True))
-    return Launch(kernel, (1, 1, 1), (), constants_by_name, warps=warps, fp_fusion=fp_fusion)
+    return Launch(kernel, (1, 1, 1), (), dict(zip(constant_names, constants, strict=True)), warps=warps, fp_fusion=fp_fusion)
 
 
 class FirstLaunch(NamedTuple):

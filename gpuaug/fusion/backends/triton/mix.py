@@ -94,23 +94,19 @@ def mix_launch(pass_: OpPass[MixOp], source: Tensor, param_table: Tensor, out: T
 
 @triton.jit
 def class_probabilities(
-    label_address, class_index, in_bounds, label_k,
+    label_address, index, in_bounds, label_k,
     DENSE: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr, OFF_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Return the probabilities of the classes ``class_index`` in the label of one sample, float32 in the shape of the indices.
+    """Return the probabilities of the classes ``index`` in the label of one sample, float32 in the shape of the indices.
 
     ``label_address``: address of the label: a class index, or, with ``DENSE``, probabilities with stride ``label_k``.
     ``in_bounds``: mask of the class indices that exist. Constants: see ``labels_kernel``.
     """
     if DENSE:
-        return tl.load(label_address + class_index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
+        return tl.load(label_address + index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
     label = tl.load(label_address)
     # As float32, because half precision cannot represent all class indices.
-    is_class = (
-        (label.to(tl.float32) == class_index.to(tl.float32))
-        if label.dtype.is_floating()
-        else (label.to(tl.int64) == class_index)
-    )
+    is_class = (label.to(tl.float32) == index.to(tl.float32)) if label.dtype.is_floating() else (label.to(tl.int64) == index)
     return tl.where(is_class, ON_VALUE, OFF_VALUE)
 
 
@@ -173,17 +169,15 @@ def soft_labels(soft: SoftLabels, labels: Tensor, param_table: Tensor | None) ->
     if labels.dtype == torch.bool:
         labels = labels.view(torch.uint8)
     is_dense = labels.ndim == 2
-    block_classes = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
+    block = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
     probabilities = soft.scale, soft.label_probability, soft.other_probability
     launch = launch_for(
-        labels_kernel,
-        (labels.dtype, out.dtype),
-        (soft.classes, is_dense, param_table is not None, *probabilities, block_classes),
+        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, param_table is not None, *probabilities, block)
     )
     with on_device(labels.device):
         launch(
             (labels, labels if param_table is None else param_table, out),  # labels stand in for a table that is not read
-            (triton.cdiv(soft.classes, block_classes), batch, 1),
+            (triton.cdiv(soft.classes, block), batch, 1),
             (0 if param_table is None else param_table.stride(0), labels.stride(0), labels.stride(1) if is_dense else 0),
         )
     return out

@@ -116,13 +116,11 @@ def blur_rows(
 
     ``SETTINGS``: (size of the Gaussian along x, padding mode). See ``filter_kernel`` for the other arguments.
     """
-    offsets_across = tl.minimum(y, height - 1)
+    across = tl.minimum(y, height - 1)
     sigma = tl.load(row + 2)
     # The stride along x is the height, because the planes are transposed.
-    blurred = blur_tile_along(
-        blurred_y, tile_start, width, height, offsets_across, sigma, SETTINGS[0], SETTINGS[1], False, ALONG, ACROSS
-    )
-    return blurred * (1 / 255) if BYTES and blurred_y.dtype.element_ty == tl.float32 else blurred
+    value = blur_tile_along(blurred_y, tile_start, width, height, across, sigma, SETTINGS[0], SETTINGS[1], False, ALONG, ACROSS)
+    return value * (1 / 255) if BYTES and blurred_y.dtype.element_ty == tl.float32 else value
 
 
 @triton.jit
@@ -260,16 +258,14 @@ def small_blur(
     blurred = tl.zeros((ACROSS, ALONG), tl.float32)
     for first_line in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
         line_y = tile_start + (first_line - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
-        line_address = plane + border_index(line_y, height, SETTINGS[2]) * stride_y
+        line = plane + border_index(line_y, height, SETTINGS[2]) * stride_y
         blurred_x = tl.zeros((ACROSS, LINES), tl.float32)
         for tap in tl.static_range(TAPS_X):
             tap_x = x + (tap - TAPS_X // 2)
-            in_image = (line_y >= 0) & (line_y < height) & (tap_x >= 0) & (tap_x < width)
-            tap_pixels = load_lines(
-                line_address + border_index(tap_x, width, SETTINGS[2]) * SOURCE_W, in_image, SETTINGS[2], BYTES
-            )
+            inside = (line_y >= 0) & (line_y < height) & (tap_x >= 0) & (tap_x < width)
+            pixels = load_lines(line + border_index(tap_x, width, SETTINGS[2]) * SOURCE_W, inside, SETTINGS[2], BYTES)
             distance = tl.full((), tap - TAPS_X // 2, tl.float32)
-            blurred_x += tl.exp(distance * distance * exponent_x) * norm_x * tap_pixels
+            blurred_x += tl.exp(distance * distance * exponent_x) * norm_x * pixels
         blurred = add_lines(blurred, blurred_x, first_line, exponent_y, norm_y, TAPS_Y, ALONG)
     return blurred * (1 / 255) if BYTES else blurred
 
@@ -296,20 +292,16 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, ou
         {**source_constants(pass_, source), **tile_constants, "BORDER": border, "TAPS": size_y},
         warps=tile_constants["TILES"],
     )
-    saves_16_bits = gives_unit_range(pass_.front, source.dtype) and may_store_16_bits(pass_, source.dtype, out.dtype)
-    first_launch = FirstLaunch(
-        columns_launch, (batch, channels, width, height), UINT16_UNIT if saves_16_bits else torch.float32
-    )
-    return filter_launch(blur_rows, (size_x, border), pass_, source, param_table, out, first_launch, along_x=True)
+    in_16_bits = gives_unit_range(pass_.front, source.dtype) and may_store_16_bits(pass_, source.dtype, out.dtype)
+    first = FirstLaunch(columns_launch, (batch, channels, width, height), UINT16_UNIT if in_16_bits else torch.float32)
+    return filter_launch(blur_rows, (size_x, border), pass_, source, param_table, out, first, along_x=True)
 
 
-def _strips_launch(
-    pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor, blur_constants: dict[str, Any]
-) -> Launch:
-    """Prepare the launch of ``blur_strips_kernel``. ``blur_constants``: sizes of the Gaussian, and padding mode."""
+def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor, taps: dict[str, Any]) -> Launch:
+    """Prepare the launch of ``blur_strips_kernel``. ``taps``: sizes of the Gaussian, and padding mode."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
-    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH}
+    constants |= {**taps, "STRIP": STRIP, "REACH": REACH}
     # Images between passes begin at aligned addresses; images of users may not.
     aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))

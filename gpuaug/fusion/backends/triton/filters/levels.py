@@ -105,18 +105,17 @@ def table_kernel(
     applied_op = tl.load(row)
     if applied_op != 0:
         if GRID_H > 0:
-            tile_height = tile_side(height, GRID_H)
-            tile_width = tile_side(width, GRID_W)
-            tile_top = table_index // GRID_W * tile_height
-            tile_left = table_index % GRID_W * tile_width
+            tile_h = tile_side(height, GRID_H)
+            tile_w = tile_side(width, GRID_W)
+            top = table_index // GRID_W * tile_h
+            left = table_index % GRID_W * tile_w
             level_counts = count_levels(
-                pointer, tile_top, tile_left, tile_height, tile_width, height, width, source_h,
-                SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK,
-            )  # fmt: skip
+                pointer, top, left, tile_h, tile_w, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
+            )
             # Pixels above the clip limit are distributed equally over all levels. The remainder, fewer pixels than levels, goes
             # to every ``spacing``-th level, one pixel each.
             level_counts = tl.minimum(level_counts, tl.load(row + 1).to(tl.int32))
-            tile_pixels = tile_height * tile_width
+            tile_pixels = tile_h * tile_w
             excess = tile_pixels - tl.sum(level_counts, 0)
             remainder = excess % LEVELS
             spacing = LEVELS // tl.maximum(remainder, 1)
@@ -166,12 +165,10 @@ def map_by_table(
         result = load_flattened(table + level)
     else:
         all_levels = tl.arange(0, LEVELS)
-        level_counts = tl.load(table + all_levels)
+        counts = tl.load(table + all_levels)
         for split in tl.static_range(1, SPLITS):
-            level_counts += tl.load(table + split * LEVELS + all_levels)
-        result = tl.reshape(
-            tl.gather(equalize_table(level_counts, channel_pixels, KEEPS_VALUES), tl.ravel(level), 0), level.shape
-        )
+            counts += tl.load(table + split * LEVELS + all_levels)
+        result = tl.reshape(tl.gather(equalize_table(counts, channel_pixels, KEEPS_VALUES), tl.ravel(level), 0), level.shape)
     if KEEPS_VALUES:
         result = tl.where(result < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), result)
     return tl.where(value == value, result, value)
@@ -200,24 +197,25 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, SPLITS: 
 
 
 @triton.jit
-def interpolate_tables(
-    value, table, tile_above, tile_below, weight_of_above, tile_left, tile_right, weight_of_left,
+def blend_tables(
+    value, table, above, below, weight_above, left, right, weight_left,
     GRID_W: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Apply CLAHE: return the bilinear mean of the entries for the level of a pixel in the tables of the four nearest tiles.
 
     ``value``: pixels of one channel, (ACROSS, ALONG) float32. ``table``: address of the tables of the channel, (``GRID_H``,
-    ``GRID_W``, LEVELS) uint8. The other arguments are the results of ``nearest_tiles`` along y and along x, which are indices
-    of two tiles, and the weight of the first. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
+    ``GRID_W``, LEVELS) uint8. ``above``, ``below``, ``left``,
+    ``right``: indices of the tiles along y and along x. ``weight_above``, ``weight_left``: weights of ``above`` and ``left``
+    (``nearest_tiles``). ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
     """
     level_entry = table + to_level(clamp01(value), FACTOR, OFFSET)
-    top_left = as_float(load_flattened(level_entry + (tile_above * GRID_W + tile_left) * LEVELS), True)
-    top_right = as_float(load_flattened(level_entry + (tile_above * GRID_W + tile_right) * LEVELS), True)
-    bottom_left = as_float(load_flattened(level_entry + (tile_below * GRID_W + tile_left) * LEVELS), True)
-    bottom_right = as_float(load_flattened(level_entry + (tile_below * GRID_W + tile_right) * LEVELS), True)
-    upper = top_right + (top_left - top_right) * weight_of_left
-    lower = bottom_right + (bottom_left - bottom_right) * weight_of_left
-    return tl.where(value == value, div_by_255(lower + (upper - lower) * weight_of_above), value)
+    top_left = as_float(load_flattened(level_entry + (above * GRID_W + left) * LEVELS), True)
+    top_right = as_float(load_flattened(level_entry + (above * GRID_W + right) * LEVELS), True)
+    bottom_left = as_float(load_flattened(level_entry + (below * GRID_W + left) * LEVELS), True)
+    bottom_right = as_float(load_flattened(level_entry + (below * GRID_W + right) * LEVELS), True)
+    upper = top_right + (top_left - top_right) * weight_left
+    lower = bottom_right + (bottom_left - bottom_right) * weight_left
+    return tl.where(value == value, div_by_255(lower + (upper - lower) * weight_above), value)
 
 
 @triton.jit
@@ -241,12 +239,10 @@ def map_levels(
     address = plane + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
     value = load_exact_tile(address, x < width, BYTES)
     if GRID_H > 0:
-        tile_above, tile_below, weight_of_above = nearest_tiles(y, height, GRID_H)
-        tile_left, tile_right, weight_of_left = nearest_tiles(x, width, GRID_W)
-        value = interpolate_tables(
-            value, intermediate, tile_above, tile_below, weight_of_above, tile_left, tile_right, weight_of_left,
-            GRID_W, FACTOR, OFFSET,
-        )  # fmt: skip
+        # Indices of tiles, and the weights of ``above`` and ``left``, per pixel.
+        above, below, weight_above = nearest_tiles(y, height, GRID_H)
+        left, right, weight_left = nearest_tiles(x, width, GRID_W)
+        value = blend_tables(value, intermediate, above, below, weight_above, left, right, weight_left, GRID_W, FACTOR, OFFSET)
     elif (tl.load(row) == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
         value = map_by_table(value, intermediate, height * width, FACTOR, OFFSET, SETTINGS[4], SPLITS)
     else:

@@ -90,7 +90,7 @@ def tiles_kernel(
     width = tl.load(row + 2).to(tl.int32)
     inside_y, nearest_y, y_0, y_1, weight_y = source_lines(y - resized_top, resized_h, height)
     inside_x, nearest_x, x_0, x_1, weight_x = source_lines(x - resized_left, resized_w, width)
-    in_resized = in_region & inside_y[:, None] & inside_x[None, :]
+    inside = in_region & inside_y[:, None] & inside_x[None, :]
     row_stride = tl.load(row + 3).to(tl.int32)
     pixel_stride = tl.load(row + 4).to(tl.int32)
     channel_stride = tl.load(row + 5).to(tl.int32)
@@ -105,21 +105,19 @@ def tiles_kernel(
     for channel in tl.static_range(CHANNELS):
         address = image_start + channel * channel_stride
         if NEAREST:
-            value = tl.load(
-                address + nearest_y[:, None] * row_stride + nearest_x[None, :] * pixel_stride, mask=in_resized, other=0
-            )
+            value = tl.load(address + nearest_y[:, None] * row_stride + nearest_x[None, :] * pixel_stride, mask=inside, other=0)
         else:
             line_0 = address + y_0[:, None] * row_stride
             line_1 = address + y_1[:, None] * row_stride
             column_0 = x_0[None, :] * pixel_stride
             column_1 = x_1[None, :] * pixel_stride
-            v_00 = tl.load(line_0 + column_0, mask=in_resized, other=0).to(tl.float32)
-            v_01 = tl.load(line_0 + column_1, mask=in_resized, other=0).to(tl.float32)
-            v_10 = tl.load(line_1 + column_0, mask=in_resized, other=0).to(tl.float32)
-            v_11 = tl.load(line_1 + column_1, mask=in_resized, other=0).to(tl.float32)
+            v_00 = tl.load(line_0 + column_0, mask=inside, other=0).to(tl.float32)
+            v_01 = tl.load(line_0 + column_1, mask=inside, other=0).to(tl.float32)
+            v_10 = tl.load(line_1 + column_0, mask=inside, other=0).to(tl.float32)
+            v_11 = tl.load(line_1 + column_1, mask=inside, other=0).to(tl.float32)
             v_0 = v_00 + (v_01 - v_00) * weight_x[None, :]
             v_1 = v_10 + (v_11 - v_10) * weight_x[None, :]
-            value = tl.where(in_resized, v_0 + (v_1 - v_0) * weight_y[:, None], FILL)
+            value = tl.where(inside, v_0 + (v_1 - v_0) * weight_y[:, None], FILL)
             if MODE == 1:
                 weight = tl.load(weights_or_cover + tile)
                 value = weight * tl.load(canvas_pixel, mask=in_region, other=0).to(tl.float32) + (1.0 - weight) * value
@@ -155,5 +153,4 @@ def write_tiles(
         launch = launch_for(tiles_kernel, (out.dtype,), constants)
         # The table stands in for weights or a cover that the kernel does not read.
         weights_or_cover = cover if cover is not None else (*device_weights, device_table)[0]
-        tensors = first_tensor, device_table, weights_or_cover, out
-        launch(tensors, (most_blocks * len(tile_table), 1, 1), (most_blocks,))
+        launch((first_tensor, device_table, weights_or_cover, out), (most_blocks * len(tile_table), 1, 1), (most_blocks,))

@@ -69,21 +69,19 @@ def cut_kernel(masks, mask_table, cover, statistics, blocks, BLOCK: tl.constexpr
     role = tl.load(mask_row + 4).to(tl.int32)
     address = masks + tl.load(mask_row) + pixel_index
     pixels = tl.load(address, mask=in_mask, other=0)
-    is_set_before = (pixels != 0).to(tl.int32)
+    before = (pixels != 0).to(tl.int32)
     covered = tl.load(cover + tl.load(mask_row + 1) + pixel_index, mask=in_mask, other=0).to(tl.int32)
-    is_set_after = tl.where(
-        role == ABOVE_ROLE, is_set_before, tl.where((role == BELOW_ROLE) & (covered == 0), is_set_before, 0)
-    )
-    tl.store(address, tl.where(is_set_after != 0, pixels, 0).to(masks.dtype.element_ty), mask=in_mask)
+    after = tl.where(role == ABOVE_ROLE, before, tl.where((role == BELOW_ROLE) & (covered == 0), before, 0))
+    tl.store(address, tl.where(after != 0, pixels, 0).to(masks.dtype.element_ty), mask=in_mask)
     y = pixel_index // width
     x = pixel_index - y * width
     mask_statistics = statistics + mask_index * 6
-    tl.atomic_add(mask_statistics, tl.sum(is_set_before.to(tl.float32), 0).to(tl.int32))
-    tl.atomic_add(mask_statistics + 1, tl.sum(is_set_after.to(tl.float32), 0).to(tl.int32))
-    tl.atomic_min(mask_statistics + 2, tl.min(tl.where(is_set_after != 0, y, MOST_PIXELS), 0))
-    tl.atomic_min(mask_statistics + 3, tl.min(tl.where(is_set_after != 0, x, MOST_PIXELS), 0))
-    tl.atomic_max(mask_statistics + 4, tl.max(tl.where(is_set_after != 0, y, -1), 0))
-    tl.atomic_max(mask_statistics + 5, tl.max(tl.where(is_set_after != 0, x, -1), 0))
+    tl.atomic_add(mask_statistics, tl.sum(before.to(tl.float32), 0).to(tl.int32))
+    tl.atomic_add(mask_statistics + 1, tl.sum(after.to(tl.float32), 0).to(tl.int32))
+    tl.atomic_min(mask_statistics + 2, tl.min(tl.where(after != 0, y, MOST_PIXELS), 0))
+    tl.atomic_min(mask_statistics + 3, tl.min(tl.where(after != 0, x, MOST_PIXELS), 0))
+    tl.atomic_max(mask_statistics + 4, tl.max(tl.where(after != 0, y, -1), 0))
+    tl.atomic_max(mask_statistics + 5, tl.max(tl.where(after != 0, x, -1), 0))
 
 
 def paste_objects(
@@ -91,15 +89,13 @@ def paste_objects(
 ) -> tuple[Tensor, Tensor]:
     """Cut pasted objects out of the masks below them, as ``gpuaug.fusion.backends.tiles.paste_objects`` does."""
     areas = sizes.prod(1)
-    canvas_offsets = areas.cumsum() - areas
+    offsets = areas.cumsum() - areas
     mask_areas = areas[canvases]
-    mask_table = np.column_stack(
-        (mask_areas.cumsum() - mask_areas, canvas_offsets[canvases], mask_areas, sizes[canvases, 1], roles)
-    )
+    mask_table = np.column_stack((mask_areas.cumsum() - mask_areas, offsets[canvases], mask_areas, sizes[canvases, 1], roles))
     mask_ranges = (np.searchsorted(canvases, np.arange(len(areas)), side) for side in ("left", "right"))
     most_blocks = -(-int(areas.max()) // BLOCK)
     with on_device(masks.device):
-        device_masks, device_canvases = send((mask_table, np.column_stack((*mask_ranges, areas, canvas_offsets))), masks.device)
+        device_masks, device_canvases = send((mask_table, np.column_stack((*mask_ranges, areas, offsets))), masks.device)
         cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
         statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
         statistics[:, 2:4] = MOST_PIXELS.value
