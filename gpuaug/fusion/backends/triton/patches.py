@@ -54,19 +54,16 @@ def tap_weight(tap, first, end, distance, shrink, FILTER: tl.constexpr):
 
 
 @triton.jit
-def store_channel(
-    weighted_sum, channel, inverse_weight_sum, in_resized, levels, first_value, is_stored, strides,
-    ROUNDS: tl.constexpr, REPEATS: tl.constexpr,
-):  # fmt: skip
+def store_channel(total, channel, inverse, inside, levels, out, mask, strides, ROUNDS: tl.constexpr, REPEATS: tl.constexpr):
     """Convert one channel of a tile to values, and store ``REPEATS`` copies of it.
 
-    ``weighted_sum``: weighted sums of bytes, (``TILE_H``, ``TILE_W``). ``inverse_weight_sum``: 1 / sum of the weights.
-    ``in_resized``: mask of the pixels in the resized image; the others are black. ``levels``: address of ``Resampling.levels``.
-    ``first_value``: addresses of the values of channel 0. ``is_stored``: mask of the pixels to store. ``strides``: (elements
+    ``total``: weighted sums of bytes, (``TILE_H``, ``TILE_W``). ``inverse``: 1 / sum of the weights.
+    ``inside``: mask of the pixels in the resized image; the others are black. ``levels``: address of ``Resampling.levels``.
+    ``out``: addresses of the values of channel 0. ``mask``: mask of the pixels to store. ``strides``: (elements
     between channels, elements between copies of a channel).
     """
     channel_stride, repeat_stride = strides
-    pixel_level = tl.where(in_resized, weighted_sum * inverse_weight_sum, 0.0)
+    pixel_level = tl.where(inside, total * inverse, 0.0)
     channel_levels = levels + channel * 256
     if ROUNDS:
         pixel_level = half_to_even(tl.minimum(tl.maximum(pixel_level, 0.0), 255.0))
@@ -75,8 +72,8 @@ def store_channel(
         black = tl.load(channel_levels)
         value = black + pixel_level * tl.div_rn(tl.load(channel_levels + 255) - black, 255.0)
     for copy_index in tl.static_range(REPEATS):
-        value_address = first_value + channel * channel_stride + copy_index * repeat_stride
-        tl.store(value_address, value.to(first_value.dtype.element_ty), mask=is_stored)
+        value_address = out + channel * channel_stride + copy_index * repeat_stride
+        tl.store(value_address, value.to(out.dtype.element_ty), mask=mask)
 
 
 @kernel

@@ -97,14 +97,15 @@ def blur_columns_kernel(
     tile_start, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
     if tl.load(row) != 0:
         offsets_across = tl.minimum(x, width - 1) * SOURCE_W
-        blurred = blur_tile_along(
+        value = blur_tile_along(
             pointer, tile_start, height, source_h, offsets_across, tl.load(row + 1), TAPS, BORDER, BYTES, ALONG, ACROSS
         )  # fmt: skip
         if BYTES and blurred_y.dtype.element_ty == tl.uint16:
-            blurred *= 1 / 255
+            value *= 1 / 255
         plane_start = blurred_y + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        value = to_output_type(blurred, blurred_y.dtype.element_ty)
-        tl.store(plane_start + x * height + y, value, mask=(x < width) & (y < height))
+        tl.store(
+            plane_start + x * height + y, to_output_type(value, blurred_y.dtype.element_ty), mask=(x < width) & (y < height)
+        )
 
 
 @triton.jit

@@ -30,11 +30,11 @@ from gpuaug.fusion.program.plan import OpPass
 
 @partial(kernel, name=lambda form: form.constants["FILTER"].__name__)
 def filter_kernel(
-    source, intermediate, out, param_table, height, width, tiles_across, row_stride, source_b, source_c, source_h,
-    out_b, out_c, out_h, intermediate_c, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
-    PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
-    ALONG_X: tl.constexpr, FILTER: tl.constexpr, SETTINGS: tl.constexpr,
+    source, intermediate, out, param_table, height, width, tiles_across, row_stride, source_b, source_c, source_h, out_b, out_c,
+    out_h, intermediate_c, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
+    PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr,
+    ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr,
+    SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Filter the samples whose apply mask is set, run the pointwise ops of the pass, and store all samples.
 

@@ -48,9 +48,8 @@ def source_lines(pixel, resized_length, source_length):
 
 @kernel
 def tiles_kernel(
-    source, tile_table, weights_or_cover, out, blocks,
-    CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr, ROUNDS: tl.constexpr,
-    FILL: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    source, tile_table, weights_or_cover, out, blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr,
+    ROUNDS: tl.constexpr, FILL: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """Write ``TILE_H`` x ``TILE_W`` pixels of the region of one tile.
 
