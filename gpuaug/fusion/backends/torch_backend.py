@@ -222,7 +222,7 @@ def gather_mask(
         x = torch.minimum(x, parameters.integer(columns.out_size + 1) - 1)
         y = torch.minimum(y, parameters.integer(columns.out_size) - 1)
     x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
-    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.places)
+    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.layouts)
     padding_fill, warp_fill, after_fill = mask_fills(front, dtype)
     taps = _Taps(source, parameters, padding_fill, warp_fill)
     if front.warp is None:
