@@ -362,7 +362,7 @@ class Container:
 
     def _check_elements(self, elements: Sequence[Any]) -> None:
         """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
-        kinds = sorted(set(map(_kind, elements)) - {""})
+        kinds = sorted(set(map(_annotation_type, elements)) - {""})
         got = " and ".join(kinds)
         if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._call.frames:
             shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
@@ -421,12 +421,12 @@ def _check_dicts(records: Any, batch: int) -> None:
             )
 
 
-def _kind(value: Any) -> str:
+def _annotation_type(value: Any) -> str:
     """Return a name of the type of annotations, which is equal for all images; ``""`` for an empty value."""
     if isinstance(value, Tensor):
         return type_name(value) or ("other values" if value.numel() else "")
     if _is_sequence(value):
-        inner = _kind(value[0]) if value else ""
+        inner = _annotation_type(value[0]) if value else ""
         return inner and f"list of {inner}"
     if value is None:
         return ""
