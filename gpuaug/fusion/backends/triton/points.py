@@ -166,12 +166,12 @@ def apply_op(
         r, g, b = snow(r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == SHUFFLE:
         r, g, b = permute_channels(r, g, b, row + 1)
-    elif CODE == DROPOUT:
+    elif CODE == DROPOUT:  # columns: fill value; per channel, whether it is dropped
         value = tl.load(row + 1)
         r = tl.where(tl.load(row + 2 + plane) != 0, value, r)
         g = tl.where(tl.load(row + 2 + plane + green_index) != 0, value, g)
         b = tl.where(tl.load(row + 2 + plane + blue_index) != 0, value, b)
-    elif CODE == NOISE:
+    elif CODE == NOISE:  # columns: mean, standard deviation, high and low 16 bits of the seed, noise field
         noise_mean = tl.load(row + 1)
         deviation = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
@@ -184,7 +184,7 @@ def apply_op(
         if RGB:
             g = noisy(g, noise_mean + deviation * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
             b = noisy(b, noise_mean + deviation * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
-    elif CODE == ERASING:
+    elif CODE == ERASING:  # columns: left, right, top, bottom of the rectangle; seed and noise field, or a value per channel
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))
         if ERASES_WITH_NOISE & FLAGS:
             seed = tl.load(row + 5).to(tl.int32)
@@ -199,7 +199,7 @@ def apply_op(
             r = tl.where(covered, tl.load(fill_values), r)
             g = tl.where(covered, tl.load(fill_values + green_index), g)
             b = tl.where(covered, tl.load(fill_values + blue_index), b)
-    elif CODE == NORMALIZE or CODE == DENORMALIZE:
+    elif CODE == NORMALIZE or CODE == DENORMALIZE:  # columns: mean per channel, standard deviation per channel
         means = row + 1 + plane
         stds = means + CHANNELS
         FORMULA: tl.constexpr = normalize if CODE == NORMALIZE else denormalize
@@ -207,6 +207,7 @@ def apply_op(
         g = FORMULA(g, tl.load(means + green_index), tl.load(stds + green_index))
         b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
     elif CODE == JITTER or CODE == JIGGLE:
+        # Columns: 1 to 4, factors of the adjustments; 5 to 8, order of the adjustments; 9 to 11, permutation of the channels.
         if not NO_NAN & FLAGS:  # with this flag, the input is in [0, 1]
             r, g, b = clamped(r, g, b)
         from_contrast = 0  # 1 at contrast and at the adjustments after it
@@ -265,6 +266,7 @@ def apply_point_ops(
     it. ``sample``: index of the image in the batch. ``row``: address of the sample's row of the parameter table, from the first
     column of the pass on. ``mean``: mean grey of the image, for a contrast.
     """
+    # An entry of the program is (code, first column, flags, scale, offset).
     for index in tl.static_range(OP_COUNT):
         if PROGRAM[index][1] < 0:  # converts the result of a gather, which has no apply mask
             r, g, b = per_channel(to_bytes, r, g, b, PROGRAM[index][3], PROGRAM[index][4])
