@@ -302,15 +302,15 @@ def _from_unit_square(quad: Array) -> Array:
 def inverse(matrix: Array) -> Array:
     """Inverses of matrices (B, 3, 3) by cofactors, exact for entries 0, 1 and -1."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
-    rows: Array = np.array(
+    cofactors: Array = np.array(
         (
             (e * i - f * h, c * h - b * i, b * f - c * e),
             (f * g - d * i, a * i - c * g, c * d - a * f),
             (d * h - e * g, b * g - a * h, a * e - b * d),
         )
     )
-    rows /= a * rows[0, 0] + b * rows[1, 0] + c * rows[2, 0]
-    return rows.transpose(2, 0, 1)
+    cofactors /= a * cofactors[0, 0] + b * cofactors[1, 0] + c * cofactors[2, 0]
+    return cofactors.transpose(2, 0, 1)
 
 
 def _tangents(draws: OpDraws) -> tuple[Array, Array]:
