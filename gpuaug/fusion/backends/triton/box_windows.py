@@ -149,7 +149,7 @@ def box_windows_kernel(
 
 
 def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the windows as ``op.windows`` does, bit for bit, on the current stream.
+    """Choose the windows as ``op.windows`` does, bit for bit, on the current stream. See there for the arguments.
 
     Cost:
         One launch.

@@ -140,7 +140,7 @@ def crops_kernel(
     top = tl.load(row + UNIFORMS_COLUMN + 3, mask=in_bounds, other=0)
     # The four uniform numbers are the first candidate, and the seed of the others.
     state = splitmix64_mix((bits24_of(area) << 24) | bits24_of(aspect)) ^ ((bits24_of(left) << 24) | bits24_of(top))
-    still_searching = width > 0
+    still_searching = width > 0  # true, in the shape of the width
     # The window is the first candidate that fits. All candidates are computed, because samples of a warp differ in it.
     for _ in tl.static_range(CROP_CANDIDATES):
         root_of_area = tl.sqrt_rn(area * AREA_RANGE + MIN_AREA) * root_of_image_area
