@@ -25,9 +25,10 @@ _STEP_ALONE = "step alone, batch resident"
 """Name of the variant whose steps all use one batch, which is on the device: an upper limit of the rate of any loader."""
 
 _RATIO_TOLERANCE = 0.03
-"""Largest difference between the median of the ratios within rounds and the ratio of the median rates.
+"""Tolerance for the difference between two ratios of a variant's rate to the baseline's.
 
-If they differ by more, ``verdict`` says that the speed of the machine has changed.
+The first is computed per round, of which the median is taken; the second from the median rates over all rounds. They are equal
+if the speed of the machine is constant. If they differ by more than the tolerance, ``verdict`` says that it has changed.
 """
 
 
@@ -179,20 +180,20 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
 def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a sentence about one use, if the use has rows with gpuaug and rows without gpuaug."""
     with_gpuaug = [row for row in rows if row["name"].startswith(_GPUAUG_PREFIXES)]
-    without = [row for row in rows if row not in with_gpuaug and row["name"] != _STEP_ALONE]
-    if not (with_gpuaug and without):
+    without_gpuaug = [row for row in rows if row not in with_gpuaug and row["name"] != _STEP_ALONE]
+    if not (with_gpuaug and without_gpuaug):
         return
-    best_with, best_without = (max(group, key=lambda row: float(row["ratio"])) for group in (with_gpuaug, without))
+    best_with, best_without = (max(group, key=lambda row: float(row["ratio"])) for group in (with_gpuaug, without_gpuaug))
     ratios = _within_rounds(best_with, best_without)
-    ratio, low, high = median(ratios), min(ratios), max(ratios)
-    rounds = f"{len(ratios)} rounds: {low:.2f} to {high:.2f}" if len(ratios) > 1 else "a single round"
-    if low <= 1 <= high:
+    ratio, lowest, highest = median(ratios), min(ratios), max(ratios)
+    rounds = f"{len(ratios)} rounds: {lowest:.2f} to {highest:.2f}" if len(ratios) > 1 else "a single round"
+    if lowest <= 1 <= highest:
         sentence = (
             f"{best_with['name']!r} and {best_without['name']!r} differ by less than their spread: {ratio:.2f}x ({rounds})."
         )
     else:
         sentence = (
-            f"{best_with['name']!r} is {'faster' if low > 1 else 'slower'} than {best_without['name']!r}: {ratio:.2f}x "
+            f"{best_with['name']!r} is {'faster' if lowest > 1 else 'slower'} than {best_without['name']!r}: {ratio:.2f}x "
             f"({rounds})."
         )
     ceiling = next((row for row in rows if row["name"] == _STEP_ALONE), None)
@@ -206,15 +207,15 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:
     """Return whether the two ratios of a row differ by more than ``_RATIO_TOLERANCE``. ``rows``: all rows of one use."""
-    base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)  # row of the baseline
-    return base is not None and any(
-        abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _RATIO_TOLERANCE for row in rows
+    baseline = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
+    return baseline is not None and any(
+        abs(row["ratio"] - row["steps_per_s"] / baseline["steps_per_s"]) > _RATIO_TOLERANCE for row in rows
     )
 
 
-def _within_rounds(row: dict[str, Any], other: dict[str, Any]) -> list[float]:
-    """Return the rate of ``row`` divided by the rate of ``other``, per round."""
-    return [rate / reference for rate, reference in zip(row["rounds"], other["rounds"], strict=True)]
+def _within_rounds(row: dict[str, Any], reference_row: dict[str, Any]) -> list[float]:
+    """Return the rate of ``row`` divided by the rate of ``reference_row``, per round."""
+    return [rate / reference for rate, reference in zip(row["rounds"], reference_row["rounds"], strict=True)]
 
 
 def _streamed(

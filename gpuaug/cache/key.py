@@ -132,11 +132,11 @@ def key_of(parts: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def difference(parts: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def difference(parts: Mapping[str, Any], other_parts: Mapping[str, Any]) -> str:
     """Return the names of the parts that differ between two keys, as text for a warning."""
-    if not other:
+    if not other_parts:
         return f"values, which are not known, because {KEY_FILE} is damaged"
-    names = [name for name in {**parts, **other} if parts.get(name) != other.get(name)]
+    names = [name for name in {**parts, **other_parts} if parts.get(name) != other_parts.get(name)]
     return ", ".join(names[:_MAX_LISTED] + ["…"] * (len(names) > _MAX_LISTED))
 
 
@@ -157,8 +157,8 @@ def _sum(tensor: Tensor) -> Tensor:
     data = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     data = torch.nn.functional.pad(data, (0, -len(data) % 4))
     total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for number, words in enumerate(data.view(torch.int32).split(_CHUNK)):
-        indices = torch.arange(len(words), device=data.device) + number * _CHUNK
+    for chunk_index, words in enumerate(data.view(torch.int32).split(_CHUNK)):
+        indices = torch.arange(len(words), device=data.device) + chunk_index * _CHUNK
         factors = (indices * 0x1E3779B97F4A7C15) ^ ((indices + 1) << 17) | 1
         total += (words.long() * factors).sum()
     return total
@@ -168,8 +168,8 @@ class _Values:
     """Hashes of all values that stages refer to: attributes, items, code, closures, and global variables in code.
 
     Code of libraries is compared by the versions of the libraries. Code of the user is hashed as Python has loaded it, without
-    names of modules and files, comments and line numbers. For types that ``_parts`` does not name, the parts that ``pickle``
-    would store are hashed.
+    names of modules and files, comments and line numbers. For types that ``_inner_values`` does not name, the values that
+    ``pickle`` would store are hashed.
     """
 
     def __init__(self) -> None:
@@ -186,40 +186,44 @@ class _Values:
         The walk is a loop, not a recursion: chains of objects may be long, and objects may refer to each other.
         """
         digests: dict[str, Any] = {}
-        seen: dict[int, tuple[int, Any]] = {}  # id → (number, value). The value stays referenced, so that its id is not reused
+        # id → (number in the order of the walk, value). The value stays referenced, so that its id is not reused.
+        visited: dict[int, tuple[int, Any]] = {}
         pending: list[tuple[tuple[str, ...], Any]] = [((name,), root)]
         while pending:
             path, value = pending.pop()
-            parts: list[tuple[str, Any]] = []
+            inner_values: list[tuple[str, Any]] = []
             if type(value) in _PLAIN_TYPES:
                 text = repr(value)
             elif isinstance(value, _IGNORED):
                 text = "…"
-            elif id(value) in seen:
-                text = f"value {seen[id(value)][0]}"
+            elif id(value) in visited:
+                text = f"value {visited[id(value)][0]}"
             else:
                 if not isinstance(value, tuple | frozenset | CodeType):  # Python may share constants, or copy them
-                    seen[id(value)] = len(seen), value
+                    visited[id(value)] = len(visited), value
                 try:
-                    parts = list(self._parts(value))
+                    inner_values = list(self._inner_values(value))
                 except Exception:  # the attributes of a class of the user may raise any error
                     if type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # no lock, open file, iterator
                         self.unknown.add(type(value).__qualname__)
-                text = f"{getattr(value, '__qualname__', type(value).__qualname__)} {[part for part, _ in parts]}"
+                text = f"{getattr(value, '__qualname__', type(value).__qualname__)} {[name for name, _ in inner_values]}"
             digest = digests.setdefault(".".join(path), hashlib.blake2b(digest_size=8))
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
-            pending += [((*path, part)[:_DEPTH] if part else path, inner) for part, inner in reversed(parts)]
+            pending += [((*path, name)[:_DEPTH] if name else path, inner) for name, inner in reversed(inner_values)]
         return {path: digest.hexdigest() for path, digest in digests.items()}
 
-    def _parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield (name, value) of the parts of a value. Items of containers have no names, because there may be many."""
+    def _inner_values(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield (name, value) of each value that a value refers to, such as its attributes and the items of a container.
+
+        Items of containers have an empty name, because there may be many.
+        """
         is_function = isinstance(value, FunctionType)
-        owner = value.__globals__.get("__name__") if is_function else getattr(value, "__module__", None)
-        is_of_library = (is_function or isinstance(value, type)) and self._is_of_library(owner)
-        if f"{owner}.".startswith(_CHANGING):
+        module_name = value.__globals__.get("__name__") if is_function else getattr(value, "__module__", None)
+        is_of_library = (is_function or isinstance(value, type)) and self._is_of_library(module_name)
+        if f"{module_name}.".startswith(_CHANGING):
             yield "function", getattr(value, "__wrapped__", getattr(value, "fn", None))
         elif isinstance(value, Tensor):
-            yield from self._tensor_parts(value)
+            yield from self._tensor_values(value)
         elif isinstance(value, CodeType):
             yield from ((name, getattr(value, name)) for name in dir(value) if _CODE.fullmatch(name))
         elif is_function:
@@ -232,7 +236,7 @@ class _Values:
         elif isinstance(value, type):
             if not is_of_library:
                 yield "bases", value.__bases__
-                yield from sorted((name, part) for name, part in vars(value).items() if not _UNUSED.fullmatch(name))
+                yield from sorted((name, inner) for name, inner in vars(value).items() if not _UNUSED.fullmatch(name))
         elif isinstance(value, MethodType | staticmethod | classmethod):
             yield from (("function", value.__func__), ("object", getattr(value, "__self__", None)))
         elif isinstance(value, property):
@@ -240,7 +244,7 @@ class _Values:
         elif isinstance(value, Graph):  # of torch.fx
             yield "", str(value)
         elif type(value) is tuple:
-            yield from (("", item) for item in value)
+            yield from (("", element) for element in value)
         elif type(value) in (set, frozenset):
             yield "", sorted(value, key=shown_text)  # the order of a set differs between processes
         elif isinstance(getattr(value, "definition", None), tuple):  # Fused: pipeline and options
@@ -251,10 +255,10 @@ class _Values:
             yield "hooks", [*value._forward_pre_hooks.values(), *value._forward_hooks.values()]
             yield from sorted(without_ignored(value, vars(value)).items())
         else:
-            yield from self._pickled_parts(value)
+            yield from self._pickled_values(value)
 
-    def _pickled_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the parts of a value that ``pickle`` would store."""
+    def _pickled_values(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield (name, value) of the values that ``pickle`` would store for a value."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:
@@ -262,15 +266,16 @@ class _Values:
         if isinstance(reduced, str):  # a global object, such as the function in a functools.lru_cache
             yield from (("name", reduced), ("function", getattr(value, "__wrapped__", None)))
             return
-        callable_, call_arguments, state, *items = (*reduced, None)[: max(len(reduced), 3)]
+        # The tuple has two to six elements: callable, arguments, state, iterator over items, iterator over pairs, function.
+        callable_, call_arguments, state, *elements = (*reduced, None)[: max(len(reduced), 3)]
         yield from (("class", callable_), ("arguments", call_arguments))
         if isinstance(state, dict):
-            yield from sorted((str(name), part) for name, part in without_ignored(value, state).items())
+            yield from sorted((str(name), inner) for name, inner in without_ignored(value, state).items())
         else:
             yield "state", state
-        yield from (("", tuple(part)) for part in items if part is not None)  # of a list or a mapping
+        yield from (("", tuple(inner)) for inner in elements if inner is not None)  # of a list or a mapping
 
-    def _tensor_parts(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
+    def _tensor_values(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
         yield from sorted(vars(tensor).items())
         tensor = tensor.detach()
         # A wrapper, such as a quantized weight, has its tensors in attributes.
@@ -278,7 +283,7 @@ class _Values:
         if is_dense and not tensor.is_meta:
             self.tensors.append(tensor.dequantize() if tensor.is_quantized else tensor)
         else:
-            yield from self._pickled_parts(tensor)
+            yield from self._pickled_values(tensor)
 
     def _globals(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
         """Yield (name, value) of the global variables that a function uses.

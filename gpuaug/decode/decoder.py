@@ -6,10 +6,13 @@ when it is called. A *card* is a GPU. *Engines* are the JPEG decoding hardware o
 A call to the engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never wait for
 the interpreter. Other threads prepare batches.
 
-**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. PyTorch may
-return memory that was freed there while other lanes still read it, so the copy lane first waits for these lanes. After these
-waits, the copy lane records the *memory event* of the batch. The engines do not wait for any CUDA stream: they write at once.
-Therefore a thread waits on the host for the memory event before it decodes into the memory.
+**Memory.** Only the training thread allocates memory through PyTorch, on the copy lane. PyTorch may return memory that was
+freed on the copy lane while other lanes still read it. A lane would have to wait for these lanes before it writes, but the
+engines wait for no CUDA stream: they write at once. So, for each batch:
+
+1. The training thread makes the copy lane wait for the lanes that may read the memory.
+2. It records the *memory event* of the batch on the copy lane. The event happens when all these lanes have finished.
+3. A decoding thread waits on the host for the event, before a decoder writes to the memory.
 """
 
 import time
@@ -73,8 +76,8 @@ class Decoder:
         if encoded_type not in self.decoders_by_type:
             self.decoders_by_type[encoded_type] = decoders = self._find(encoded_type)
             # As many lanes as concurrent calls of these decoders. Decoders of images and of clips share the lanes.
-            for call in range(len(self._card_lanes), sum(decoder.max_calls for decoder in decoders if decoder.on_card)):
-                self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
+            for index in range(len(self._card_lanes), sum(decoder.max_calls for decoder in decoders if decoder.on_card)):
+                self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{index}", urgent=True))
                 self._idle_card_lanes.put(self._card_lanes[-1])
         return self.decoders_by_type[encoded_type]
 
@@ -167,7 +170,7 @@ class Decoder:
         if not self._lanes.in_line:  # prepare this thread for CUDA calls
             nvjpeg.enter(self._lanes.device)
         resources = Resources(self._lanes, self._lane, self._idle_card_lanes, pools)
-        begun: list[tuple[str, Callable[[], Event]]] = []  # name of a decoder, and function that waits for it
+        started: list[tuple[str, Callable[[], Event]]] = []  # name of a decoder, and function that waits for it
         events: list[Event] = []
         errors: list[BaseException] = []
         try:
@@ -176,16 +179,16 @@ class Decoder:
                 if on_card:
                     memory_event.synchronize()
                 for work in works:
-                    for number, decoder in enumerate(self.decoders_of(type(work.encoded))):
-                        indices = np.flatnonzero(work.layout.decoders == number)
+                    for decoder_index, decoder in enumerate(self.decoders_of(type(work.encoded))):
+                        indices = np.flatnonzero(work.layout.decoders == decoder_index)
                         if decoder.on_card == on_card and len(indices):
-                            begun.append((decoder.name, decoder.begin(work, indices, resources)))
+                            started.append((decoder.name, decoder.begin(work, indices, resources)))
         except BaseException as error:
             errors.append(error)
         # Wait for all decoders even after an error, because memory that is reused must not be written by a decoder.
         # In reverse order: the hybrid decoder (nvJPEG on the CPU and the card) begins only in its ``finish``. The engines come
         # before it: they began in ``begin``, and work in the background meanwhile.
-        for name, finish in reversed(begun):
+        for name, finish in reversed(started):
             start = time.perf_counter()
             try:
                 events.append(finish())

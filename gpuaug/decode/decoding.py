@@ -157,9 +157,11 @@ class Decoding:
             DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
                 decoded. If a sample cannot be replaced in a member.
         """
-        count = -1
-        while count < len(self._all_problems):
-            count = len(self._all_problems)
+        # A problem that one decoding finds makes all decodings decode another sample, which may find further problems. So all
+        # are finished again until no problem is added.
+        problem_count = -1
+        while problem_count < len(self._all_problems):
+            problem_count = len(self._all_problems)
             for decoding in [*self._earlier, self]:
                 decoding._finish(waiting)
         works = [work for decoding in [*self._earlier, self] for work in decoding.works]

@@ -180,8 +180,8 @@ class Layout(BatchLayout):
         if options.channels == "labels":
             self.channels = 1
         self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
-        jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
-        self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
+        is_jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
+        self.scales = np.where(is_jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
         """(B,) EXIF orientations to correct."""
@@ -195,9 +195,9 @@ class Layout(BatchLayout):
         windows = windows if self.dtype == torch.uint8 else None
         requested = windows(self.shapes) if windows is not None else None
         if windows is not None and requested is not None and options.scales_windows and requested.may_downsample:
-            # The side of a window is a multiple of its output side, or more.
+            # Windows with sides of at least 2, 4 or 8 times the sides of the output are decoded at a half, quarter or eighth.
             ratios = (requested.table[:, 2:] // requested.out).min(1)
-            self.scales = np.where(jpeg & ~on_card, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
+            self.scales = np.where(is_jpeg & ~on_card, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
             self.shapes = self._upright_shapes(self.shapes.sizes)
             requested = windows(self.shapes)  # the same windows at the scales, because they are drawn at the full sizes
         sizes = self.shapes.sizes

@@ -59,10 +59,12 @@ class Work(Generic[AnyLayout]):
         if self.staging is None:
             return
         columns = (self.layout.starts, self.layout.staged_starts, self.layout.lengths)
-        starts, staged, lengths = (column[np.sort(indices)] for column in columns)
-        firsts = np.append(0, np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1)
-        parts = starts[firsts].tolist(), staged[firsts].tolist(), np.add.reduceat(lengths, firsts).tolist()
-        lane.copy_parts(self.data, self.staging, zip(*parts, strict=True))
+        starts, staged_starts, lengths = (column[np.sort(indices)] for column in columns)
+        # A run is images that are adjacent in both buffers. It starts where an image does not begin at the end of the preceding
+        # one.
+        run_starts = np.append(0, np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1)
+        runs = starts[run_starts].tolist(), staged_starts[run_starts].tolist(), np.add.reduceat(lengths, run_starts).tolist()
+        lane.copy_parts(self.data, self.staging, zip(*runs, strict=True))
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
         """Return the decoded images or clips on ``device``.

@@ -100,10 +100,10 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
         dtype = np.dtype(np.uint8)
     sizes = sizes_of(checked_images)
     if (sizes >= SIDE_LIMIT).any():
-        longest = int(np.argmax(sizes)) // 2
-        height, width = sizes[longest]
+        largest_index = int(np.argmax(sizes)) // 2
+        height, width = sizes[largest_index]
         raise ArgumentError(
-            f"Images must have sides of fewer than 2**24 pixels, got {height}x{width} in {positions[longest]}. "
+            f"Images must have sides of fewer than 2**24 pixels, got {height}x{width} in {positions[largest_index]}. "
             "Split the image in the dataset."
         )
     ends = sizes.prod(1).cumsum() * count
@@ -118,9 +118,9 @@ def _pack(values: Sequence[Any], path: str, *, channels: Literal[1, 3] | None, c
     flat = data.numpy()
     start = 0
     for image, (height, width), end in zip(checked_images, sizes.tolist(), ends.tolist(), strict=True):
-        part = flat[start:end]
-        target = part.reshape(count, height, width).transpose(1, 2, 0) if is_planar else part.reshape(height, width, count)
-        copy_pixels(image, target)
+        shape = (count, height, width) if is_planar else (height, width, count)
+        target = flat[start:end].reshape(shape)
+        copy_pixels(image, target.transpose(1, 2, 0) if is_planar else target)
         start = end
     offsets_and_sizes = allocate_tensor((len(checked_images), 3), torch.int64)
     offsets_and_sizes.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])

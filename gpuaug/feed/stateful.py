@@ -79,8 +79,8 @@ class StatefulSource(IndexedSource):
         super().check(loader, state)
         if not isinstance(state, Mapping) or not state or self.is_before_first(state):
             return
-        main = state.get("_snapshot", {}).get("_main_snapshot", {})
-        workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
+        main_snapshot = state.get("_snapshot", {}).get("_main_snapshot", {})
+        workers = main_snapshot.get("_num_workers", 0) if isinstance(main_snapshot, Mapping) else 0
         if workers != loader.num_workers:
             raise ArgumentError(
                 f"num_workers must be {workers}, as in the saved run, got {loader.num_workers}. "
@@ -165,30 +165,35 @@ class StatefulSource(IndexedSource):
         iterator = iter(loader)
         if extra_state is not None:
             set_states(self.generators, extra_state["generators"])
-        extra_at_start = self.state()
+        additional_state = self.state()
         read = _reader(loader, iterator)
 
+        # ``read``, ``read_start`` and ``read_new_stream`` read torchdata's state. One of them is returned, with ``read_extra``.
+
         def read_start(ended: bool | None) -> Any:
-            extra_at_start["batches"] = max(dropped, iterator._num_yielded)
+            """State at the beginning of the epoch, for a stream that is read again; at the end, the state of the end."""
+            additional_state["batches"] = max(dropped, iterator._num_yielded)
             return read(True) if ended else state_at_start
 
-        def read_begun(ended: bool | None) -> Any:
-            # Before the first batch, a stream of Hugging Face returns the state of an earlier epoch.
+        def read_new_stream(ended: bool | None) -> Any:
+            """State of a stream of Hugging Face, which before the first batch returns the state of an earlier epoch."""
             return read(ended) if iterator._num_yielded or ended else _without_streams(read(ended))
 
         def read_extra(ended: bool | None) -> Any:
-            return self.state() if ended else dict(extra_at_start)
+            """Additional state: of the beginning of this epoch; at its end, of the beginning of the next."""
+            return self.state() if ended else dict(additional_state)
 
         # A loaded state with the key "batches" is from an epoch that is read again.
         begins_at_start = state is None or (extra_state is not None and "batches" in extra_state)
-        rereads = self._is_of_hugging_face and _shuffles_in_memory(dataset_of(loader))
-        if self._is_stream and begins_at_start and (rereads or _has_no_stream_state(read(False))):
-            # The state of an epoch that is read again is the state at its beginning, and the number of batches to drop.
+        must_reread = self._is_of_hugging_face and _shuffles_in_memory(dataset_of(loader))
+        if self._is_stream and begins_at_start and (must_reread or _has_no_stream_state(read(False))):
+            # The state of an epoch that is read again is the state at its beginning, and the number of batches to drop, which
+            # ``read_start`` writes to ``additional_state``.
             dropped = 0 if extra_state is None else extra_state["batches"]
             state_at_start = _without_streams(read(False) if state is None else state)
             return drop_first(iterator, dropped + start.batches), _with_extra(read_start, read_extra)
-        is_begun = self._is_of_hugging_face and state is None
-        return drop_first(iterator, start.batches), _with_extra(read_begun if is_begun else read, read_extra)
+        is_new_stream = self._is_of_hugging_face and state is None
+        return drop_first(iterator, start.batches), _with_extra(read_new_stream if is_new_stream else read, read_extra)
 
 
 def _reader(loader: Any, iterator: Any) -> StateReader:
@@ -275,7 +280,7 @@ def _nodes(root: Any) -> list[Any]:
     for node in nodes:
         for value in vars(node).values():
             members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
-            nodes += [item for item in members if isinstance(item, node_type) and not any(item is other for other in nodes)]
+            nodes += [node for node in members if isinstance(node, node_type) and not any(node is known for known in nodes)]
     return nodes
 
 

@@ -120,6 +120,7 @@ class CombineOp(IdentityOp):
         sizes = sizes.reshape(-1, self.count, 2)
         canvases = sizes[:, 0] if self.size is None else np.full((len(sizes), 2), self.size)
         areas = canvases[:, 0] * canvases[:, 1]
+        # ``backends/tiles.py`` describes the columns: here the region, the canvas and its offset are written.
         tiles = np.zeros((len(sizes), self.count, 12), np.int64)
         tiles[..., 6:8] = tiles[..., 8:10] = canvases[:, None]
         tiles[..., 10] = (areas.cumsum() - areas)[:, None]
@@ -165,17 +166,17 @@ class MosaicOp(CombineOp):
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
         """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
-        corners = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).repeat(self.count, 1).reshape(sizes.shape)
+        centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).repeat(self.count, 1).reshape(sizes.shape)
         fit(tiles, sizes, np.full(2, self.size // 2))
-        tiles[..., :2] = corners - (1 - _AFTER) * tiles[..., 2:4]
-        tiles[..., 4:6] = corners * _AFTER
-        tiles[..., 6:8] = np.abs(self.size * _AFTER - corners)
-        alone = ~draws["applies"].ravel()
-        if alone.any():
-            first = tiles[alone, 0]
-            first[:, 4:8] = 0, 0, self.size, self.size
-            super().place(draws, sizes[alone, 0], first)
-            tiles[alone, 0] = first
+        tiles[..., :2] = centres - (1 - _AFTER) * tiles[..., 2:4]
+        tiles[..., 4:6] = centres * _AFTER
+        tiles[..., 6:8] = np.abs(self.size * _AFTER - centres)
+        not_applied = ~draws["applies"].ravel()
+        if not_applied.any():
+            first_tiles = tiles[not_applied, 0]
+            first_tiles[:, 4:8] = 0, 0, self.size, self.size
+            super().place(draws, sizes[not_applied, 0], first_tiles)
+            tiles[not_applied, 0] = first_tiles
 
     def summary(self) -> str:
         """Number of images and size of the canvas."""
@@ -227,6 +228,7 @@ class CopyPasteOp(CombineOp):
             objects: Index of each object in its image.
         """
         seeds = draws["seed"].ravel().astype(np.int64)[groups]
+        # One random word per object. Its sign bit decides.
         words = splitmix64_mix(seeds + (objects + 1) * as_int64(SPLITMIX_INCREMENT))
         chosen: NDArray[np.bool_] = draws["applies"].ravel()[groups] & (words >= 0)
         return chosen
@@ -267,24 +269,25 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
         sizes: (B, 2) heights and widths of the images.
         image: Index of the image in its sample.
     """
-    used = np.ones(len(sizes), bool)
+    is_used = np.ones(len(sizes), bool)
     for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
-        used = np.repeat(used, op.count) & op.used(op_draws)
+        is_used = np.repeat(is_used, op.count) & op.used(op_draws)
     count = ops[0].groups * ops[0].count
-    used = used[image::count]
+    is_used = is_used[image::count]
     starts = np.zeros_like(sizes)
     ends = sizes
     if isinstance(ops[0], MosaicOp):
         placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
-        places = placement.tiles[image::count]
-        first = places[:, :2]
-        resized = places[:, 2:4]
-        visible = np.maximum(-first, 0), np.minimum(ops[0].size - first, resized) - 1
-        # Two lines are interpolated. One more on each side, because kernels round otherwise.
-        lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible]
-        starts = np.maximum(lines[0] - 1, 0)
-        ends = np.minimum(lines[1] + 3, sizes)
-    return np.concatenate((starts, ends - starts), 1) * used[:, None]
+        tiles_of_image = placement.tiles[image::count]
+        top_left = tiles_of_image[:, :2]
+        resized = tiles_of_image[:, 2:4]
+        visible_lines = np.maximum(-top_left, 0), np.minimum(ops[0].size - top_left, resized) - 1
+        # Source lines of the first and the last visible line. Two lines are interpolated. One more is read on each side,
+        # because kernels round otherwise.
+        source_lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible_lines]
+        starts = np.maximum(source_lines[0] - 1, 0)
+        ends = np.minimum(source_lines[1] + 3, sizes)
+    return np.concatenate((starts, ends - starts), 1) * is_used[:, None]
 
 
 def misplaced_error(name: str, position: str) -> ArgumentError:

@@ -151,20 +151,22 @@ class Index(NamedTuple):
             frame_packets: (T,) packet indices of the frames.
         """
         keys, rank = self.packets.keys, self.packets.display_rank
-        needs: list[tuple[int, int]] = []  # (index of the key frame, packet index of the frame)
+        # (index into ``keys`` of the last key frame from which the frame can be decoded, packet index of the frame).
+        key_of_frames: list[tuple[int, int]] = []
         for packet in np.unique(frame_packets).tolist():
             usable = np.flatnonzero((keys <= packet) & (rank[keys] <= rank[packet]))
-            needs.append((int(usable.max(initial=0)), packet))
-        # Packets without a visible frame belong to the packet before them: they may hold the second field of its frame.
-        ends = np.append(np.flatnonzero(self.packets.has_visible_frame), len(rank))
+            key_of_frames.append((int(usable.max(initial=0)), packet))
+        # Packets without a visible frame belong to the packet before them: they may hold the second field of its frame. So a
+        # frame ends where the next packet with a visible frame begins.
+        packet_ends = np.append(np.flatnonzero(self.packets.has_visible_frame), len(rank))
         ranges: list[tuple[int, int]] = []
-        for key, packet in sorted(needs):
-            first = int(keys[key])
-            last = int(ends[np.searchsorted(ends, packet, side="right")]) - 1
+        for key_index, packet in sorted(key_of_frames):
+            first = int(keys[key_index])
+            last = int(packet_ends[np.searchsorted(packet_ends, packet, side="right")]) - 1
             if self.frames.are_decoded:
                 # H.264 from a non-IDR key frame: the decoder outputs a frame only after up to ``reorder`` more packets.
                 last = min(last + self.stream.reorder, len(rank) - 1)
-            if ranges and (first <= ranges[-1][1] or not self.packets.key_is_idr[key]):
+            if ranges and (first <= ranges[-1][1] or not self.packets.key_is_idr[key_index]):
                 first, last_before = ranges.pop()
                 last = max(last, last_before)
             ranges.append((first, last))
@@ -234,17 +236,17 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
     codec, reorder = context.codec.canonical_name, context.reorder_depth
     extradata, length_size = nal.parameter_sets(codec, bytes(context.extradata or b""))
     packets = packets_of(container)
-    first = next(packets, None)
-    if first is None:
+    first_packet = next(packets, None)
+    if first_packet is None:
         raise VideoError("it has no frame")
     frame: Any = None
     if container.format.name in CONTAINERS_WITH_PTS and codec in CODECS_WITH_A_FRAME_PER_PACKET:
         # A packet of a transport stream may hold one of the two fields of an interlaced frame.
         may_hold_fields = codec == "h264" and context.field_order > 1 and container.format.name == "mpegts"
-        frame = None if may_hold_fields else _decode_alone(first, context)
-    scanned = np.fromiter(_scan(itertools.chain([first], packets), context, length_size), _SCANNED)
+        frame = None if may_hold_fields else _decode_alone(first_packet, context)
+    scanned = np.fromiter(_scan(itertools.chain([first_packet], packets), context, length_size), _SCANNED)
     stamps = _filled(scanned["stamp"])
-    numbers = np.arange(len(scanned))
+    packet_indices = np.arange(len(scanned))
     is_key = scanned["is_key"]
     are_decoded = frame is None or not _gives_display_order(scanned, codec, reorder)
     if are_decoded:
@@ -253,13 +255,13 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
         frame, packet_of_frame, decoded_keys = _decode(stream, len(scanned))
         reorder = max(reorder, context.reorder_depth)
         display_rank = _ranks(packet_of_frame, len(scanned))
-        is_key = (is_key & np.isin(numbers, decoded_keys)) | (numbers == 0)
+        is_key = (is_key & np.isin(packet_indices, decoded_keys)) | (packet_indices == 0)
     else:
-        order = stamps.argsort()
-        packet_of_frame = order[~scanned["is_hidden"][order]]
+        display_order = stamps.argsort()
+        packet_of_frame = display_order[~scanned["is_hidden"][display_order]]
         display_rank = stamps
-    last = packet_of_frame[stamps[packet_of_frame].argmax()] if len(packet_of_frame) else 0
-    keys = np.flatnonzero(is_key)
+    last_packet = packet_of_frame[stamps[packet_of_frame].argmax()] if len(packet_of_frame) else 0
+    key_packets = np.flatnonzero(is_key)
     return Index(
         stream=Stream(
             codec=codec,
@@ -282,14 +284,14 @@ def read_index(container: Any, open_again: Callable[[], Any]) -> Index:
             stamp=stamps,
             checksum=scanned["checksum"].copy(),
             display_rank=display_rank,
-            has_visible_frame=np.isin(numbers, packet_of_frame),
-            keys=keys,
-            key_dts=np.where(scanned["dts"] == _NO_STAMP, stamps, scanned["dts"])[keys],
-            key_is_idr=scanned["is_idr"][keys],
+            has_visible_frame=np.isin(packet_indices, packet_of_frame),
+            keys=key_packets,
+            key_dts=np.where(scanned["dts"] == _NO_STAMP, stamps, scanned["dts"])[key_packets],
+            key_is_idr=scanned["is_idr"][key_packets],
         ),
         frames=Frames(
             packet_of_frame=packet_of_frame,
-            last_duration=int(scanned["duration"][last]),
+            last_duration=int(scanned["duration"][last_packet]),
             are_decoded=are_decoded,
             missing=max(stream.frames - len(scanned), 0),
         ),
@@ -353,11 +355,11 @@ def _gives_display_order(scanned: NDArray[np.void], codec: str, reorder: int) ->
     if (stamps == _NO_STAMP).any() or (stamps[1:] <= stamps[0]).any():
         return False
     # Decoding time stamps descend where two recordings were joined. Presentation time stamps of the two may overlap.
-    order = stamps.argsort()
+    display_order = stamps.argsort()
     dts = scanned["dts"][scanned["dts"] != _NO_STAMP]
-    if (np.diff(dts) < 0).any() or not np.diff(stamps[order]).all():
+    if (np.diff(dts) < 0).any() or not np.diff(stamps[display_order]).all():
         return False
-    distance = np.abs(order - np.arange(len(order))).max()
+    distance = np.abs(display_order - np.arange(len(display_order))).max()
     if distance == 0:  # If the decoder reorders frames, the container has copied decoding time stamps.
         return not reorder
     return bool(distance <= _MAX_REORDERED)
@@ -382,21 +384,21 @@ def _decode(stream: Any, count: int) -> tuple[Any, NDArray[np.int64], list[int]]
     context.thread_count = 1
     first_frame = None
     packet_of_frame: list[int] = []
-    keys: list[int] = []
-    for number, packet in enumerate(itertools.chain(packets_of(stream.container), [None])):
+    key_packets: list[int] = []
+    for packet_index, packet in enumerate(itertools.chain(packets_of(stream.container), [None])):
         if packet is not None:
-            packet.pts = packet.dts = number
+            packet.pts = packet.dts = packet_index
         for frame in context.decode(packet):
             first_frame = first_frame or frame
             packet_of_frame.append(-1 if frame.pts is None else frame.pts)
             if frame.key_frame:
-                keys.append(packet_of_frame[-1])
+                key_packets.append(packet_of_frame[-1])
     if not packet_of_frame:
         raise VideoError("FFmpeg decodes no frame of it")
     if len(set(packet_of_frame)) < len(packet_of_frame) or min(packet_of_frame) < 0 or max(packet_of_frame) >= count:
         raise VideoError(f"FFmpeg decodes several frames from one of its packets: {CONVERT}")
     can_start_at_keys = context.codec.intra_only or context.codec.canonical_name in CODECS_WITH_KEY_FRAMES
-    return first_frame, np.array(packet_of_frame, np.int64), keys if can_start_at_keys else []
+    return first_frame, np.array(packet_of_frame, np.int64), key_packets if can_start_at_keys else []
 
 
 def _ranks(packet_of_frame: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -408,11 +410,11 @@ def _ranks(packet_of_frame: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         packet_of_frame: (N,) packet index of each visible frame, in display order.
         count: Number of packets, P.
     """
-    packets = np.arange(count)
+    packet_indices = np.arange(count)
     ranks = np.full(count, -1)
     ranks[packet_of_frame] = np.arange(len(packet_of_frame))
-    owners = np.maximum.accumulate(np.where(ranks >= 0, packets, -1))
-    return np.where(owners >= 0, ranks[owners], -1) * (count + 1) + packets - owners
+    packet_before = np.maximum.accumulate(np.where(ranks >= 0, packet_indices, -1))
+    return np.where(packet_before >= 0, ranks[packet_before], -1) * (count + 1) + packet_indices - packet_before
 
 
 def _decode_alone(packet: Any, context: Any) -> Any:

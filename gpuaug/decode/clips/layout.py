@@ -163,6 +163,8 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
     luma = nv12[:, :height].float().sub_(black).mul_(scale).view(-1, height // 2, 2, width // 2, 2)
     chroma = nv12[:, height:].view(-1, height // 2, width // 2, 2).float().sub_(128).mul_(gain)
     cb, cr = chroma[..., 0], chroma[..., 1]
+    # Differences of red, green and blue from luma: cr = (R - luma) / (2 (1 - red)), cb = (B - luma) / (2 (1 - blue)), and G
+    # follows from luma = red · R + green · G + blue · B.
     offsets = (
         cr * (2 * (1 - red)),
         cb * (-2 * blue * (1 - blue) / green) + cr * (-2 * red * (1 - red) / green),

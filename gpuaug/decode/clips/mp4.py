@@ -4,7 +4,8 @@ When the demuxer opens a file, it expands tables to some 40 bytes of memory per 
 billions of samples: samples of one size, fragments without a size per sample, edits that repeat all samples. So the declared
 numbers are read first. A file consists of boxes: a size of four bytes, a type code of four bytes, and content. The demuxer
 accepts boxes at almost any depth, so all occurrences of the type codes in the headers of the file are read, without their
-nesting.
+nesting. The content of the boxes that are read begins with a version of one byte and flags of three bytes. Numbers are
+big-endian. Positions of fields are those of ISO/IEC 14496-12.
 """
 
 import re
@@ -113,7 +114,7 @@ class _Headers:
         for match in _TABLES.finditer(data):
             offset = match.end()
             fields = data[offset : offset + 32].ljust(32, b"\0")
-            number = {at: int.from_bytes(fields[at : at + 4], "big") for at in (4, 6, 8, 12)}
+            number_at = {position: int.from_bytes(fields[position : position + 4], "big") for position in (4, 6, 8, 12)}
             track = self.tracks[-1]
             match match[0]:
                 case b"trak":
@@ -121,16 +122,16 @@ class _Headers:
                 case b"cmov":
                     raise VideoError(f"its headers are compressed: {CONVERT}")
                 case b"stsz" | b"stz2":
-                    track.samples += number[8]
+                    track.samples += number_at[8]
                 case b"elst":
-                    track.edits += number[4]
+                    track.edits += number_at[4]
                 case b"stsc":
-                    for at in range(offset + 12, min(offset + 8 + 12 * number[4], len(data)), 12):
-                        track.max_in_chunk = max(track.max_in_chunk, int.from_bytes(data[at : at + 4], "big"))
+                    for position in range(offset + 12, min(offset + 8 + 12 * number_at[4], len(data)), 12):
+                        track.max_in_chunk = max(track.max_in_chunk, int.from_bytes(data[position : position + 4], "big"))
                 case b"stco" | b"co64":
-                    track.chunks += number[4]
+                    track.chunks += number_at[4]
                 case b"stts":
-                    track.durations.append((number[4], number[12]))
+                    track.durations.append((number_at[4], number_at[12]))
                 case b"hdlr":
                     track.has_pictures |= fields[8:12] == b"vide"
                 case b"stsd":
@@ -139,11 +140,11 @@ class _Headers:
                 case b"ipco" if int.from_bytes(data[offset - 8 : offset - 4], "big") > len(data) - offset + 8:
                     raise VideoError(f"{_DAMAGED}: {CONVERT}")
                 case b"trun":
-                    self.packets += number[4]
+                    self.packets += number_at[4]
                 case b"iinf":
-                    self.packets += number[4] if fields[0] else 0
+                    self.packets += number_at[4] if fields[0] else 0
                 case b"iloc":
-                    self.packets += number[6] if fields[0] > 1 else 0
+                    self.packets += number_at[6] if fields[0] > 1 else 0
                 case b"moof":
                     self.fragments += 1
                 case b"sidx":
@@ -163,28 +164,28 @@ class _Headers:
 
     def _read_sidx(self, data: bytes, offset: int, start: int) -> None:
         """Read the sizes of fragments. The demuxer searches each fragment for boxes."""
-        number_size = 8 if data[offset : offset + 1] > b"\0" else 4
+        field_bytes = 8 if data[offset : offset + 1] > b"\0" else 4
         box_end = start + offset - 8 + int.from_bytes(data[offset - 8 : offset - 4], "big")
-        at = offset + 12 + number_size
-        fragment = box_end + int.from_bytes(data[at : at + number_size], "big")
-        at += number_size + 4
-        for _ in range(int.from_bytes(data[at - 2 : at], "big")):
-            self._fragment_offsets.append(fragment)
-            fragment += int.from_bytes(data[at : at + 4], "big") & 0x7FFFFFFF
-            at += 12
+        position = offset + 12 + field_bytes
+        fragment_start = box_end + int.from_bytes(data[position : position + field_bytes], "big")
+        position += field_bytes + 4
+        for _ in range(int.from_bytes(data[position - 2 : position], "big")):
+            self._fragment_offsets.append(fragment_start)
+            fragment_start += int.from_bytes(data[position : position + 4], "big") & 0x7FFFFFFF
+            position += 12
             self.fragments += 1
 
     def _read_tfra(self, data: bytes, offset: int) -> None:
         """Read the offsets of fragments."""
-        number_size = 8 if data[offset : offset + 1] > b"\0" else 4
+        field_bytes = 8 if data[offset : offset + 1] > b"\0" else 4
         length_sizes = int.from_bytes(data[offset + 8 : offset + 12], "big")
-        record_size = 2 * number_size + 3 + sum(length_sizes >> shift & 3 for shift in (0, 2, 4))
-        at = offset + 16
+        record_size = 2 * field_bytes + 3 + sum(length_sizes >> shift & 3 for shift in (0, 2, 4))
+        position = offset + 16
         for _ in range(int.from_bytes(data[offset + 12 : offset + 16], "big")):
-            if at + record_size > len(data):
+            if position + record_size > len(data):
                 break
-            self._fragment_offsets.append(int.from_bytes(data[at + number_size : at + 2 * number_size], "big"))
-            at += record_size
+            self._fragment_offsets.append(int.from_bytes(data[position + field_bytes : position + 2 * field_bytes], "big"))
+            position += record_size
             self.fragments += 1
 
 

@@ -97,15 +97,15 @@ def _displayed_at(times_s: NDArray[np.float64], end_s: float, at_s: NDArray[np.f
     with np.errstate(all="ignore"):  # times beyond the range of float32
         in_float32 = np.abs(at_s).astype(np.float32)
         at_s = at_s + TOLERANCE_S + np.where(in_float32 == np.abs(at_s), np.spacing(in_float32), 0)
-    numbers: NDArray[np.int64] = np.searchsorted(times_s, at_s, side="right") - 1
+    frame_numbers: NDArray[np.int64] = np.searchsorted(times_s, at_s, side="right") - 1
     count = len(times_s)
     frame_s = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else end_s - times_s[0]
     if frame_s <= 0:  # neither the rate nor the end of the video is known
-        return numbers
+        return frame_numbers
     before_start = np.floor((at_s - times_s[0]) / frame_s) + 1
     beyond_end = np.floor((at_s - max(end_s, times_s[-1] + frame_s)) / frame_s) + 1
-    numbers += np.clip(before_start, -(2**53), 0).astype(np.int64) + np.clip(beyond_end, 0, 2**53).astype(np.int64)
-    return numbers
+    frame_numbers += np.clip(before_start, -(2**53), 0).astype(np.int64) + np.clip(beyond_end, 0, 2**53).astype(np.int64)
+    return frame_numbers
 
 
 refuse_transforms(Clip)

@@ -3,6 +3,14 @@
 An image has two phases: a *host phase* on a thread, and then a *card phase*, which a thread queues on a CUDA stream. Host
 phases read the Huffman codes of small and of progressive JPEGs. The card reads the Huffman codes of other JPEGs, for which the
 host phase only prepares the file. Pixels of undamaged files do not depend on this choice.
+
+Between its phases, an image occupies a *state* of nvJPEG, which holds its coefficients (or the file, if the card reads the
+codes). States are kept in *pools*, by their capacity:
+
+    threads of ``Pools.images``                 thread of the batch (``_card_phases``)
+    take idle states from the pools
+    run host phases  ── ``_Batch.ready`` ──►    queues card phases, in groups with one event each
+    wait for idle states  ◄── pools ──────      puts states back when the event of their group has happened
 """
 
 import threading
@@ -138,15 +146,15 @@ class Hybrid(FileDecoder):
     def held_bytes(self) -> tuple[int, int]:
         """(page-locked, device) bytes of coefficients."""
         pools = list(self._pools.items())
-        held = [self._decoders[key.backend].held_bytes(state) for key, pool in pools for state in pool.states]
-        return sum(pinned for pinned, _ in held), sum(device for _, device in held)
+        bytes_of_states = [self._decoders[key.backend].held_bytes(state) for key, pool in pools for state in pool.states]
+        return sum(pinned for pinned, _ in bytes_of_states), sum(device for _, device in bytes_of_states)
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the baseline and progressive JPEGs with a supported chroma subsampling and size."""
         pixels = table["height"].astype(np.int64) * table["width"]
-        taken = fits_nvjpeg(table)
-        taken &= np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MAX_PIXELS)
-        return taken
+        is_taken = fits_nvjpeg(table)
+        is_taken &= np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MAX_PIXELS)
+        return is_taken
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of large baseline JPEGs that this decoder takes, because the engines are too slow for all.
@@ -155,9 +163,9 @@ class Hybrid(FileDecoder):
         """
         pixels = table["height"].astype(np.int64) * table["width"]
         hashes = table["length"].astype(np.uint32) * _HASH
-        first = self.takes(table)
-        first &= (table["format"] == Format.JPEG) & (pixels > LARGE_PIXELS) & (hashes < 2**32 * LARGE_SHARE)
-        return first
+        is_first = self.takes(table)
+        is_first &= (table["format"] == Format.JPEG) & (pixels > LARGE_PIXELS) & (hashes < 2**32 * LARGE_SHARE)
+        return is_first
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Return the function that decodes. No phase starts earlier, because two batches could wait for each other's states."""
@@ -185,41 +193,42 @@ class Hybrid(FileDecoder):
 
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
         """Run host phases of a batch, call by call, until the phases of all images have been started by any thread."""
-        for number in batch.pending:
+        for file_index in batch.pending:
             # Files are pending in descending order of length.
-            count = min(MAX_CALL_BYTES // int(batch.files["length"][number]), batch.images_per_call)
-            numbers = [number, *islice(batch.pending, max(count - 1, 0))]
+            images_of_call = min(MAX_CALL_BYTES // int(batch.files["length"][file_index]), batch.images_per_call)
+            file_indices = [file_index, *islice(batch.pending, max(images_of_call - 1, 0))]
             if batch.work.is_abandoned:
-                for _ in numbers:
+                for _ in file_indices:
                     batch.ready.put(None)
                 continue
             try:
                 nvjpeg.enter(resources.lanes.device)  # within try, so that its error is raised at the batch
-                while numbers:
-                    states = self._take_states([batch.keys[number] for number in numbers])
-                    started = numbers[: len(states)]
-                    del numbers[: len(states)]
-                    self._run_host_phases(batch, started, states)
+                while file_indices:
+                    states = self._take_states([batch.pool_keys[file_index] for file_index in file_indices])
+                    started_files = file_indices[: len(states)]
+                    del file_indices[: len(states)]
+                    self._run_host_phases(batch, started_files, states)
             except BaseException as error:  # raised at the batch
-                for _ in numbers:
+                for _ in file_indices:
                     batch.ready.put(error)
 
-    def _run_host_phases(self, batch: "_Batch", numbers: list[int], states: list[nvjpeg.PhasedState]) -> None:
+    def _run_host_phases(self, batch: "_Batch", file_indices: list[int], states: list[nvjpeg.PhasedState]) -> None:
+        """Run the host phases of files of a batch in one call, with one state each, and put the results into ``ready``."""
         outcomes: Sequence[str | BaseException]
         try:
-            outcomes = self._calls.host_phases(states, batch.files[numbers])
+            outcomes = self._calls.host_phases(states, batch.files[file_indices])
         except BaseException as error:
-            outcomes = [error] * len(numbers)
-        for number, state, outcome in zip(numbers, states, outcomes, strict=True):
+            outcomes = [error] * len(file_indices)
+        for file_index, state, outcome in zip(file_indices, states, outcomes, strict=True):
             if outcome:
-                self._put_back([(batch.keys[number], state)])
+                self._put_back([(batch.pool_keys[file_index], state)])
             if isinstance(outcome, BaseException):
                 batch.ready.put(outcome)
             elif outcome:
-                batch.work.problems[int(batch.files["index"][number])] = outcome
+                batch.work.problems[int(batch.files["index"][file_index])] = outcome
                 batch.ready.put(None)
             else:
-                batch.ready.put((number, state))
+                batch.ready.put((file_index, state))
 
     def _take_states(self, keys: "list[_PoolKey]") -> list[nvjpeg.PhasedState]:
         """Return states for the first images of ``keys``, at least one. Wait for the first state only.
@@ -257,38 +266,38 @@ class Hybrid(FileDecoder):
                             raise
         return None
 
-    def _put_back(self, used: list["_Used"]) -> None:
+    def _put_back(self, used_states: list["_UsedState"]) -> None:
         """Add states to the idle states of their pools."""
-        for key, state in used:
+        for key, state in used_states:
             self._pools[key].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
-        # States of queued card phases: ``group``, to which images are added, and earlier groups with the event after each.
-        groups, group = deque[tuple[Event, list[_Used]]](), list[_Used]()
-        ready, remaining = batch.ready, len(batch.files)
+        # States of queued card phases: ``open_group``, to which images are added, and earlier groups with the event after each.
+        queued_groups, open_group = deque[tuple[Event, list[_UsedState]]](), list[_UsedState]()
+        ready, unfinished = batch.ready, len(batch.files)
         error: BaseException | None = None
         try:
-            while remaining or group or groups:
-                if len(group) == GROUP or (group and (ready.empty() or not remaining)):
-                    groups.append((lane.record_event(), group))
-                    group = []
+            while unfinished or open_group or queued_groups:
+                if len(open_group) == GROUP or (open_group and (ready.empty() or not unfinished)):
+                    queued_groups.append((lane.record_event(), open_group))
+                    open_group = []
                 # Put states back before waiting for host phases, which may be waiting for states.
-                if groups and (len(groups) > 1 or ready.empty()):
-                    event, used = groups[0]
+                if queued_groups and (len(queued_groups) > 1 or ready.empty()):
+                    event, used_states = queued_groups[0]
                     event.synchronize()
-                    groups.popleft()
-                    self._put_back(used)
-                elif remaining:
+                    queued_groups.popleft()
+                    self._put_back(used_states)
+                elif unfinished:
                     results = [ready.get()]
-                    while len(group) + len(results) < GROUP and not ready.empty():
+                    while len(open_group) + len(results) < GROUP and not ready.empty():
                         results.append(ready.get())
-                    remaining -= len(results)
+                    unfinished -= len(results)
                     error = error or next((result for result in results if isinstance(result, BaseException)), None)
-                    ended = [result for result in results if isinstance(result, tuple)]
-                    group += [(batch.keys[number], state) for number, state in ended]
-                    files = batch.files[[number for number, _ in ended]]
-                    outcomes = self._calls.card_phases([state for _, state in ended], files, lane.handle)
+                    with_state = [result for result in results if isinstance(result, tuple)]
+                    open_group += [(batch.pool_keys[file_index], state) for file_index, state in with_state]
+                    files = batch.files[[file_index for file_index, _ in with_state]]
+                    outcomes = self._calls.card_phases([state for _, state in with_state], files, lane.handle)
                     for index, outcome in zip(files["index"].tolist(), outcomes, strict=True):
                         if isinstance(outcome, BaseException):
                             error = error or outcome
@@ -296,12 +305,12 @@ class Hybrid(FileDecoder):
                             batch.work.problems[index] = outcome
         except BaseException as card_error:  # an event fails: the card does no more work
             batch.give_up(card_error)
-            for _, used in groups:
-                self._put_back(used)
-            self._put_back(group)
-            for _ in range(remaining):  # wait until no thread reads a file
+            for _, used_states in queued_groups:
+                self._put_back(used_states)
+            self._put_back(open_group)
+            for _ in range(unfinished):  # wait until no thread reads a file
                 if isinstance(result := ready.get(), tuple):
-                    self._put_back([(batch.keys[result[0]], result[1])])
+                    self._put_back([(batch.pool_keys[result[0]], result[1])])
             raise
         if error is not None:
             raise error
@@ -327,7 +336,7 @@ class _Pool:
     """States that no image uses."""
 
 
-_Used: TypeAlias = tuple[_PoolKey, nvjpeg.PhasedState]
+_UsedState: TypeAlias = tuple[_PoolKey, nvjpeg.PhasedState]
 """State that an image uses, and the key of its pool."""
 
 
@@ -338,7 +347,7 @@ class _Batch:
     work: Work[Layout]
     files: NDArray[np.void]
     """(n,) records of ``FILE``."""
-    keys: list[_PoolKey]
+    pool_keys: list[_PoolKey]
     """Keys of the pools whose states can decode the files."""
     pending: Iterator[int]
     """Indices into ``files`` of the images whose host phase has not started. Shared by all threads."""
@@ -364,8 +373,8 @@ def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the (B,) capacities in bytes: 2 bytes per coefficient, plus a quarter and 256 KB, rounded up to a power of 2."""
     area = (headers["height"].astype(np.int64) + 31) * (headers["width"].astype(np.int64) + 31)
     # h · v of the luma's sampling factors, from 4 h + v: chroma has fewer pixels by this factor.
-    factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
-    chroma = np.where(headers["channels"] == 3, 2 / np.maximum(factors, 1), 0)
-    needed = np.maximum(2.5 * area * (1 + chroma) + 2**18, MIN_CAPACITY)
-    capacities: NDArray[np.int64] = (2 ** np.ceil(np.log2(needed))).astype(np.int64)
+    luma_factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
+    chroma_share = np.where(headers["channels"] == 3, 2 / np.maximum(luma_factors, 1), 0)
+    bytes_needed = np.maximum(2.5 * area * (1 + chroma_share) + 2**18, MIN_CAPACITY)
+    capacities: NDArray[np.int64] = (2 ** np.ceil(np.log2(bytes_needed))).astype(np.int64)
     return capacities

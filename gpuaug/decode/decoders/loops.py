@@ -134,7 +134,8 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
             return False
         if call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["window_width"] > columns:
             return False
-        # The structures of two and four 32-bit integers are passed as one and two 64-bit registers.
+        # The structures of two and four 32-bit integers, (numerator, denominator) and (x, y, width, height), are passed as one
+        # and two 64-bit registers: the first integer of a register is its low half.
         if job["scale"] > 1 and call(set_scale, (handle, 1 | job["scale"] << 32)) & LOW:
             return False
         # Set a region even for a whole image: the call fails for a lossless JPEG, which would be decoded without downsampling.
@@ -191,7 +192,7 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         decoded: bool = (
             call(set_file, (context, file, job["length"])) & LOW == 0
             and call(read_header, (context, np.int64(words.ctypes.data))) & LOW == 0
-            and words[0] == job["width"] | job["height"] << 32
+            and words[0] == job["width"] | job["height"] << 32  # first two 32-bit integers of the header
             and call_unlocked(decode_image, (context, buffer, size, pixel_format, 0)) & LOW == 0
         )
         call(free, (context,))
@@ -202,7 +203,8 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         """Decode a WebP, or the first frame of an animation if the frame covers the canvas.
 
         As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. The first 10 integers of
-        ``words`` are a ``WebPIterator``, the last two a ``WebPData``.
+        ``words`` are a ``WebPIterator``, of which 2 is (width, height) of the frame, 5 the address of its chunks and 6 their
+        length. The last two integers are a ``WebPData``: address and length of the file.
         """
         words[:10] = 0
         words[10] = file
@@ -224,7 +226,7 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         """Decode an image into the output, or into scratch memory, from which the window is copied without alpha."""
         height, width = job["window_height"], job["window_width"]
         is_png = job["format"] == png
-        stored = job["channels"] if is_png else 3
+        stored = job["channels"] if is_png else 3  # channels of the decoded image, before alpha is dropped
         if not (new if is_png else decode_rgb) or not (stored == channels or (is_png and stored == 4 and channels == 3)):
             return False
         pixels = job["height"] * job["width"]

@@ -83,6 +83,7 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
     order = "<" if bytes(data[:1]) == b"I" else ">"
     is_bigtiff = 43 in bytes(data[2:4])
     word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
+    # Bytes of the field for values at the end of an entry of ``entry_size`` bytes.
     inline_bytes = struct.calcsize(order + word)  # the entry of a longer value holds the offset of the value
     position = 8 if is_bigtiff else 4
     while True:
@@ -103,7 +104,11 @@ def pages(data: memoryview, counts: dict[int, int]) -> Iterator[tuple[dict[int, 
 def _page(
     data: memoryview, order: str, word: str, start: int, entry_size: int, inline_bytes: int, count: int, counts: dict[int, int]
 ) -> dict[int, tuple[Any, ...]]:
-    """Return tag number → values, for the ``count`` tags of a page at offset ``start``.
+    """Return tag number → values, for the ``count`` tags of a page, whose first entry is at offset ``start``.
+
+    An entry has the number of the tag, the type of its values, their number, and the values, or, if these have more than
+    ``inline_bytes``, the offset of the values. ``order``, ``word``: ``struct`` formats of the byte order and of
+    offsets. ``counts``: see ``pages``.
 
     Raises:
         struct.error, IndexError, OverflowError: If the file ends before the values.

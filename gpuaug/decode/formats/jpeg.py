@@ -48,14 +48,14 @@ def _parse(data: memoryview) -> Header:
         IndexError, struct.error: If the file ends before the first scan.
         LimitError: If the file has too much metadata or too many scans.
     """
-    position = 2  # of the next segment
-    frame = 0  # position of the frame segment
+    position = 2  # offset of the next segment, after the start marker
+    frame_position = 0  # position of the frame segment
     is_regular = True  # whether the engines decode the header correctly
     is_ycc = True  # whether colours are YCbCr
     has_restarts = has_huffman_tables = False
     exif: list[memoryview] = []
     xmp = b""
-    tables = set[int]()
+    tables = set[int]()  # indices of the quantization tables
     for _ in range(MAX_SEGMENTS):
         prefix, marker, size = _unpack_segment(data, position)
         if prefix != 0xFF or marker in _MARKERS_WITHOUT_LENGTH:  # libjpeg skips to the next marker
@@ -70,9 +70,9 @@ def _parse(data: memoryview) -> Header:
         if marker == _EOI:
             raise IndexError
         if marker in _FRAME_MARKERS:
-            if frame:  # libjpeg raises an error; PIL uses the size of the last frame
+            if frame_position:  # libjpeg raises an error; PIL uses the size of the last frame
                 return Header(problem="it has several frames")
-            frame, frame_marker, frame_size = position, marker, size
+            frame_position, frame_marker, frame_size = position, marker, size
         elif marker == _DQT:
             tables |= _quantization_tables(data[position + 4 : position + 2 + size])
         elif marker == _DHT:
@@ -88,17 +88,18 @@ def _parse(data: memoryview) -> Header:
             is_ycc = data[position + 15] == 1
         position += 2 + size
     else:
-        frame = 0  # too many segments
+        frame_position = 0  # too many segments
     if len(exif) > MAX_EXIF_SEGMENTS:
         raise LimitError(f"it has more than {MAX_EXIF_SEGMENTS} segments of EXIF, which is the limit")
     if position > MAX_METADATA_BYTES:
         raise LimitError(f"its metadata have more than {MAX_METADATA_BYTES} bytes, which is the limit")
-    if not frame:
+    if not frame_position:
         return Header(problem="its header is broken")
     if frame_marker not in _DECODABLE:
         return Header(problem=f"it is coded as SOF{frame_marker - _SOF0}, which no decoder reads")
-    precision, height, width, channels = _unpack_frame(data, frame + 4)
-    components = bytes(data[frame + 10 : frame + 10 + 3 * channels])
+    precision, height, width, channels = _unpack_frame(data, frame_position + 4)
+    # Three bytes per component: identifier, sampling factors (horizontal << 4 | vertical), index of the quantization table.
+    components = bytes(data[frame_position + 10 : frame_position + 10 + 3 * channels])
     if precision != 8:
         return Header(problem=f"it has {precision} bits per channel")
     if not (height and width and channels):
@@ -106,18 +107,18 @@ def _parse(data: memoryview) -> Header:
     # Many files have bytes after the end marker, so search for the marker from the end of the file.
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[position:]).rfind(b"\xff\xd9") < 0:
         return Header(problem="it ends before its end marker")
-    sampling = 5
+    sampling = 5  # 4 · 1 + 1: no subsampling
     if channels != 1:
         sampling = _SAMPLING.get(components[1], 0) if components[4::3] == b"\x11\x11" else 0
         is_ycc = is_ycc and components[::3] != b"RGB"
     else:  # the engines decode a grey image with sampling factors other than 1x1, or with restart markers, to wrong pixels
         is_regular = is_regular and components[1] == 0x11 and not has_restarts
-    scan = bytes(data[position + 4 : position + 2 + size])
+    scan_content = bytes(data[position + 4 : position + 2 + size])
     is_regular = is_regular and has_huffman_tables and frame_size == 8 + 3 * channels
     is_regular = is_regular and (channels == 1 or (channels == 3 and is_ycc))
     if frame_marker == _SOF3:
         format_ = Format.LOSSLESS_JPEG
-    elif is_regular and frame_marker == _SOF0 and _is_baseline(components, scan, tables):
+    elif is_regular and frame_marker == _SOF0 and _is_baseline(components, scan_content, tables):
         format_ = Format.JPEG
     elif is_regular and frame_marker == _SOF2 and tables.issuperset(components[2::3]) and max(tables) < 16:
         format_ = Format.PROGRESSIVE_JPEG

@@ -75,19 +75,19 @@ def tags(data: memoryview) -> Tags | None:
         LimitError: If a page exceeds a limit, or has a tag twice: libraries differ in which occurrence they read.
     """
     first_page: Tags | None = None
-    bands: list[int] = []
-    budget = 16 * MAX_SEGMENTS  # maximum number of tags over all pages
+    band_pages: list[int] = []
+    tags_allowed = 16 * MAX_SEGMENTS  # maximum number of tags over all pages
     for number, (values, count) in enumerate(pages(data, _COUNTS)):
         page = _tags_of_page(values)
         first_page = first_page or page
         if first_page is None:
             return None
-        budget -= 1 + count
+        tags_allowed -= 1 + count
         is_band = number == 0 or not values.get(SUBFILE_TYPE, (0,))[0] & _REDUCED_OR_MASK
-        bands += [number] if is_band else []
-        if (is_band and page != first_page) or budget < 0 or len(bands) * first_page.samples > MAX_BANDS:
+        band_pages += [number] if is_band else []
+        if (is_band and page != first_page) or tags_allowed < 0 or len(band_pages) * first_page.samples > MAX_BANDS:
             return first_page
-    return first_page and first_page._replace(pages=tuple(bands))
+    return first_page and first_page._replace(pages=tuple(band_pages))
 
 
 def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
@@ -101,15 +101,15 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     height, width = values[HEIGHT][0], values[WIDTH][0]
     samples = values.get(SAMPLES, (1,))[0]
     bits = values.get(BITS, (1,))
-    formats = values.get(SAMPLE_FORMAT, (1,))
-    types = set(zip(bits, formats * len(bits) if len(formats) == 1 else formats, strict=False))
+    sample_formats = values.get(SAMPLE_FORMAT, (1,))
+    band_types = set(zip(bits, sample_formats * len(bits) if len(sample_formats) == 1 else sample_formats, strict=False))
     is_planar = samples > 1 and values.get(PLANAR, (1,))[0] == 2
     tile_width = values.get(TILE_WIDTH, (width,))[0]
     tile_height = values.get(TILE_HEIGHT, values.get(ROWS_PER_STRIP, (height,)))[0]
-    needed = -(-width // max(tile_width, 1)) * -(-height // max(tile_height, 1)) * (samples if is_planar else 1)
-    most = min(max(needed, MAX_SEGMENTS), MAX_TILES)
-    if max(values.get(tag, (0,))[0] for tag in _COUNTED_TAGS) > most:
-        raise LimitError(f"it has more than {most} strips or tiles, which is the limit for its size")
+    tiles_needed = -(-width // max(tile_width, 1)) * -(-height // max(tile_height, 1)) * (samples if is_planar else 1)
+    most_tiles = min(max(tiles_needed, MAX_SEGMENTS), MAX_TILES)
+    if max(values.get(tag, (0,))[0] for tag in _COUNTED_TAGS) > most_tiles:
+        raise LimitError(f"it has more than {most_tiles} strips or tiles, which is the limit for its size")
     tile_pixels = values.get(TILE_WIDTH, (0,))[0] * values.get(TILE_HEIGHT, (0,))[0]
     if tile_pixels > height * width and tile_pixels * samples * max(bits) > 8 * MAX_TILE_BYTES:
         raise LimitError(f"its tiles have more than {MAX_TILE_BYTES} bytes, which is the limit, and more than the image")
@@ -119,7 +119,7 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
         samples,
         max(bits),
         valid_orientation(values.get(ORIENTATION, (1,))[0]),
-        _TYPES.get(types.pop(), "") if len(types) == 1 else "",
+        _TYPES.get(band_types.pop(), "") if len(band_types) == 1 else "",
         values.get(PHOTOMETRIC, (1,))[0] in _PLAIN_PHOTOMETRICS,
         is_planar,
         (),

@@ -19,9 +19,13 @@ from gpuaug.fusion.backends.readers import send
 
 
 class PatchOrder(NamedTuple):
-    """Position of a value in the output of its image, in values.
+    """Position of a value in the output of its image. Distances are in values.
 
-    Patches are in row-major order of square groups of patches, and within a group in row-major order.
+    Patches are in row-major order of square groups of patches, and within a group in row-major order. With ``merge`` = 2, the
+    order of the patches of a region with 2 x 4 patches is:
+
+        0 1 | 4 5
+        2 3 | 6 7
     """
 
     height: int
@@ -48,25 +52,22 @@ class PatchOrder(NamedTuple):
 
         Args:
             out: The output.
-            first: Offset of the first value of the image.
+            first: Offset in ``out`` of the first value of the image.
             height: Height of the region in pixels.
             width: Width of the region in pixels.
 
         Shape:
-            - returns: (3, copies, rows of groups, rows of a group, rows of a patch, columns of these)
+            - returns: (3, copies, rows of groups, patches per column of a group, rows of a patch, columns of groups, patches
+              per row of a group, columns of a patch)
         """
         patch_height = min(self.height, height)
         patch_width = min(self.width, width)
-        group = self.merge * patch_height, self.merge * patch_width
-        size = (
-            *(3, self.repeats, height // group[0], self.merge, patch_height),
-            *(width // group[1], self.merge, patch_width),
-        )
-        group_row = width // patch_width * self.merge * self.patch
-        strides = (
-            *(self.channel, self.repeat, group_row, self.merge * self.patch, self.y),
-            *(self.merge**2 * self.patch, self.patch, self.x),
-        )
+        groups_y = height // (self.merge * patch_height)
+        groups_x = width // (self.merge * patch_width)
+        group_row = width // patch_width * self.merge * self.patch  # values of a row of groups
+        size = (3, self.repeats, groups_y, self.merge, patch_height, groups_x, self.merge, patch_width)
+        patch_row = self.merge * self.patch  # values of a row of patches in a group
+        strides = (self.channel, self.repeat, group_row, patch_row, self.y, self.merge * patch_row, self.patch, self.x)
         return out.as_strided(size, strides, out.storage_offset() + first)
 
 
@@ -77,14 +78,14 @@ class Arrangement:
     shape: tuple[int, ...]
     """Shape of the output."""
     order: PatchOrder
-    rows: NDArray[np.int64]
-    """(N, 10) offset of the image in the source; its height and width; offset of its first value in the output; height and
-    width of the resized image; top, left, height and width of the region.
+    regions: NDArray[np.int64]
+    """(N, 10), one row per image. Columns: offset of the image in the source; its height and width; offset of its first value
+    in the output; height and width of the resized image; top, left, height and width of the region in the resized image.
     """
     padded: bool
     """Whether the output has values that belong to no image. They are 0."""
     others: Sequence[NDArray[Any]] = ()
-    """Arrays that are returned beside the output, copied to its device together with ``rows``."""
+    """Arrays that are returned beside the output, copied to its device together with ``regions``."""
 
     def allocate(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a tensor for the output. Outputs of similar size have storages of one size, which the allocator reuses."""
@@ -135,7 +136,7 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
         Output of ``dtype``, and ``Arrangement.others`` on its device.
     """
     out = arrangement.allocate(dtype, images.device)
-    for image, row in zip(images, arrangement.rows.tolist(), strict=True):
+    for image, row in zip(images, arrangement.regions.tolist(), strict=True):
         _, _, _, first, resized_height, resized_width, top, left, height, width = row
         resized = resampling.resized(image.float(), resized_height, resized_width)
         # Negative padding crops.

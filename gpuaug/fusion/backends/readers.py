@@ -107,7 +107,7 @@ class MaskLayout(NamedTuple):
     owners: Tensor
     """(N,) int64: sample of each mask."""
 
-    places: Tensor
+    layouts: Tensor
     """(N, 3) int64: offset of the first element, height and width of each mask."""
 
 
@@ -222,9 +222,9 @@ def reader(images: Tensor | Ragged, samples: int, channels: int) -> Reader:
         return DenseReader(images.expand(-1, channels, -1, -1), samples)
     shapes = images.shapes
     views = samples // max(len(images), 1)
-    places = images.places.repeat(views, 1)
+    image_layouts = images.places.repeat(views, 1)
     is_hwc = shapes.layout == "hwc"
-    return RaggedReader(images.data, places, shapes.channels, repeats=channels // shapes.channels, channels_last=is_hwc)
+    return RaggedReader(images.data, image_layouts, shapes.channels, repeats=channels // shapes.channels, channels_last=is_hwc)
 
 
 def image_of(images: Tensor | Ragged, index: int) -> Tensor | Ragged:

@@ -1,9 +1,13 @@
 """Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles``.
 
 A *tile* places one resized image on a canvas. The *region* of the tile is the rectangle of the canvas that the image is written
-to. Tiles are an array (T, 12) on the host, with one row per tile: top, left, height and width of the resized image on its
-canvas, which the image may exceed; top, left, height and width of the region; height and width of the canvas; offset of the
-canvas in the output, in pixels; index of the image.
+to. Tiles are an array (T, 12) on the host, with one row per tile:
+
+    0 to 3   resized image on its canvas, which it may exceed: top, left, height, width
+    4 to 7   region on the canvas: top, left, height, width
+    8, 9     canvas: height, width
+    10       offset of the canvas in the output, in pixels
+    11       index of the image
 """
 
 from collections.abc import Sequence
@@ -23,10 +27,13 @@ class Pixels:
 
     tensors: Sequence[Tensor]
     layouts: NDArray[np.int64]
-    """(N, 11) per image: offset of its first element in its tensor, height, width, strides of rows, pixels and channels;
-    top, left, height and width of the window of the image that is in memory; index of the tensor.
+    """(N, 11), one row per image, with offsets and strides in elements.
 
-    Offsets and strides are in elements. If only a window is in memory, the offset is that of the missing first element.
+        0          offset of its first element in its tensor; the element may be missing if only a window is in memory
+        1, 2       height, width
+        3, 4, 5    strides of rows, pixels and channels
+        6 to 9     window of the image that is in memory: top, left, height, width
+        10         index of the tensor
     """
     channels: int
 
@@ -45,8 +52,8 @@ class Pixels:
 
 def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
     """Return the images of k members of B images each: image ``n`` is image ``n // k`` of member ``n % k``."""
-    first = members[0]
-    layouts = np.empty((len(first), len(members), 11), np.int64)
+    first_member = members[0]
+    layouts = np.empty((len(first_member), len(members), 11), np.int64)
     for index, member in enumerate(members):
         if isinstance(member, Ragged):
             layouts[:, index] = layouts_of(member.shapes)
@@ -56,7 +63,7 @@ def pixels_of(members: Sequence[Tensor | Ragged]) -> Pixels:
             layouts[:, index] = 0, *sides, *strides, channel_stride, 0, 0, *sides, 0
             layouts[:, index, 0] = np.arange(len(member)) * batch_stride
         layouts[:, index, -1] = index
-    channels = first.shapes.channels if isinstance(first, Ragged) else first.shape[1]
+    channels = first_member.shapes.channels if isinstance(first_member, Ragged) else first_member.shape[1]
     tensors = [member.data if isinstance(member, Ragged) else member for member in members]
     return Pixels(tensors, layouts.reshape(-1, 11), channels)
 
@@ -105,25 +112,25 @@ def write_tiles(
         With Triton, one launch on the current stream, and one asynchronous copy from pinned memory.
     """
     for index, tile in enumerate(tiles):
-        *_, top, left, height, width, canvas_height, canvas_width, start, image = tile.tolist()
+        *_, top, left, height, width, canvas_height, canvas_width, canvas_start, image = tile.tolist()
         area = canvas_height * canvas_width
         channels = pixels.channels
-        canvas = out[start * channels : (start + area) * channels].view(channels, canvas_height, canvas_width)
+        canvas = out[canvas_start * channels : (canvas_start + area) * channels].view(channels, canvas_height, canvas_width)
         region = canvas[:, top : top + height, left : left + width]
         layout = pixels.layouts[image]
-        (inside_y, *rows), (inside_x, *columns) = (
+        (inside_y, *lines_y), (inside_x, *lines_x) = (
             _source_lines(tile[4 + axis : 8 : 2], tile[axis:4:2], layout[[1 + axis, 6 + axis, 8 + axis]], out.device, nearest)
             for axis in (0, 1)
         )
-        value = _sampled(pixels.image(image), rows, columns, nearest=nearest)
-        value = torch.where(inside_y[:, None] & inside_x, value, torch.full((), fill, dtype=value.dtype, device=out.device))
+        values = _sampled(pixels.image(image), lines_y, lines_x, nearest=nearest)
+        values = torch.where(inside_y[:, None] & inside_x, values, torch.full((), fill, dtype=values.dtype, device=out.device))
         if weights is not None:
             weight = float(weights[index])
-            value = weight * region.float() + (1 - weight) * value
+            values = weight * region.float() + (1 - weight) * values
         if cover is not None:
-            plane = cover[start : start + area].view(canvas_height, canvas_width)
-            value = torch.where(plane[top : top + height, left : left + width] != 0, value, region.float())
-        region.copy_(value.round() if not (nearest or out.dtype.is_floating_point) else value)
+            canvas_cover = cover[canvas_start : canvas_start + area].view(canvas_height, canvas_width)
+            values = torch.where(canvas_cover[top : top + height, left : left + width] != 0, values, region.float())
+        region.copy_(values.round() if not (nearest or out.dtype.is_floating_point) else values)
 
 
 def _source_lines(
@@ -139,34 +146,34 @@ def _source_lines(
         nearest: Whether the first line is the nearest one, and has the whole weight.
 
     Returns:
-        (mask of the pixels inside of the resized image, first line, second line, weight of the second line), with lines as
-        indices in the window.
+        (mask of the pixels inside of the resized image, first line, second line, weight of the second line). Lines are indices
+        in the window.
     """
-    (start, count), (resized_start, side) = region.tolist(), resized.tolist()
-    length, window_start, window_length = source.tolist()
-    position = torch.arange(start - resized_start, start - resized_start + count, device=device)
-    inside = (position >= 0) & (position < side)
-    position = position.clamp(0, side - 1)
-    centre = ((position + 0.5) * (length / side) - 0.5).clamp(0, length - 1)
-    first = (2 * position + 1) * length // (2 * side) if nearest else centre.long()
-    second = (first + 1).clamp(max=length - 1)
+    (region_start, region_length), (resized_start, resized_length) = region.tolist(), resized.tolist()
+    source_length, window_start, window_length = source.tolist()
+    pixel = torch.arange(region_start - resized_start, region_start - resized_start + region_length, device=device)
+    in_resized = (pixel >= 0) & (pixel < resized_length)
+    pixel = pixel.clamp(0, resized_length - 1)
+    centre = ((pixel + 0.5) * (source_length / resized_length) - 0.5).clamp(0, source_length - 1)
+    first = (2 * pixel + 1) * source_length // (2 * resized_length) if nearest else centre.long()
+    second = (first + 1).clamp(max=source_length - 1)
     first_in_window, second_in_window = (line.sub(window_start).clamp(0, window_length - 1) for line in (first, second))
-    return inside, first_in_window, second_in_window, centre - first
+    return in_resized, first_in_window, second_in_window, centre - first
 
 
-def _sampled(image: Tensor, rows: Sequence[Tensor], columns: Sequence[Tensor], *, nearest: bool) -> Tensor:
+def _sampled(image: Tensor, lines_y: Sequence[Tensor], lines_x: Sequence[Tensor], *, nearest: bool) -> Tensor:
     """Return the pixels of a region, (C, h, w): of the dtype of ``image`` if ``nearest``, else float32.
 
-    ``rows``, ``columns``: (first line, second line, weight of the second line) along y and x, from ``_source_lines``.
+    ``lines_y``, ``lines_x``: (first line, second line, weight of the second line) along y and x, from ``_source_lines``.
     """
-    (top, bottom, weight_y), (left, right, weight_x) = rows, columns
+    (top, bottom, weight_y), (left, right, weight_x) = lines_y, lines_x
     if nearest:
         return image[:, top[:, None], left]
-    first, second = (
+    upper, lower = (
         torch.lerp(image[:, line[:, None], left].float(), image[:, line[:, None], right].float(), weight_x)
         for line in (top, bottom)
     )
-    return torch.lerp(first, second, weight_y[:, None])
+    return torch.lerp(upper, lower, weight_y[:, None])
 
 
 BELOW, ABOVE, ABSENT = range(3)
@@ -195,7 +202,7 @@ def paste_objects(
     cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)
     statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
     covers = [flat.view(*size) for flat, size in zip(cover.split(areas.tolist()), sizes.tolist(), strict=True)]
-    # Cover of the canvas of each mask.
+    # Cover of the canvas that each mask belongs to, as a view.
     planes = [covers[canvas] for canvas in canvases.tolist()]
     planar_masks = [mask.view_as(plane) for mask, plane in zip(masks.split(areas[canvases].tolist()), planes, strict=True)]
     for mask, plane, role in zip(planar_masks, planes, roles.tolist(), strict=True):

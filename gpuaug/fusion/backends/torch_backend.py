@@ -70,11 +70,11 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     dtype = dtype_of(images)
     if dtype in LARGEST and dtype != torch.uint8:  # torch supports few functions of uint16
         images = replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
-    are_bytes = bytes_between(plan.passes, dtype)
+    converts_to_bytes = bytes_between(plan.passes, dtype)
     result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
-        source = converted(result, torch.uint8) if are_bytes[index - 1] else result
+        source = converted(result, torch.uint8) if converts_to_bytes[index - 1] else result
         if pass_.out.ragged:
             result = run_pass(pass_, source, table, canvases[index])
             continue
@@ -90,14 +90,14 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
     """Return one row per image, (V · B · T, K), for a table with one row per clip of ``frames`` frames."""
     if frames == 1:
         return table
-    frame = torch.arange(frames, device=table.device).repeat(len(table))
+    frame_index = torch.arange(frames, device=table.device).repeat(len(table))
     table = table.repeat_interleave(frames, 0)
     for pass_ in plan.passes:
-        rows = pass_.rows_of(table)
+        pass_table = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
-            pass_.front.rows_to_frames(rows, frame, frames)
+            pass_.front.rows_to_frames(pass_table, frame_index, frames)
         for op, column in pass_.point_columns:
-            op.rows_to_frames(rows[:, column:], frame, frames)
+            op.rows_to_frames(pass_table[:, column:], frame_index, frames)
     return table
 
 
@@ -121,14 +121,14 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas
         assert isinstance(pass_, GatherPass)
         assert canvas is not None
         return _run_on_canvas(pass_, images, table, canvas)
-    rows = pass_.rows_of(table)
+    pass_table = pass_.rows_of(table)
     if isinstance(pass_, GatherPass):
-        values = gather(pass_, images, rows)
+        values = gather(pass_, images, pass_table)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
-        values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), rows)
+        values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), pass_table)
     for op, column in pass_.point_columns:
-        values = apply_to_samples(op, values, rows[:, column:])
+        values = apply_to_samples(op, values, pass_table[:, column:])
     return values
 
 
@@ -142,20 +142,20 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
     return result
 
 
-def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor, *, as_on_gpu: bool = False) -> Tensor:
-    """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set.
+def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: bool = False) -> Tensor:
+    """Apply ``op`` to the samples whose apply mask, the first of its columns ``op_table``, is set.
 
     ``as_on_gpu``: whether images on a CPU, for Triton's interpreter, are computed as on a GPU.
     """
     apply = op.apply_on_cpu if images.device.type == "cpu" and not as_on_gpu else op.apply
     if isinstance(op, FrontOp) and op.kernel == "torch":
-        samples = max(MOST_VALUES // images[0].numel(), 1)
-        parts = zip(images.split(samples), rows.split(samples), strict=True)
-        applied = torch.cat([apply(*part) for part in parts])
+        piece_length = max(MOST_VALUES // images[0].numel(), 1)
+        pieces = zip(images.split(piece_length), op_table.split(piece_length), strict=True)
+        applied = torch.cat([apply(*piece) for piece in pieces])
     else:
-        applied = apply(images, rows)
+        applied = apply(images, op_table)
     applied = to_bytes(applied, op.to_bytes or UNCHANGED)
-    return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
+    return torch.where(op_table[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
@@ -195,10 +195,10 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
 
 def _selected_frames(pass_: GatherPass, table: Tensor) -> Tensor:
     """Return the index of the source image per output frame, (V · B · T,), view by view."""
-    frame = torch.arange(len(table), device=table.device)
+    output_frame = torch.arange(len(table), device=table.device)
     columns = table[:, pass_.columns.frames : pass_.columns.frames + pass_.out.frames]
-    selected = columns.gather(1, (frame % pass_.out.frames)[:, None])[:, 0].long()
-    return frame // pass_.out.frames * pass_.source.frames + selected
+    selected = columns.gather(1, (output_frame % pass_.out.frames)[:, None])[:, 0].long()
+    return output_frame // pass_.out.frames * pass_.source.frames + selected
 
 
 def gather_mask(
@@ -222,7 +222,7 @@ def gather_mask(
         x = torch.minimum(x, parameters.integer(columns.out_size + 1) - 1)
         y = torch.minimum(y, parameters.integer(columns.out_size) - 1)
     x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
-    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.places)
+    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.layouts)
     padding_fill, warp_fill, after_fill = mask_fills(front, dtype)
     taps = _Taps(source, parameters, padding_fill, warp_fill)
     if front.warp is None:
@@ -239,8 +239,8 @@ def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayo
     """Return masks, (B · T, C, H, W), with zeros where the pass erases the pixels of images, as in Kornia."""
     for op, column in pass_.point_columns:
         if isinstance(op, Erasing) and op.erases_masks:
-            rows = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
-            covered = op.erased_pixels(masks, rows) & (rows[:, 0, None, None, None] != 0)
+            op_table = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
+            covered = op.erased_pixels(masks, op_table) & (op_table[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks
 
@@ -299,11 +299,11 @@ class _Parameters:
 
     def warp_coordinates(self, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input coordinates (x, y) of output pixels of a warp."""
-        m = [self.number(column + k) for k in range(6 if self.front.interpolation == "affine" else 9)]
-        source_x = m[0] * x + (m[1] * y + m[2])
-        source_y = m[3] * x + (m[4] * y + m[5])
+        matrix = [self.number(column + k) for k in range(6 if self.front.interpolation == "affine" else 9)]
+        source_x = matrix[0] * x + (matrix[1] * y + matrix[2])
+        source_y = matrix[3] * x + (matrix[4] * y + matrix[5])
         if self.front.interpolation == "perspective":
-            depth = m[6] * x + (m[7] * y + m[8])
+            depth = matrix[6] * x + (matrix[7] * y + matrix[8])
             source_x, source_y = source_x / depth, source_y / depth
         # Clamped, because a larger float cannot be converted to an integer. Pixels at the limit are outside of every image.
         limit = float(MAX_WARPED_SIDE)

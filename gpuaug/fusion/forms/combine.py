@@ -170,21 +170,23 @@ class Combination:
         call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
         call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
-        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Tiles and sizes have y before x.
-        rectangles = np.ascontiguousarray(placement.tiles[:, :4].T)
-        scale = rectangles[2:] / np.ascontiguousarray(sizes.T)
+        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres, in which the edges of an image are at
+        # -0.5: x on the canvas = left - 0.5 + (x + 0.5) · scale. Elements 0 and 2 are for x, 4 and 5 for y. Tiles and sizes
+        # have y before x.
+        resized_rectangles = np.ascontiguousarray(placement.tiles[:, :4].T)
+        scale = resized_rectangles[2:] / np.ascontiguousarray(sizes.T)
         matrices = np.zeros((len(sizes), 9), np.float32)
         matrices[:, 4], matrices[:, 0] = scale
-        matrices[:, 5], matrices[:, 2] = rectangles[:2] + scale / 2 - 0.5
+        matrices[:, 5], matrices[:, 2] = resized_rectangles[:2] + scale / 2 - 0.5
         matrices[:, 8] = 1
-        hosts = [array for target in container.targets for array in target.host_arrays]
-        matrix, layouts, *arrays = send([matrices.reshape(-1, 3, 3), self._pixels.layouts[:, :3], *hosts], self.device)
-        rest = iter(arrays)
+        host_arrays = [array for target in container.targets for array in target.host_arrays]
+        matrix, layouts, *arrays = send([matrices.reshape(-1, 3, 3), self._pixels.layouts[:, :3], *host_arrays], self.device)
+        remaining_arrays = iter(arrays)
         masks: dict[Any, PlacedMasks] = {}
         boxes: list[Points] = []
         for slot in container.slots:
             target = slot.target
-            target.device_arrays = [next(rest) for _ in target.host_arrays]
+            target.device_arrays = [next(remaining_arrays) for _ in target.host_arrays]
             if isinstance(target, Masks):
                 if 2 in map(len, slot.column.shapes):
                     raise ArgumentError(
@@ -227,17 +229,17 @@ class Combination:
                 f"targets must have masks, (n, H, W), for {op.name}, got {len(masks)} columns of masks. Return masks of all "
                 "objects from the data set: {'boxes': …, 'labels': …, 'masks': …}."
             )
-        ((owners, flat),) = masks.values()
-        # Index of each object in its image.
-        positions = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        ((owners, flat_masks),) = masks.values()
+        # Index of each object in its image: ``owners`` ascends, so searchsorted returns the first object of the image.
+        object_indices = np.arange(len(owners)) - np.searchsorted(owners, owners)
         groups = owners // op.count
-        roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, positions), ABOVE, ABSENT))
-        self._cover, statistics = dispatch.paste_objects(as_bits(flat), groups, roles, placement.canvases)
+        roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, object_indices), ABOVE, ABSENT))
+        self._cover, statistics = dispatch.paste_objects(as_bits(flat_masks), groups, roles, placement.canvases)
         applies = draws["applies"].ravel()
         all_owners = [owners, *(target.host_arrays[0] for target in boxes)]
-        index, *rows_of_boxes = send([np.flatnonzero(applies[own // op.count]) for own in all_owners], self.device)
-        # Numbers of pixels; then ``edges``: smallest row and column, largest row and column.
-        before, after, *edges = statistics[index].float().unbind(1)
+        mask_rows, *rows_of_boxes = send([np.flatnonzero(applies[images // op.count]) for images in all_owners], self.device)
+        # Numbers of visible pixels; then ``edges``: smallest row and column, largest row and column.
+        before, after, *edges = statistics[mask_rows].float().unbind(1)
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
@@ -252,25 +254,25 @@ class Combination:
         owners = owners[placement.used[owners]]
         layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
         layouts[:, 0] = offsets_and_sizes[:, 0]
-        # Tile of the image of each mask, with a canvas per mask: the region is the whole canvas, and the canvases lie one after
-        # the other in ``out``. ``backends/tiles.py`` describes the columns.
+        # Each mask is the tile of its image, on a canvas of its own: the region is the whole canvas, and the canvases lie one
+        # after the other in ``placed_pixels``. ``backends/tiles.py`` describes the columns.
         tiles = placement.tiles[owners]
         tiles[:, 4:6] = 0
         tiles[:, 6:8] = tiles[:, 8:10]
         areas = tiles[:, 8:10].prod(1)
         tiles[:, 10] = areas.cumsum() - areas
         tiles[:, 11] = np.arange(len(owners))
-        out = torch.empty(int(areas.sum()), dtype=masks.values.dtype, device=self.device)
-        dispatch.write_tiles(as_bits(out), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
-        return PlacedMasks(owners, out)
+        placed_pixels = torch.empty(int(areas.sum()), dtype=masks.values.dtype, device=self.device)
+        dispatch.write_tiles(as_bits(placed_pixels), Pixels([as_bits(masks.values)], layouts, 1), tiles, 0, nearest=True)
+        return PlacedMasks(owners, placed_pixels)
 
     def _images(self) -> Tensor | Ragged:
         """Return the canvases as a batch."""
         (data,), sizes = self._pixels.tensors, self._pixels.sizes
         if not self.size.ragged and (sizes == sizes[:1]).all():
             return data.view(len(sizes), self._pixels.channels, *(sizes[0].tolist() if len(sizes) else self.size.shape[2:]))
-        (places,) = send([self._pixels.layouts[:, :3]], self.device)
-        return Ragged(data, places, Shapes(sizes.copy(), self._pixels.channels, "chw"))
+        (image_layouts,) = send([self._pixels.layouts[:, :3]], self.device)
+        return Ragged(data, image_layouts, Shapes(sizes.copy(), self._pixels.channels, "chw"))
 
 
 _SINGLE = -1
@@ -407,8 +409,8 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         for name, value in record.items()
         if value is not None and name in PER_BOX
     )
-    others = ((image, name, value) for (image, name), value in zip(targets.layout.others, targets.others, strict=True))
-    for image, name, value in chain(others, plain_values):
+    unpacked_values = ((image, name, value) for (image, name), value in zip(targets.layout.others, targets.others, strict=True))
+    for image, name, value in chain(unpacked_values, plain_values):
         axes = value.ndim if isinstance(value, Tensor | np.ndarray) else int(isinstance(value, list | tuple))
         entries.append((name, type(value), axes, [image], [len(value) if axes else _SINGLE]))
     parts_by_name: dict[Any, list[tuple[Sequence[int], list[int]]]] = {}
@@ -424,7 +426,7 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     for name, parts in parts_by_name.items() if box_parts else ():
         if parts == box_parts:
             continue
-        counts, box_counts = (dict(chain.from_iterable(starmap(zip, own))) for own in (parts, box_parts))
+        counts, box_counts = (dict(chain.from_iterable(starmap(zip, parts_of_key))) for parts_of_key in (parts, box_parts))
         for image in sorted({*counts, *box_counts}):
             expected, got = box_counts.get(image, 0), counts.get(image, 0)
             if expected != got:

@@ -1,8 +1,11 @@
 """Targets in containers: target dicts, torchvision's tensors in any container, and lists of masks.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. Target dicts are *packed* if the
-values of all images under one key are one tensor. A container is read *by column*: the values at one place of all images, such
-as the boxes of all target dicts, become one slot.
+values of all images under one key are one tensor. A container is read *by column*: the values of all images under one path,
+such as the boxes of all target dicts, become one slot.
+
+A container is walked once, before the passes. Methods ``_read_…`` add the slots that they find, and return a function, which is
+called after the passes and makes the result from the transformed targets; ``None`` if there are no targets to transform.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,13 +39,13 @@ from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Slot
 
 _Path = tuple[Any, ...]
-"""Place in a container: keys, field names and indices. The index of the image is left out."""
+"""Keys, field names and indices that lead to a value in a container, without the index of the image."""
 
-_Results = Callable[[], Any]
-"""Function that returns a copy of a part of a container, with the transformed targets."""
+_MakeResult = Callable[[], Any]
+"""Function that makes the result of a part of a container: a copy with the transformed targets."""
 
-_Parts = Callable[[], Sequence[Any]]
-"""Function that returns the transformed values of a column."""
+_MakeValues = Callable[[], Sequence[Any]]
+"""Function that makes the results of a column: its transformed values, in the order of the samples."""
 
 
 class Container:
@@ -69,12 +72,12 @@ class Container:
         """Boxes, keypoints and instance masks."""
         self.maps: list[Dense] = []
         """Adapters of tensors of segmentation maps of all images, (B, …)."""
-        results = self._packed(value) if isinstance(value, PackedTargets) else None
-        if results is None:
+        make_result = self._read_packed(value) if isinstance(value, PackedTargets) else None
+        if make_result is None:
             value = value.unpacked() if isinstance(value, PackedTargets) else value
-            read = {"targets": self._target_dicts, "mask": self._mask_list}.get(key)
-            results = self._of_batch(value, ()) if read is None else read(value)
-        self.output = results or (lambda: value)
+            read = {"targets": self._read_target_dicts, "mask": self._read_mask_list}.get(key)
+            make_result = self._read_batch_value(value, ()) if read is None else read(value)
+        self.output = make_result or (lambda: value)
         """Function that returns the container with the transformed targets."""
         self.targets = [slot.target for slot in self.slots]
 
@@ -84,17 +87,17 @@ class Container:
         is_list = self.key == "tv_tensors" and self.slots
         return [*(adapter.key for adapter in self.maps), *(("targets",) if is_list else ())]
 
-    def _slot(self, kind: Kind, path: _Path, column: Column, *, per_frame: bool) -> Slot:
+    def _new_slot(self, kind: Kind, path: _Path, column: Column, *, per_frame: bool) -> Slot:
         """Create a slot."""
         slot = Slot(kind, path, column, self._call, per_frame)
         self.slots.append(slot)
         return slot
 
-    def _by_key(self, path: _Path) -> Kind | None:
+    def _kind_of(self, path: _Path) -> Kind | None:
         """Return the kind of the values at a path if it follows from their key in target dicts, whatever their class."""
         return TARGET_KEYS.get(path[0]) if self.key == "targets" and len(path) == 1 else None
 
-    def _mask_list(self, value: Sequence[Any]) -> _Results:
+    def _read_mask_list(self, value: Sequence[Any]) -> _MakeResult:
         """Read a list of masks, one tensor per image."""
         if not value and not self._batch:
             return lambda: value
@@ -102,11 +105,11 @@ class Container:
             raise ArgumentError(
                 f"mask must hold masks for each of the {self._batch} images, got {len(value)}. Pass one tensor per image."
             )
-        slot = self._slot(MASKS, (), Column(range(len(value)), value), per_frame=False)
+        slot = self._new_slot(MASKS, (), Column(range(len(value)), value), per_frame=False)
         cls: Any = type(value)
         return lambda: cls(slot.parts())
 
-    def _target_dicts(self, value: Any) -> _Results:
+    def _read_target_dicts(self, value: Any) -> _MakeResult:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
         call, frames = self._call, self._call.frames
         is_list = isinstance(value, list | tuple)
@@ -120,19 +123,19 @@ class Container:
         records = [record for clip in value for record in clip] if is_nested else value
         per_frame = is_nested or (frames > 1 and is_list and len(value) == call.size.images)
         _check_dicts(records, call.size.images if per_frame else self._batch)
-        parts = self._of_records(Column(range(len(records)), records), (), per_frame=per_frame)
-        assert parts is not None
+        make_dicts = self._read_records(Column(range(len(records)), records), (), per_frame=per_frame)
+        assert make_dicts is not None
 
-        def results() -> Any:
-            dicts = parts()
+        def make_result() -> Any:
+            dicts = make_dicts()
             if not per_frame:
                 return tuple(dicts) if isinstance(value, tuple) else dicts
             clips = call.output_frames(dicts)
             return type(value)(map(type(value), clips) if is_nested else chain.from_iterable(clips))
 
-        return results
+        return make_result
 
-    def _packed(self, packed: PackedTargets) -> _Results | None:
+    def _read_packed(self, packed: PackedTargets) -> _MakeResult | None:
         """Read packed target dicts. Return ``None`` if they have to be unpacked."""
         columns_by_key = packed.columns()
         by_key = self.key == "targets"
@@ -140,7 +143,7 @@ class Container:
         is_list = by_key or self.key == "tv_tensors"
         if self._call.frames or not is_list or not names <= columns_by_key.keys() or holds_targets(packed.others):
             return None
-        self._of_columns(columns_by_key, (), per_frame=False)
+        self._read_columns(columns_by_key, (), per_frame=False)
         boxes = [slot for slot in self.slots if slot.kind is BOXES]
         if len(boxes) > 1 or any(slot.column.samples != columns_by_key.get(VALID.name, slot.column).samples for slot in boxes):
             self.slots.clear()
@@ -148,7 +151,7 @@ class Container:
         # Not ``self`` in the function, which would be a reference cycle.
         slots, is_pure = self.slots, self._call.conversions.is_pure
 
-        def results() -> PackedTargets:
+        def make_result() -> PackedTargets:
             changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
             if by_key and is_pure:
                 typed = (column for column in columns_by_key.values() if type_name_of(column.packed.tensor_type))
@@ -162,9 +165,9 @@ class Container:
                     )
             return packed.with_columns(changes)
 
-        return results
+        return make_result
 
-    def _of_batch(self, value: Any, path: _Path) -> _Results | None:
+    def _read_batch_value(self, value: Any, path: _Path) -> _MakeResult | None:
         """Read a value that belongs to all images. Return ``None`` if there are no targets in it.
 
         Args:
@@ -172,38 +175,38 @@ class Container:
             path: Place of ``value``.
         """
         if isinstance(value, Tensor):
-            return self._tensor_of_batch(value, path)
+            return self._read_tensor(value, path)
         call = self._call
         if call.frames and self._is_per_frame(value):
             frames = Column(range(call.size.images), list(chain.from_iterable(value)))
-            parts = self._of_column(frames, path, per_frame=True)
-            assert parts is not None
-            return lambda: type(value)(map(type(value[0]), call.output_frames(parts())))
+            make_values = self._read_column(frames, path, per_frame=True)
+            assert make_values is not None
+            return lambda: type(value)(map(type(value[0]), call.output_frames(make_values())))
         if _is_sequence(value):
-            return self._sequence_of_batch(value, path)
+            return self._read_sequence(value, path)
         if not batches.is_container(value):
             return None
-        members: dict[Any, _Results] = {}
+        makers: dict[Any, _MakeResult] = {}
         boxes: list[Slot] = []
         """Boxes that are directly in the mapping."""
         for name in batches.member_names(value):
             inner = batches.member(value, name)
-            results = self._of_batch(inner, (*path, name))
-            if results is not None:
-                members[name] = results
+            make_member = self._read_batch_value(inner, (*path, name))
+            if make_member is not None:
+                makers[name] = make_member
                 is_boxes = isinstance(value, Mapping) and type_name(inner) == BOXES.class_name
                 boxes += self.slots[-1:] if is_boxes else []
         if boxes:  # ``valid`` refers to the first
-            members[VALID.name] = lambda: boxes[0].valid
+            makers[VALID.name] = lambda: boxes[0].valid
             if VALID.name in value:
                 valid = value[VALID.name]
                 samples = boxes[0].column.samples
                 is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
                 flags = Column(samples, valid.split(1) if is_one_each else [valid] * len(samples))
                 boxes[0].set_valid(flags, samples)
-        return (lambda: batches.replace(value, {name: results() for name, results in members.items()})) if members else None
+        return (lambda: batches.replace(value, {name: make() for name, make in makers.items()})) if makers else None
 
-    def _sequence_of_batch(self, value: Sequence[Any], path: _Path) -> _Results | None:
+    def _read_sequence(self, value: Sequence[Any], path: _Path) -> _MakeResult | None:
         """Read a sequence with one element per image."""
         if len(value) != self._batch:
             if not holds_targets(value):
@@ -213,12 +216,12 @@ class Container:
                 f"{len(value)}. Put tensors that hold all images into a dict, not into a list."
             )
         self._check_elements(value)
-        parts = self._of_column(Column(range(self._batch), value), path, per_frame=False)
-        if parts is None:
+        make_values = self._read_column(Column(range(self._batch), value), path, per_frame=False)
+        if make_values is None:
             return None
-        return lambda: batches.replace(value, dict(enumerate(parts())))
+        return lambda: batches.replace(value, dict(enumerate(make_values())))
 
-    def _tensor_of_batch(self, tensor: Tensor, path: _Path) -> _Results | None:
+    def _read_tensor(self, tensor: Tensor, path: _Path) -> _MakeResult | None:
         """Read a tensor outside of a sequence of one element per image: it holds one entry per image."""
         kind = TARGET_TYPES.get(type_name(tensor))
         if kind is None:
@@ -226,9 +229,9 @@ class Container:
         call, batch, frames = self._call, self._batch, self._call.frames
         # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
         if batch == 1 and tensor.ndim < 4:
-            parts = self._of_column(Column((0,), (tensor,)), path, per_frame=False)
-            assert parts is not None
-            return lambda: parts()[0]
+            make_values = self._read_column(Column((0,), (tensor,)), path, per_frame=False)
+            assert make_values is not None
+            return lambda: make_values()[0]
         if kind is MASKS:
             self.maps.append(Dense(MASKS.keys[MASKS.name], tensor, self._call))
             return self.maps[-1].output
@@ -244,9 +247,9 @@ class Container:
         count = call.size.images if per_frame else batch
         flat = tensor.as_subclass(Tensor).flatten(0, -2)
         packed = PackedColumn("", range(count), [len(flat) // count] * count, None, type(tensor), [vars(tensor)])
-        slot = self._slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
+        slot = self._new_slot(kind, path, FlatColumn(packed, flat), per_frame=per_frame)
 
-        def results() -> Tensor:
+        def make_result() -> Tensor:
             column, values = slot.result()
             values = values.view(tensor.shape)
             (result,) = column._replace(lengths=[len(tensor)]).tensors(
@@ -254,9 +257,9 @@ class Container:
             )
             return result
 
-        return results
+        return make_result
 
-    def _of_column(self, column: Column, path: _Path, *, per_frame: bool) -> _Parts | None:
+    def _read_column(self, column: Column, path: _Path, *, per_frame: bool) -> _MakeValues | None:
         """Read the values at one place of each image or frame. Return ``None`` if there are no targets in them.
 
         Args:
@@ -264,30 +267,30 @@ class Container:
             path: Place of the values.
             per_frame: Whether the samples are frames.
         """
-        by_key = self._by_key(path)
+        by_key = self._kind_of(path)
         count = len(column.samples)
-        results: list[tuple[Sequence[int], _Parts]] = []
+        value_makers: list[tuple[Sequence[int], _MakeValues]] = []
         for kind, positions in (_by_class(column) if by_key is None else {by_key: range(count)}).items():
-            group = column if len(positions) == count else column.selected(positions)
+            column_of_kind = column if len(positions) == count else column.selected(positions)
             if kind is not None:
-                results.append((positions, self._slot(kind, path, group, per_frame=per_frame).parts))
-            elif (parts := self._of_records(group, path, per_frame=per_frame)) is not None:
-                results.append((positions, parts))
-        if len(results) == 1 and len(results[0][0]) == count:
-            return results[0][1]
+                value_makers.append((positions, self._new_slot(kind, path, column_of_kind, per_frame=per_frame).parts))
+            elif (make_values := self._read_records(column_of_kind, path, per_frame=per_frame)) is not None:
+                value_makers.append((positions, make_values))
+        if len(value_makers) == 1 and len(value_makers[0][0]) == count:
+            return value_makers[0][1]
 
-        def all_parts() -> Sequence[Any]:
+        def make_all_values() -> Sequence[Any]:
             values = list(column.values)
-            for positions, parts in results:
-                for position, part in zip(positions, parts(), strict=True):
-                    values[position] = part
+            for positions, make_values in value_makers:
+                for position, new_value in zip(positions, make_values(), strict=True):
+                    values[position] = new_value
             return values
 
-        return all_parts if results else None
+        return make_all_values if value_makers else None
 
-    def _of_columns(
+    def _read_columns(
         self, columns_by_key: Mapping[Any, Column], path: _Path, *, per_frame: bool, are_mappings: bool = True
-    ) -> list[tuple[Any, Sequence[int], _Parts]]:
+    ) -> list[tuple[Any, Sequence[int], _MakeValues]]:
         """Read the columns of containers.
 
         Args:
@@ -302,38 +305,38 @@ class Container:
         Raises:
             ArgumentError: If a target dict has boxes under two keys.
         """
-        results: list[tuple[Any, Sequence[int], _Parts]] = []
+        value_makers: list[tuple[Any, Sequence[int], _MakeValues]] = []
         start = len(self.slots)
-        box_columns = [columns_by_key[name] for name in BOXES.keys if name in columns_by_key and self._by_key((*path, name))]
+        box_columns = [columns_by_key[name] for name in BOXES.keys if name in columns_by_key and self._kind_of((*path, name))]
         samples_in_both = set.intersection(*(set(column.samples) for column in box_columns)) if len(box_columns) > 1 else set()
         if samples_in_both:
             sample = min(samples_in_both)
             raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
         for name, column in columns_by_key.items():
-            if not column.types <= HOLDS_NOTHING or self._by_key((*path, name)):
-                parts = self._of_column(column, (*path, name), per_frame=per_frame)
-                if parts is not None:
-                    results.append((name, column.samples, parts))
-        boxes = [slot for slot in self.slots[start:] if are_mappings and slot.kind is BOXES and slot.path[:-1] == path]
+            if not column.types <= HOLDS_NOTHING or self._kind_of((*path, name)):
+                make_values = self._read_column(column, (*path, name), per_frame=per_frame)
+                if make_values is not None:
+                    value_makers.append((name, column.samples, make_values))
+        box_slots = [slot for slot in self.slots[start:] if are_mappings and slot.kind is BOXES and slot.path[:-1] == path]
         # ``valid`` refers to the boxes under a key of target dicts, otherwise to the first boxes.
         samples_with_valid: set[int] = set()
-        for slot in sorted(boxes, key=lambda slot: self._by_key(slot.path) is None):
+        for slot in sorted(box_slots, key=lambda slot: self._kind_of(slot.path) is None):
             samples = slot.column.samples
             if samples_with_valid:
                 samples = [sample for sample in samples if sample not in samples_with_valid]
             slot.set_valid(columns_by_key.get(VALID.name), samples)
             samples_with_valid.update(samples)
-        return [*results, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in boxes)]
+        return [*value_makers, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in box_slots)]
 
-    def _of_records(self, column: Column, path: _Path, *, per_frame: bool) -> _Parts | None:
-        """Read containers, one per image or frame, by column. Arguments and result as of ``_of_column``."""
+    def _read_records(self, column: Column, path: _Path, *, per_frame: bool) -> _MakeValues | None:
+        """Read containers, one per image or frame, by column. Arguments and result as of ``_read_column``."""
         values, samples = column.values, column.samples
         are_dicts = column.types == {dict}
         records = values
         if not are_dicts:
             records = [{name: batches.member(value, name) for name in batches.member_names(value)} for value in values]
         are_mappings = are_dicts or all(isinstance(value, Mapping) for value in values)
-        results = self._of_columns(columns(records, samples), path, per_frame=per_frame, are_mappings=are_mappings)
+        value_makers = self._read_columns(columns(records, samples), path, per_frame=per_frame, are_mappings=are_mappings)
         position_of = {sample: position for position, sample in enumerate(samples)}
         are_target_dicts = self.key == "targets" and not path  # these are copied even if there are no targets
         is_pure = are_target_dicts and self._call.conversions.is_pure
@@ -341,9 +344,9 @@ class Container:
         def new_records() -> Sequence[Any]:
             # For a dict: a copy, which is changed. For another container: only the changes.
             changes: list[dict[Any, Any]] = [value.copy() if type(value) is dict else {} for value in values]
-            for name, owners, parts in results:
-                for sample, part in zip(owners, parts(), strict=True):
-                    changes[position_of[sample]][name] = part
+            for name, value_samples, make_values in value_makers:
+                for sample, new_value in zip(value_samples, make_values(), strict=True):
+                    changes[position_of[sample]][name] = new_value
             for record, change in zip(records, changes, strict=True) if is_pure else ():
                 for name, value in {**record, **change}.items():
                     if type(value) not in HOLDS_NOTHING and type_name(value):
@@ -355,11 +358,11 @@ class Container:
                 for value, change in zip(values, changes, strict=True)
             ]
 
-        return new_records if results or are_target_dicts else None
+        return new_records if value_makers or are_target_dicts else None
 
     def _check_elements(self, elements: Sequence[Any]) -> None:
         """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
-        kinds = sorted(set(map(_kind, elements)) - {""})
+        kinds = sorted(set(map(_annotation_type, elements)) - {""})
         got = " and ".join(kinds)
         if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._call.frames:
             shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
@@ -418,12 +421,12 @@ def _check_dicts(records: Any, batch: int) -> None:
             )
 
 
-def _kind(value: Any) -> str:
+def _annotation_type(value: Any) -> str:
     """Return a name of the type of annotations, which is equal for all images; ``""`` for an empty value."""
     if isinstance(value, Tensor):
         return type_name(value) or ("other values" if value.numel() else "")
     if _is_sequence(value):
-        inner = _kind(value[0]) if value else ""
+        inner = _annotation_type(value[0]) if value else ""
         return inner and f"list of {inner}"
     if value is None:
         return ""

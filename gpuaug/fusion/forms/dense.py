@@ -40,15 +40,15 @@ class Dense:
         is_tensor = isinstance(value, Tensor)
         self._has_frames = bool(call.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
         value = self._frames_merged(value) if self._has_frames and is_tensor else value
-        self._axis: int | None = None
+        self._added_axis: int | None = None
         """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
         if is_tensor and value.ndim == axes - 1:
             # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
             if self.kind is MASKS or key == "input":
-                self._axis = 0 if key == "input" or call.is_unbatched else 1
+                self._added_axis = 0 if key == "input" or call.is_unbatched else 1
             elif call.size.batch == 1:
-                self._axis = 0
-        self.value: Any = value if self._axis is None else value.unsqueeze(self._axis)
+                self._added_axis = 0
+        self.value: Any = value if self._added_axis is None else value.unsqueeze(self._added_axis)
         self.types = [type(self._input) if type_name(self._input) else Tensor] * call.size.batch if key == "input" else []
         """Class per image or clip that a module of torchvision would get."""
         self.targets: Sequence[Points | Masks] = ()
@@ -114,9 +114,9 @@ class Dense:
         call, user_value, result = self._call, self._input, self.current
         keepdim, views = call.keepdim, call.views
         # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
-        keeps = keepdim or self.kind not in (None, MASKS)
-        if self._axis is not None and (views == 1 or self._axis) and keeps:
-            result = result.squeeze(self._axis)
+        keeps_shape = keepdim or self.kind not in (None, MASKS)
+        if self._added_axis is not None and (views == 1 or self._added_axis) and keeps_shape:
+            result = result.squeeze(self._added_axis)
         if self._has_frames:
             result = self._frames_restored(result)
         if self.key == "input" and call.is_single_clip and views == 1 and keepdim:

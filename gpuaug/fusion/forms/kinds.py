@@ -85,7 +85,7 @@ class Points:
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
-        """Return (boxes mapped by ``matrix``, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
+        """Return (boxes mapped by ``matrix``, (n, 4) XYXY float32, NaN for boxes that are not valid; owners, (n,), on device).
 
         ``matrix``: (B, 3, 3) float32, which maps input to output pixel centres.
         """
@@ -95,21 +95,21 @@ class Points:
             corners = corners.masked_fill(~self.valid[:, None], torch.nan)
         return corners, self.device_arrays[0]
 
-    def replace_corners(self, matrix: Tensor, input_sizes: Any, rows: Tensor, corners: Tensor, valid: Tensor) -> None:
-        """Transform the boxes by ``matrix``, except for some rows, whose corners in the output images are known.
+    def replace_corners(self, matrix: Tensor, input_sizes: Any, box_rows: Tensor, corners: Tensor, valid: Tensor) -> None:
+        """Transform the boxes by ``matrix``, except for boxes whose corners in the output images are known.
 
         Args:
             matrix: See ``transform``, which is called with the identity after this method.
             input_sizes: See ``transform``.
-            rows: (m,) rows of the boxes.
-            corners: (m, 4) XYXY float32.
-            valid: (m,) mask of the boxes that are valid.
+            box_rows: (m,) indices of these boxes in ``values``.
+            corners: (m, 4) XYXY float32, their corners.
+            valid: (m,) mask of those of them that are valid.
         """
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         mapped, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
-        flags = torch.ones(len(mapped), dtype=torch.bool, device=mapped.device) if self.valid is None else self.valid
-        self.valid = flags.index_copy(0, rows, flags[rows] & valid)
-        self.values = mapped.index_copy_(0, rows, corners)
+        valid_before = torch.ones(len(mapped), dtype=torch.bool, device=mapped.device) if self.valid is None else self.valid
+        self.valid = valid_before.index_copy(0, box_rows, valid_before[box_rows] & valid)
+        self.values = mapped.index_copy_(0, box_rows, corners)
         self.format = TARGET_DICT_FORMATS["xyxy"]
 
     def transform(self, matrix: Tensor, input_sizes: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
@@ -171,23 +171,23 @@ class Points:
 
 
 class Masks:
-    """Masks of all images: one per image or frame, (B · T, C, H, W), or any number per image.
+    """Masks of all images: one per image or frame, (B · T, C, H, W), or any number per image, with owners.
 
     Args:
         values: (B · T, C, H, W); with ``owners`` (n, 1, H, W), or, if masks differ in size, a flat tensor.
         owners: Owner of each mask, on the host; ``None`` if there is one mask per image or frame.
         places: (offset from ``values``, height, width) of each mask, in one array (3 · n,); ``None`` if all have one size.
-        sources: Tensors with the pixels, if they are not in ``values``, which must live until the first pass.
+        sources: Tensors that the offsets also lead to. The object holds them, so that they live until the first pass.
     """
 
     def __init__(
-        self, values: Tensor, owners: Array | None = None, places: Array | None = None, sources: Sequence[Tensor] = ()
+        self, values: Tensor, owners: Array | None = None, layouts: Array | None = None, sources: Sequence[Tensor] = ()
     ) -> None:
         self.values = values
-        self.host_arrays = [array for array in (owners, places) if array is not None]
+        self.host_arrays = [array for array in (owners, layouts) if array is not None]
         """Arrays that the caller copies to the device, into ``device_arrays``."""
         self.device_arrays: Sequence[Tensor] = ()
-        self._differ_in_size = places is not None
+        self._differ_in_size = layouts is not None
         self._sources = sources
 
     def run(self, plan: Plan, table: Tensor, canvases: Canvases) -> None:
@@ -202,17 +202,17 @@ class Masks:
             One launch per pass, some launches for erasing, and, for masks with owners, one that copies the row of the parameter
             table for each mask. Without the last one if the plan has a single pass and images differ in size.
         """
-        rows: Tensor | None = None if self.device_arrays else table
+        mask_rows: Tensor | None = None if self.device_arrays else table
         for index, pass_ in enumerate(plan.passes):
             canvas = canvases[index] if pass_.out.ragged else None
             if self._differ_in_size:
                 if canvas is None or pass_.gather_ops:
-                    owners, places = self.device_arrays
-                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, places.view(-1, 3)), canvas)
+                    owners, layouts = self.device_arrays
+                    self.values = dispatch.run_mask(pass_, self.values, table, MaskLayout(owners, layouts.view(-1, 3)), canvas)
                     self._differ_in_size = False  # the output of a pass has one size for all masks
                 continue
-            rows = table.index_select(0, self.device_arrays[0]) if rows is None else rows
-            self.values = dispatch.run_mask(pass_, self.values, rows, canvas=canvas)
+            mask_rows = table.index_select(0, self.device_arrays[0]) if mask_rows is None else mask_rows
+            self.values = dispatch.run_mask(pass_, self.values, mask_rows, canvas=canvas)
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
@@ -220,37 +220,37 @@ def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
     return np.repeat(np.asarray(samples, np.int64), counts)
 
 
-def located(column: Column, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
-    """Return (tensors that hold the masks of a column, flat tensor, offset from its begin to the first mask of each tensor).
+def tensors_and_offsets(column: Column, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
+    """Return (tensors of a column of masks, flat tensor, offset of each tensor from the begin of the flat tensor, in elements).
 
     ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Masks are then not copied: the flat
-    tensor is one of the tensors, and the offsets lead to the others. Packed masks are one tensor already.
+    tensor is one of the tensors, and the offsets lead to the others. Otherwise, and for packed masks, it holds all masks.
     """
     if not by_address or isinstance(column, FlatColumn):
         return (), column.elements, [0, *accumulate(shape.numel() for shape in column.shapes[:-1])]
     with as_plain_tensors():
         tensors = [tensor.contiguous() for tensor in column.values]
-        base = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
-        start = base.data_ptr()
-        return tensors, base, [(tensor.data_ptr() - start) // base.itemsize for tensor in tensors]
+        flat = next((tensor for tensor in tensors if tensor.numel()), tensors[0]).view(-1)
+        address = flat.data_ptr()
+        return tensors, flat, [(tensor.data_ptr() - address) // flat.itemsize for tensor in tensors]
 
 
-def places_of(starts: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """Return ``places``, as ``Masks`` takes it.
+def layouts_of_masks(offsets: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
+    """Return the argument ``layouts`` of ``Masks``: (offset, height, width) of each mask, (3 · n,).
 
     Args:
-        starts: Offset of the first mask of each tensor of masks.
+        offsets: Offset of the first mask of each tensor of masks.
         counts: Number of masks in each tensor.
         sides: (height, width) of the masks in each tensor.
     """
-    # Mask n of the batch begins at start + n · height · width, where ``start`` is equal for the masks of a tensor.
-    tensors = [
-        (start - preceding * height * width, height, width)
-        for start, preceding, (height, width) in zip(starts, [0, *accumulate(counts[:-1])], sides, strict=True)
+    # Mask n of the batch begins at c + n · height · width. All masks of a tensor have the same c, ``first_layouts[…][0]``.
+    first_layouts = [
+        (offset - preceding * height * width, height, width)
+        for offset, preceding, (height, width) in zip(offsets, [0, *accumulate(counts[:-1])], sides, strict=True)
     ]
-    places = np.repeat(np.array(tensors, np.int64).reshape(-1, 3), counts, 0)
-    places[:, 0] += np.arange(len(places)) * places[:, 1] * places[:, 2]
-    return places.ravel()
+    mask_layouts = np.repeat(np.array(first_layouts, np.int64).reshape(-1, 3), counts, 0)
+    mask_layouts[:, 0] += np.arange(len(mask_layouts)) * mask_layouts[:, 1] * mask_layouts[:, 2]
+    return mask_layouts.ravel()
 
 
 def _torchvision_format(box_format: Any, clamping_mode: Any, sample: int) -> str:
@@ -320,11 +320,11 @@ class Slot:
         if flags is None or set(flags.samples).isdisjoint(samples):
             return
         if flags.samples != column.samples or len(samples) < len(column.samples):
-            masks = dict(zip(flags.samples, flags.values, strict=True))
+            # All boxes are valid in samples without a mask in ``flags``, and in samples that are not in ``samples``.
+            masks = {sample: mask for sample, mask in zip(flags.samples, flags.values, strict=True) if sample in samples}
             ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
-            pairs = zip(column.samples, self.counts, strict=True)
-            parts = [masks[sample] if sample in masks and sample in samples else ones[:count] for sample, count in pairs]
-            flags = Column(column.samples, parts)
+            counts = zip(column.samples, self.counts, strict=True)
+            flags = Column(column.samples, [masks[sample] if sample in masks else ones[:count] for sample, count in counts])
         if not flags.are_on(device) or flags.dtypes != {torch.bool} or flags.row_shape != () or flags.lengths != self.counts:
             self._check_flags(flags)
         assert isinstance(self.target, Points)
@@ -333,9 +333,9 @@ class Slot:
     def valid_parts(self) -> Sequence[Tensor]:
         """Return the mask of the valid boxes of each of ``valid_samples``."""
         assert self.valid is not None
-        pairs = zip(self.column.samples, split(self.valid, self.counts), strict=True)
+        samples_and_masks = zip(self.column.samples, split(self.valid, self.counts), strict=True)
         samples = set(self.valid_samples)
-        return [part for sample, part in pairs if sample in samples]
+        return [mask for sample, mask in samples_and_masks if sample in samples]
 
     def parts(self) -> Sequence[Tensor]:
         """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
@@ -402,10 +402,10 @@ class Slot:
                 f"{self.key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
                 "torch.zeros(0, 4)."
             )
-        (name, first), *others = first_samples.items() or [(default, 0)]
-        for other, sample in others:
+        (name, first_sample), *other_formats = first_samples.items() or [(default, 0)]
+        for other_name, sample in other_formats:
             raise ArgumentError(
-                f"{self.key} of sample {sample} must have the box format of sample {first}, got {other}. "
+                f"{self.key} of sample {sample} must have the box format of sample {first_sample}, got {other_name}. "
                 "Convert all boxes to one format in the dataset."
             )
         return TARGET_DICT_FORMATS[name]
@@ -439,8 +439,8 @@ class Slot:
         for sample, shape, attributes, sides in zip(column.samples, column.shapes, column.attributes, all_sides, strict=True):
             if attributes.get("canvas_size", sides) != sides:
                 check_canvas(f"{self.key} of sample {sample}", attributes["canvas_size"], sides)
-            values = attributes.get("format"), attributes.get("clamping_mode", "soft"), shape.numel() > 0
-            first_samples.setdefault(values, sample)
+            properties = attributes.get("format"), attributes.get("clamping_mode", "soft"), shape.numel() > 0
+            first_samples.setdefault(properties, sample)
         names: dict[str, int] = {}
         for (box_format, clamping_mode, has_boxes), sample in first_samples.items():
             name = default if box_format is None else _torchvision_format(box_format, clamping_mode, sample)
@@ -463,15 +463,15 @@ class Slot:
         """Check masks, and return them in one form."""
         column = self.column
         sides = self.call.sides(column.samples, per_frame=self.per_frame)
-        for sample, shape, own_sides in zip(column.samples, column.shapes, sides, strict=True):
+        for sample, shape, image_sides in zip(column.samples, column.shapes, sides, strict=True):
             if len(shape) not in (2, 3):
                 raise ArgumentError(
                     f"{self.key} of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
                     "For an image without masks, pass torch.zeros(0, H, W)."
                 )
-            if (shape[-2], shape[-1]) != own_sides:
+            if (shape[-2], shape[-1]) != image_sides:
                 raise ArgumentError(
-                    f"{self.key} of sample {sample} must have the size of their image, {own_sides[0]}x{own_sides[1]}, got "
+                    f"{self.key} of sample {sample} must have the size of their image, {image_sides[0]}x{image_sides[1]}, got "
                     f"{tuple(shape)}. Resize the masks to that size."
                 )
         if len(column.dtypes) > 1:
@@ -480,8 +480,8 @@ class Slot:
         owners = self._owners()
         if self.call.size.ragged:
             by_address = dispatch.backend_name(self.call.device) == "triton"
-            sources, values, starts = located(column, by_address=by_address)
-            return Masks(values, owners, places_of(starts, self.counts, sides), sources)
+            tensors, values, offsets = tensors_and_offsets(column, by_address=by_address)
+            return Masks(values, owners, layouts_of_masks(offsets, self.counts, sides), tensors)
         if column.row_shape == sides[0]:
             return Masks(column.joined[:, None], owners)
         return Masks(column.elements.view(len(owners), 1, *sides[0]), owners)
@@ -489,12 +489,12 @@ class Slot:
     def _of_one_dtype(self) -> Sequence[Tensor]:
         """Return masks of one dtype. Tensors without masks may have another dtype, and are converted."""
         tensors = self.column.values
-        first = next((index for index, mask in enumerate(tensors) if mask.numel()), 0)
-        dtype = tensors[first].dtype
+        first_filled = next((index for index, mask in enumerate(tensors) if mask.numel()), 0)
+        dtype = tensors[first_filled].dtype
         for sample, mask in zip(self.column.samples, tensors, strict=True):
             if mask.dtype is not dtype and mask.numel():
                 raise ArgumentTypeError(
-                    f"{self.key} of sample {sample} must be {dtype}, as in sample {self.column.samples[first]}, got "
+                    f"{self.key} of sample {sample} must be {dtype}, as in sample {self.column.samples[first_filled]}, got "
                     f"{mask.dtype}. Convert all masks of a batch to one dtype."
                 )
         return [mask.to(dtype) for mask in tensors]

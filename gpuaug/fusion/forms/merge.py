@@ -1,6 +1,8 @@
 """Merge of the target dicts of several images into one dict.
 
-An op combines each *group* of consecutive images into one image, the group's *canvas*.
+An op combines each *group* of consecutive images into one image, the group's *canvas*. The N dicts are in the order of the
+images. A *column* of packed dicts has the values of one key, of the images that have the key (``samples``), concatenated. A
+value, such as the boxes of an image, has one or more *rows*, such as boxes (``lengths``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,10 +39,10 @@ class PlacedMasks(NamedTuple):
 
 
 _Groups = tuple[Tensor | None, list[int], list[int], list[int]]
-"""Values of a column that are kept, by canvas.
+"""Part of a column that the merged dicts get, by canvas:
 
-(indices of the rows on the device of the column, or ``None`` for all; indices of the canvases with values, ascending; number of
-rows per such canvas; position in the column of the first value of each).
+(indices of its rows, on the device of the column, or ``None`` for all rows; indices of the canvases that get values, ascending;
+number of rows per such canvas; position in the column of the first value of each such canvas).
 """
 
 
@@ -60,12 +62,12 @@ class Merge:
         self._is_first = np.arange(len(placement.used)) % self._count == 0
         weights = placement.op.weights(placement.draws)
         self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
-        self._known: list[tuple[Any, _Groups]] = []
+        self._cached_groups: list[tuple[Any, _Groups]] = []
         """Arguments and results of ``_groups_of``. Most columns have the same images and lengths."""
 
     def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
         """Return one dict per canvas. ``masks``: name → masks on the canvases, which replace the masks of the dicts."""
-        new = {
+        new_columns = {
             name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
@@ -73,15 +75,19 @@ class Merge:
         # (index of the canvas, key) → values that are not packed, in the order of the images.
         others: dict[tuple[int, Any], list[Any]] = {}
         for (image, name), value in zip(layout.others, self._packed.others, strict=True):
-            if self._kept(name in PER_BOX)[image]:
+            if self._is_kept(name in PER_BOX)[image]:
                 others.setdefault((image // self._count, name), []).append(value)
         values = [_concatenated(parts) for parts in others.values()]
-        columns = [column for column, _ in new.values()]
+        columns = [column for column, _ in new_columns.values()]
         new_layout = TargetsLayout(list, layout.records[:: self._count], columns, list(others))
-        return PackedTargets(tuple(flat for _, flat in new.values()), tuple(values), new_layout)
+        return PackedTargets(tuple(flat for _, flat in new_columns.values()), tuple(values), new_layout)
 
-    def _kept(self, is_per_box: bool) -> NDArray[np.bool_]:
-        """Mask of the images whose values of a key are kept: all that canvases show, or the first of each group."""
+    def _is_kept(self, is_per_box: bool) -> NDArray[np.bool_]:
+        """Mask of the images whose values the merged dicts get, (N,).
+
+        ``is_per_box``: whether the key has one row per box. Such values come from all images that the canvas shows, and other
+        values from the first image of each group.
+        """
         return self._placement.used if is_per_box else self._is_first
 
     def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
@@ -94,9 +100,9 @@ class Merge:
                 "data set, also for an image without boxes."
             )
         arguments = is_per_box, column.samples, column.lengths, flat.device
-        if all(known != arguments for known, _ in self._known):
-            self._known.append((arguments, self._groups_of(*arguments)))
-        rows, canvases, lengths, first_positions = next(groups for known, groups in self._known if known == arguments)
+        if all(cached != arguments for cached, _ in self._cached_groups):
+            self._cached_groups.append((arguments, self._groups_of(*arguments)))
+        rows, canvases, lengths, first_positions = next(groups for cached, groups in self._cached_groups if cached == arguments)
         flat = flat if rows is None else flat.index_select(0, rows)
         # One dict per value, or a single dict if all are equal.
         attributes = column.attributes
@@ -109,31 +115,31 @@ class Merge:
         shapes = None if column.shapes is None else [column.shapes[position] for position in first_positions]
         return column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat
 
-    def _groups_of(self, is_per_box: bool, samples: Sequence[int], sizes: Sequence[int], device: torch.device) -> _Groups:
-        """Return the groups of columns with the values of the images ``samples``, of ``sizes`` rows each."""
-        images, lengths = np.fromiter(samples, np.int64), np.fromiter(sizes, np.int64)
-        kept = self._kept(is_per_box)[images]
-        rows = None if kept.all() else send([np.flatnonzero(np.repeat(kept, lengths))], device)[0]
-        positions = np.flatnonzero(kept)
+    def _groups_of(self, is_per_box: bool, samples: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Groups:
+        """Return the groups of columns with the values of the images ``samples``, of ``lengths`` rows each."""
+        images, row_counts = np.fromiter(samples, np.int64), np.fromiter(lengths, np.int64)
+        is_kept = self._is_kept(is_per_box)[images]
+        kept_rows = None if is_kept.all() else send([np.flatnonzero(np.repeat(is_kept, row_counts))], device)[0]
+        kept_positions = np.flatnonzero(is_kept)
         # Index of the group of each value that is kept, which is also the index of its canvas.
-        groups = images[positions] // self._count
+        groups = images[kept_positions] // self._count
         canvases = np.flatnonzero(np.bincount(groups))
-        new_lengths = np.bincount(groups, lengths[positions])[canvases].astype(np.int64)
-        first_positions = positions[np.searchsorted(groups, canvases)]
-        return rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
+        new_lengths = np.bincount(groups, row_counts[kept_positions])[canvases].astype(np.int64)
+        first_positions = kept_positions[np.searchsorted(groups, canvases)]
+        return kept_rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
 
-    def _mask_column(self, column: PackedColumn, placed: PlacedMasks) -> tuple[PackedColumn, Tensor]:
+    def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> tuple[PackedColumn, Tensor]:
         """Return the column of masks, which are (n, H, W) per canvas."""
-        owners, flat = placed
+        owners, flat = placed_masks
         images = np.asarray(column.samples, np.int64)
         # Canvases that show at least one image whose dict has the key.
         canvases = np.unique(images[self._placement.used[images]] // self._count)
-        counts = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
+        masks_per_canvas = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
         sizes = self._placement.canvases[canvases].tolist()
-        column = column._replace(samples=canvases.tolist(), lengths=counts, shapes=None)
+        column = column._replace(samples=canvases.tolist(), lengths=masks_per_canvas, shapes=None)
         if all(size == sizes[0] for size in sizes):
             return column, flat.view(len(owners), *sizes[0]) if sizes else flat.view(0, 1, 1)
-        shapes = [torch.Size((count, *size)) for count, size in zip(counts, sizes, strict=True)]
+        shapes = [torch.Size((count, *size)) for count, size in zip(masks_per_canvas, sizes, strict=True)]
         return column._replace(lengths=[shape.numel() for shape in shapes], shapes=shapes), flat
 
 

@@ -216,13 +216,13 @@ class Record:
         self._soft_labels = soft_labels
         self._converting_mix = mixes[0] if mixes else None
 
-    def _mixed_labels(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
-        """Return the labels after a mix. ``rows``: rows of the mix in the parameter table."""
+    def _mixed_labels(self, labels: Tensor, op: MixOp, table: Tensor) -> Tensor:
+        """Return the labels after a mix. ``table``: parameter table from the first column of the mix on."""
         if self._soft_labels is None:
-            return op.labels(labels, rows)
+            return op.labels(labels, table)
         # Only the first mix converts labels. Later mixes get class probabilities, which must not be smoothed again.
         is_first = op is self._converting_mix
-        return dispatch.run_labels(self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0), labels, rows)
+        return dispatch.run_labels(self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0), labels, table)
 
     def run_plan(
         self,
@@ -241,14 +241,14 @@ class Record:
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
         """
-        fields = [
+        field_passes = [
             (pass_.front, pass_.rows_of(table), pass_.source) for pass_ in plan.passes if isinstance(pass_.front, FieldOp)
         ]
-        if self.has_points and fields:  # such a plan has no matrices
-            for op, rows, size in fields:
+        if self.has_points and field_passes:  # such a plan has no matrices
+            for op, pass_table, size in field_passes:
                 matrix = self._matrix_or_identity
                 for points in self._points:
-                    points.displace(op, rows, size, matrix, self.call.input_sizes)
+                    points.displace(op, pass_table, size, matrix, self.call.input_sizes)
                 self._matrix = None
         elif self.has_points and plan.box_crop is not None:
             boxes = self.boxes_for_crop(plan.box_crop.op)
@@ -301,17 +301,17 @@ class Record:
         listed_keys = [adapter.key for adapter in self.adapters if type(adapter) is Container and adapter.key in DATA_KEYS]
         op.check_keys(self.all_keys, ["targets", *listed_keys])
         # Kornia's containers return labels unchanged, or raise an error.
-        selected = [
+        module_inputs = [
             adapter for adapter in self._dense if adapter.key == "input" or not (images_only or DATA_KEYS[adapter.key] is VALID)
         ]
         if not images_only:
             for points in self._points:
                 points.apply(self._matrix)
             self._matrix = None
-        values, keys = [adapter.current for adapter in selected], [adapter.key for adapter in selected]
-        types = {position: adapter.types for position, adapter in enumerate(selected) if adapter.key == "input"}
+        values, keys = [adapter.current for adapter in module_inputs], [adapter.key for adapter in module_inputs]
+        types = {position: adapter.types for position, adapter in enumerate(module_inputs) if adapter.key == "input"}
         results = op.run(values, keys, draws, self.call.device, types)
-        for adapter, value in zip(selected, results, strict=True):
+        for adapter, value in zip(module_inputs, results, strict=True):
             if adapter.key == "input":
                 # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.
                 value = converted(value, dtype or value.dtype).contiguous(memory_format=memory_format)

@@ -105,28 +105,28 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     valid = columns_by_key[VALID.name]
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
     shortened = _shortened(columns_by_key, counts, keys, per_box)
-    alike = {name: column for name, column in shortened.items() if _are_alike(column, valid)}
-    if isinstance(targets, PackedTargets) and alike != shortened:  # some columns take one launch per tensor
+    joined_columns = {name: column for name, column in shortened.items() if _can_be_joined(column, valid)}
+    if isinstance(targets, PackedTargets) and joined_columns != shortened:  # some columns take one launch per tensor
         return sanitize(targets.unpacked(), per_box=per_box)
-    flags = valid.joined
-    host_flags = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
-    host_flags.copy_(flags, non_blocking=isinstance(targets, PackedTargets))
+    valid_flags = valid.joined
+    host_valid = torch.empty(valid_flags.shape, dtype=torch.bool, device="cpu", pin_memory=valid_flags.is_cuda)
+    host_valid.copy_(valid_flags, non_blocking=isinstance(targets, PackedTargets))
     if isinstance(targets, PackedTargets):
         # Of a fixed size, for which the host need not wait. The surplus entries at the end, which ``settled`` removes, repeat
         # the first row.
-        index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)
+        kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags)).view(-1).clamp_(min=0)
     else:
-        (index,) = send([np.flatnonzero(host_flags.numpy())], flags.device)
-    changes = {name: (column.packed, column.joined.index_select(0, index)) for name, column in alike.items()}
-    result = packed.with_columns(changes, PendingRows(frozenset(changes), valid.lengths, host_flags))
+        (kept_rows,) = send([np.flatnonzero(host_valid.numpy())], valid_flags.device)
+    kept_columns = {name: (column.packed, column.joined.index_select(0, kept_rows)) for name, column in joined_columns.items()}
+    result = packed.with_columns(kept_columns, PendingRows(frozenset(kept_columns), valid.lengths, host_valid))
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     dicts = result.settled().unpacked()
-    parts = np.split(host_flags.numpy(), np.cumsum([*counts.values()])[:-1])
-    indices = dict(zip(counts, map(np.flatnonzero, parts), strict=True))
-    for name in shortened.keys() - alike.keys():
+    valid_of_samples = np.split(host_valid.numpy(), np.cumsum([*counts.values()])[:-1])
+    kept_of_samples = dict(zip(counts, map(np.flatnonzero, valid_of_samples), strict=True))
+    for name in shortened.keys() - joined_columns.keys():
         for sample, value in zip(shortened[name].samples, shortened[name].values, strict=True):
-            dicts[sample][name] = _entries(value, indices[sample])
+            dicts[sample][name] = _entries(value, kept_of_samples[sample])
     pairs = zip(targets, dicts, strict=True)
     return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
 
@@ -145,7 +145,7 @@ def _may_stay_packed(targets: PackedTargets, per_box: Collection[str] | None) ->
     )
 
 
-def _are_alike(column: Column, valid: Column) -> bool:
+def _can_be_joined(column: Column, valid: Column) -> bool:
     """Return whether a column can be joined.
 
     It holds tensors of one class, dtype and row shape, on the device of ``valid``, in exactly the dicts that have ``valid``.

@@ -136,18 +136,19 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         mapped = points + 0.5 if mapping.target_format.edges else points
         mapped = torch.cat((mapped, values[..., 2:]), -1) if values.shape[-1] > 2 else mapped
     else:
-        first, last = torch.aminmax(points, dim=-2)
+        top_left, bottom_right = torch.aminmax(points, dim=-2)
         if mapping.target_format.edges:
-            first, last = first + 0.5, last + 0.5
+            top_left, bottom_right = top_left + 0.5, bottom_right + 0.5
         if mapping.clip:
-            out_valid = has_positive_area(values, mapping.source_format) & _overlaps_image(first, last, mapping)
+            out_valid = has_positive_area(values, mapping.source_format) & _overlaps_image(top_left, bottom_right, mapping)
             out_valid = out_valid if valid is None else out_valid & valid
-            area = (last.float() - first.float()).prod(-1) if mapping.min_visible else None
+            area = (bottom_right.float() - top_left.float()).prod(-1) if mapping.min_visible else None
             margin = 0 if mapping.target_format.edges else 1  # the centre of the last pixel is at side - 1
-            first, last = (_clamped(corner, mapping.out[0] - margin, mapping.out[1] - margin) for corner in (first, last))
+            top_left = _clamped(top_left, mapping.out[0] - margin, mapping.out[1] - margin)
+            bottom_right = _clamped(bottom_right, mapping.out[0] - margin, mapping.out[1] - margin)
             if area is not None:
-                out_valid = out_valid & ((last.float() - first.float()).prod(-1) >= mapping.min_visible * area)
-        mapped = _from_corners(first, last, mapping)
+                out_valid = out_valid & ((bottom_right.float() - top_left.float()).prod(-1) >= mapping.min_visible * area)
+        mapped = _from_corners(top_left, bottom_right, mapping)
     mapped = mapped.to(dtype)
     if mapping.owners is not None:
         return mapped[:, 0], None if out_valid is None else out_valid[:, 0]
@@ -176,12 +177,13 @@ def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, 
     if box_format.layout == "points":
         points = values[..., :2]
     elif box_format.layout != "vertices":
-        first, last = values[..., :2], values[..., 2:]
+        # For other layouts than corners, these are top left or centre, and width and height, until they are converted.
+        top_left, bottom_right = values[..., :2], values[..., 2:]
         if box_format.layout == "centre":
-            first = first - last / 2
+            top_left = top_left - bottom_right / 2
         if box_format.layout != "corners":
-            last = first + last if box_format.edges else first + last - 1
-        points = _corners(first, last)
+            bottom_right = top_left + bottom_right if box_format.edges else top_left + bottom_right - 1
+        points = _corners(top_left, bottom_right)
     return points - 0.5 if box_format.edges else points
 
 
@@ -191,10 +193,10 @@ def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
     Cost:
         Three launches.
     """
-    m = matrix.to(points.dtype)[:, None]
+    elements = matrix.to(points.dtype)[:, None]
     flat = points.flatten(1, -2)
     # Not by a matrix product, because a GPU may compute it in TF32, with errors of whole pixels.
-    mapped = torch.addcmul(torch.addcmul(m[..., 2], m[..., 0], flat[..., :1]), m[..., 1], flat[..., 1:])
+    mapped = torch.addcmul(torch.addcmul(elements[..., 2], elements[..., 0], flat[..., :1]), elements[..., 1], flat[..., 1:])
     return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
 
 
@@ -203,15 +205,15 @@ def composed(first: Tensor | None, second: Tensor) -> Tensor:
     return second if first is None else (second[..., None] * first[:, None]).sum(2)
 
 
-def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
+def _from_corners(top_left: Tensor, bottom_right: Tensor, mapping: BoxMapping) -> Tensor:
     """Axis-aligned boxes in ``mapping.target_format``, from their top left and bottom right corners, (…, 2) each."""
     layout = mapping.target_format.layout
     if layout == "vertices":
-        return _corners(first, last)
+        return _corners(top_left, bottom_right)
     if layout == "corners":
-        return torch.cat((first, last), -1)
-    sides = last - first if mapping.target_format.edges else last - first + 1
-    boxes = torch.cat((first if layout == "sides" else (first + last) / 2, sides), -1)
+        return torch.cat((top_left, bottom_right), -1)
+    sides = bottom_right - top_left if mapping.target_format.edges else bottom_right - top_left + 1
+    boxes = torch.cat((top_left if layout == "sides" else (top_left + bottom_right) / 2, sides), -1)
     if not mapping.target_format.share:
         return boxes
     height, width = mapping.out
@@ -235,10 +237,10 @@ def are_large(sides: Tensor, min_side: float, min_area: float) -> Tensor:
     return (sides >= min_side).all(1) & (sides.prod(1) >= min_area)
 
 
-def _overlaps_image(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
+def _overlaps_image(top_left: Tensor, bottom_right: Tensor, mapping: BoxMapping) -> Tensor:
     """Mask of the output boxes whose part inside the image is at least one pixel wide and high, (B, N) bool."""
-    end = last if mapping.target_format.edges else last + 1
-    sides = _clamped(end, *mapping.out) - _clamped(first, *mapping.out)
+    end = bottom_right if mapping.target_format.edges else bottom_right + 1
+    sides = _clamped(end, *mapping.out) - _clamped(top_left, *mapping.out)
     return (sides >= 1).all(-1)
 
 
@@ -247,7 +249,7 @@ def _clamped(points: Tensor, height: int, width: int) -> Tensor:
     return torch.stack((points[..., 0].clamp(0, width), points[..., 1].clamp(0, height)), -1)
 
 
-def _corners(first: Tensor, last: Tensor) -> Tensor:
+def _corners(top_left: Tensor, bottom_right: Tensor) -> Tensor:
     """Four corners, (…, 4, 2), clockwise from the top left, from the top left and bottom right, (…, 2) each."""
-    left, top, right, bottom = first[..., 0], first[..., 1], last[..., 0], last[..., 1]
+    left, top, right, bottom = top_left[..., 0], top_left[..., 1], bottom_right[..., 0], bottom_right[..., 1]
     return torch.stack((left, top, right, top, right, bottom, left, bottom), -1).view(*left.shape, 4, 2)

@@ -49,8 +49,8 @@ class ResizedCrop(ResampleOp):
         smallest_area, self._largest_area = (float(bound) for bound in scale)
         self.areas = smallest_area, self._largest_area - smallest_area
         """(smallest area, largest minus smallest area) of a crop, as fractions of the area of the image."""
-        first, last = log_ratios
-        self.log_aspect = first / 2, (last - first) / 2
+        first_bound, second_bound = log_ratios
+        self.log_aspect = first_bound / 2, (second_bound - first_bound) / 2
         """(first bound, second minus first bound) of log(sqrt(width / height)) of a crop."""
         self.ratios = float(min(ratios)), float(max(ratios))
         """(smallest, largest) width / height of a crop."""
@@ -82,15 +82,15 @@ class ResizedCrop(ResampleOp):
         """
         if size.full is not None:
             return _scaled(self.draw_parameters(sampler, size.to(*size.full)), size)
-        numbers = sampler.uniform(4)
-        area, log_aspect, x, y = numbers
+        uniforms = sampler.uniform(4)
+        area, log_aspect, x, y = uniforms
         width, height = self._sides(*self._candidates(area, log_aspect), size)
         # Indices of the samples for which no candidate has fitted yet.
         open_samples = np.flatnonzero((width > size.width) | (height > size.height) | (np.minimum(width, height) < 1))
         # For most samples the first candidate fits, and for most others one of the next four.
         for start, end in ((0, 4), (4, CROP_CANDIDATES - 1)):
             if open_samples.size:
-                candidates = self._candidates(*extra_uniforms(numbers.take(open_samples, 1), end - start, start))
+                candidates = self._candidates(*extra_uniforms(uniforms.take(open_samples, 1), end - start, start))
                 width[open_samples], height[open_samples], fits = self._first_fitting(*candidates, size.select(open_samples))
                 open_samples = open_samples[~fits]
         if open_samples.size:
@@ -122,8 +122,9 @@ class ResizedCrop(ResampleOp):
         """
         widths, heights = self._sides(area_roots, ratio_roots, size)
         fits = (widths > 0) & (widths <= size.width) & (heights > 0) & (heights <= size.height)
-        first = fits.argmax(0) * fits.shape[1] + np.arange(fits.shape[1])
-        return widths.take(first), heights.take(first), fits.take(first)
+        # Index in the flattened (K, B) arrays. ``argmax`` returns the first candidate that fits, or candidate 0 if none does.
+        flat_indices = fits.argmax(0) * fits.shape[1] + np.arange(fits.shape[1])
+        return widths.take(flat_indices), heights.take(flat_indices), fits.take(flat_indices)
 
     def _largest_window(self, size: Size) -> tuple[Array, Array]:
         """(widths, heights) in pixels of the largest windows whose width / height is within ``ratios``."""

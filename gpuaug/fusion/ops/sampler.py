@@ -148,6 +148,7 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> 
     seeds = splitmix64_mix(words[0]) ^ words[1]
     counters = np.arange(start + 1, start + pairs + 1)[:, None]
     bits = splitmix64_mix(seeds + counters * as_int64(SPLITMIX_INCREMENT))
+    # Two numbers per word: its highest and its lowest 24 bits.
     halves = np.empty((2, *bits.shape), dtype=np.float32)
     halves[0] = (bits >> 40) & (2**24 - 1)
     halves[1] = bits & (2**24 - 1)

@@ -138,7 +138,8 @@ class Affine(MatrixWarp):
         }
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
-        # Order: shear, scale, rotation, shift. The rotation is opposite to RandomRotation's.
+        # Order: shear, scale, rotation, shift. The rotation is opposite to RandomRotation's. The linear part is [[a, b], [c,
+        # d]].
         radians = np.deg2rad(draws["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         a = cosine * draws["scale_x"]
@@ -276,13 +277,15 @@ def _among_identities(samples: Array | None, matrices: Array, count: int) -> Arr
 
 def _from_unit_square(quad: Array) -> Array:
     """Matrices, (B, 3, 3), that map (0, 0), (1, 0), (1, 1), (0, 1) to the corners of quadrilaterals, (B, 4, 2)."""
+    # The matrix maps (u, v) to ((a u + b v + c) / (g u + h v + 1), (d u + e v + f) / (g u + h v + 1)). The corners (0, 0), (1,
+    # 0) and (0, 1) give a to f as functions of g and h, which follow from the corner (1, 1). For a parallelogram, both are 0.
     x, y = quad[..., 0], quad[..., 1]
-    right = quad[:, 1] - quad[:, 2]
-    left = quad[:, 3] - quad[:, 2]
-    difference = quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
-    determinant = right[:, 0] * left[:, 1] - left[:, 0] * right[:, 1]
-    g = (difference[:, 0] * left[:, 1] - left[:, 0] * difference[:, 1]) / determinant
-    h = (right[:, 0] * difference[:, 1] - difference[:, 0] * right[:, 1]) / determinant
+    edge_right = quad[:, 1] - quad[:, 2]
+    edge_left = quad[:, 3] - quad[:, 2]
+    mismatch = quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
+    determinant = edge_right[:, 0] * edge_left[:, 1] - edge_left[:, 0] * edge_right[:, 1]
+    g = (mismatch[:, 0] * edge_left[:, 1] - edge_left[:, 0] * mismatch[:, 1]) / determinant
+    h = (edge_right[:, 0] * mismatch[:, 1] - mismatch[:, 0] * edge_right[:, 1]) / determinant
     matrix = np.empty((len(quad), 3, 3))
     matrix[:, 0, 0] = x[:, 1] - x[:, 0] + g * x[:, 1]
     matrix[:, 0, 1] = x[:, 3] - x[:, 0] + h * x[:, 3]
@@ -299,15 +302,15 @@ def _from_unit_square(quad: Array) -> Array:
 def inverse(matrix: Array) -> Array:
     """Inverses of matrices (B, 3, 3) by cofactors, exact for entries 0, 1 and -1."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
-    rows: Array = np.array(
+    cofactors: Array = np.array(
         (
             (e * i - f * h, c * h - b * i, b * f - c * e),
             (f * g - d * i, a * i - c * g, c * d - a * f),
             (d * h - e * g, b * g - a * h, a * e - b * d),
         )
     )
-    rows /= a * rows[0, 0] + b * rows[1, 0] + c * rows[2, 0]
-    return rows.transpose(2, 0, 1)
+    cofactors /= a * cofactors[0, 0] + b * cofactors[1, 0] + c * cofactors[2, 0]
+    return cofactors.transpose(2, 0, 1)
 
 
 def _tangents(draws: OpDraws) -> tuple[Array, Array]:

@@ -57,10 +57,10 @@ class Picking(Op):
         """Number of layers per draw: number of ops of the longest choice."""
         return max((len(choice.ops) for choice in self.choices), default=0)
 
-    def layer(self, number: int) -> dict[int, Op]:
-        """Ops of a layer, by index of the choice. ``number``: index in ``"layers"`` of the draws."""
-        index = number % self.layer_count
-        return {choice: ops[index] for choice, (_, ops, _) in enumerate(self.choices) if index < len(ops)}
+    def layer(self, layer_index: int) -> dict[int, Op]:
+        """Ops of a layer, by index of the choice. ``layer_index``: index in ``"layers"`` of the draws."""
+        op_index = layer_index % self.layer_count
+        return {choice: ops[op_index] for choice, (_, ops, _) in enumerate(self.choices) if op_index < len(ops)}
 
     @property
     def keepdim(self) -> bool:
@@ -86,16 +86,16 @@ class Policy(Picking):
     def _plan_layers(self) -> list[list[tuple[Op, list[int]]]]:
         """Ops of the plan, per draw and layer: (op, indices of the choices whose ops it runs)."""
         # Computed on first use, because ops are copied here, and may still be changed after the constructor returns.
-        return [self._plan_layer(number) for number in range(self.count * self.layer_count)]
+        return [self._plan_layer(layer_index) for layer_index in range(self.count * self.layer_count)]
 
-    def _plan_layer(self, number: int) -> list[tuple[Op, list[int]]]:
+    def _plan_layer(self, layer_index: int) -> list[tuple[Op, list[int]]]:
         """Ops of the plan for one layer: (op, indices of the choices whose ops it runs)."""
         groups: dict[Any, dict[int, Op]] = {}
-        for choice, op in self.layer(number).items():
+        for choice, op in self.layer(layer_index).items():
             groups.setdefault(_group_key(op), {})[choice] = op
         plan_layer = [(self._group_op([*group.values()]), [*group]) for group in groups.values()]
         # A sample runs one op of a layer, so the ops may be in any order. Ops that can join the preceding pass come first.
-        return sorted(plan_layer, key=lambda item: _rank(item[0]))
+        return sorted(plan_layer, key=lambda op_and_choices: _rank(op_and_choices[0]))
 
     def _group_op(self, ops: list[Op]) -> Op:
         """One op that can run any of ``ops``, which have the same ``_group_key``."""
@@ -131,14 +131,14 @@ class Policy(Picking):
     def draws_by_op(self, draws: OpDraws) -> dict[Op, OpDraws]:
         """Draws of each op in ``plan_ops``."""
         draws_by_plan_op: dict[Op, OpDraws] = {}
-        for number, (plan_layer, layer_draws) in enumerate(zip(self._plan_layers, draws["layers"], strict=True)):
-            ops = self.layer(number)
-            for plan_op, group in plan_layer:
-                parts = [(ops[choice], layer_draws[choice]) for choice in group if choice in layer_draws]
+        for layer_index, (plan_layer, layer_draws) in enumerate(zip(self._plan_layers, draws["layers"], strict=True)):
+            ops = self.layer(layer_index)
+            for plan_op, choices_of_op in plan_layer:
+                drawn = [(ops[choice], layer_draws[choice]) for choice in choices_of_op if choice in layer_draws]
                 op_draws = (
-                    {"parts": parts} if isinstance(plan_op, _OPS_WITH_PARTS) else _merged_draws([part for _, part in parts])
+                    {"parts": drawn} if isinstance(plan_op, _OPS_WITH_PARTS) else _merged_draws([part for _, part in drawn])
                 )
-                masks = [part["apply_mask"] for _, part in parts]
+                masks = [part["apply_mask"] for _, part in drawn]
                 draws_by_plan_op[plan_op] = {**op_draws, "apply_mask": reduce(np.logical_or, masks)}
         return draws_by_plan_op
 
@@ -172,11 +172,11 @@ def _rank(op: Op) -> int:
     return 2 if isinstance(op, WarpOp) else 1 if isinstance(op, GatherOp) else 4
 
 
-def _merged_draws(parts: list[OpDraws]) -> OpDraws:
+def _merged_draws(draws_of_ops: list[OpDraws]) -> OpDraws:
     """Draws that have, for each sample, the values of the part whose apply mask is True. All parts are of ops of one class."""
-    merged = dict(parts[0])
-    for part in parts[1:]:
-        for name, values in part.items():
+    merged = dict(draws_of_ops[0])
+    for op_draws in draws_of_ops[1:]:
+        for name, values in op_draws.items():
             if values is not merged[name]:
-                merged[name] = np.where(part["apply_mask"], values, merged[name])
+                merged[name] = np.where(op_draws["apply_mask"], values, merged[name])
     return merged

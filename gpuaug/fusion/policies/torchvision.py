@@ -67,7 +67,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             ``"apply_mask"`` and ``"layers"``, as in the docstrings of ``Policy`` and ``Picking``.
         """
         applies = self.draw_apply_mask(sampler, size.batch)
-        # Indices of choices, (picks, B). A sample may pick a choice twice.
+        # (count, B) index of the choice of each pick. A sample may pick a choice twice. Each pick has all its layers in turn.
         picks = (sampler.uniform(self.count) * len(self.choices)).astype(np.int64)
         layers = [
             self._draw_layer(index, picks_of_draw, applies, sampler.uniform(3), size)
@@ -122,7 +122,8 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             if magnitudes is not None:
                 has_magnitude[choice] = True
                 magnitudes_of_choices[choice] = magnitudes.double().numpy()[slice(None) if bin_ is None else [bin_]]
-        # Choices without a magnitude, or with a fixed bin, get equal values in all bins. zeros(1): at least one bin.
+        # Choices without a magnitude, or with a fixed bin, have one value, which broadcasting repeats for all bins. The array
+        # zeros(1), which is dropped again, gives at least one bin if there are no choices with bins.
         return np.stack(np.broadcast_arrays(*magnitudes_of_choices, np.zeros(1))[:-1]), has_magnitude, is_signed
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:

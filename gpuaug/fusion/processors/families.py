@@ -76,9 +76,9 @@ class Family:
         """
         positive = np.maximum(sizes, 1)  # for images without pixels, whose ratios would divide by 0
         resized = self.resized(positive)
-        wrong = (np.minimum(sizes, resized) < 1) | (positive > self.most_ratio * positive[:, ::-1])
-        if wrong.any():
-            index = int(wrong.any(1).argmax())
+        is_refused = (np.minimum(sizes, resized) < 1) | (positive > self.most_ratio * positive[:, ::-1])
+        if is_refused.any():
+            index = int(is_refused.any(1).argmax())
             height, width = sizes[index].tolist()
             raise ArgumentError(
                 "Images must have a pixel before and after the resize, and for Qwen2-VL an aspect ratio of at most 200, got "
@@ -112,8 +112,8 @@ class Family:
         resized = self.targets(sizes)
         grids = self.grids(resized)
         shape, order, offsets, padded = self.arrange(grids)
-        rows = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, *self.regions(resized)])
-        return Arrangement(shape, order, rows, padded, self.results(grids))
+        regions = np.column_stack([areas.cumsum() - areas, sizes, offsets, resized, *self.regions(resized)])
+        return Arrangement(shape, order, regions, padded, self.results(grids))
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,8 @@ class QwenFamily(Family):
 
     def resized(self, sizes: Sizes) -> Sizes:
         """Return the sizes to which images are resized, unchecked."""
+        # Sides are multiples of the side of a group of patches, rounded to the nearest, or so that the number of pixels is in
+        # range.
         factor = self.patch * self.merge
         pixels = sizes[:, :1] * sizes[:, 1:]
         rounded = np.rint(sizes / factor)

@@ -138,16 +138,16 @@ def _is_equal(processor: Any, fused: FusedProcessor) -> bool:
         images.append((20 + 2 * y[:, None] + x + 20 * channel[:, None, None]).to(torch.uint8))
     sizes = np.array([image.shape[1:] for image in images])
     areas = sizes.prod(1) * 3
-    places = torch.from_numpy(np.column_stack([areas.cumsum() - areas, sizes]))
-    batch = Ragged(torch.cat([image.flatten() for image in images]), places, Shapes(sizes, 3, "chw"))
+    image_layouts = torch.from_numpy(np.column_stack([areas.cumsum() - areas, sizes]))
+    batch = Ragged(torch.cat([image.flatten() for image in images]), image_layouts, Shapes(sizes, 3, "chw"))
     result = fused(batch)._asdict()
     expected = dict(processor(images, return_tensors="pt"))
-    levels = fused.definition[0].resampling.levels
-    level = (levels[:, 1] - levels[:, 0]).abs().max().item() * 1.01
+    value_of_level = fused.definition[0].resampling.levels
+    one_level = (value_of_level[:, 1] - value_of_level[:, 0]).abs().max().item() * 1.01
     return expected.keys() == result.keys() and all(
         value.shape == result[name].shape
         and value.dtype == result[name].dtype
-        and torch.allclose(value.double(), result[name].double(), rtol=0, atol=level if name == "pixel_values" else 0)
+        and torch.allclose(value.double(), result[name].double(), rtol=0, atol=one_level if name == "pixel_values" else 0)
         for name, value in expected.items()
     )
 

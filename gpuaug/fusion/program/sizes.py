@@ -180,6 +180,9 @@ def check_sizes(
 ) -> None:
     """Raise an error if an op up to the transformation to one size may get images of a size that the op does not support.
 
+    The function follows the size of the images op by op. Before an op whose output size depends on a random choice of a
+    container, it calls itself once per outcome of the choice; after an op that draws a size, once per bound of the sizes.
+
     Args:
         ops: Consecutive ops, of which the last transforms images to one size.
         size: Size of the input images of the first op.

@@ -132,10 +132,10 @@ class TablePrefetch:
                     return block.tables, block.index_by_seed[seed]
                 if preceding_block is None and block.next_seed == seed:
                     preceding_block = block
-        limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
-        count = min(2 * len(preceding_block.index_by_seed), MOST_BATCHES, limit) if preceding_block is not None else 1
-        # ``seeds`` are the seeds of ``count`` calls, the current call first.
-        *seeds, following_seed = seed, *following_seeds(count)
+        most_batches = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
+        batches = min(2 * len(preceding_block.index_by_seed), MOST_BATCHES, most_batches) if preceding_block is not None else 1
+        # ``seeds`` are the seeds of ``batches`` calls, the current call first.
+        *seeds, following_seed = seed, *following_seeds(batches)
         view_seeds = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
         upcoming = UpcomingBatches(plan, size.to(*ANY_SIDES) if size.ragged else size, view_seeds, views, device, has_points)
         tables: HostTables | DeviceCropTables

@@ -4,6 +4,13 @@
 size of its image, which is known only when the batch arrives. So the uniform numbers of the crop are copied to the device
 ahead, with all other columns, for several batches at once. When a batch arrives, one small launch computes its windows from
 the uniform numbers. This takes less host time than drawing for one batch.
+
+Columns of a *full table* (``DeviceCropColumns``), of which the passes read only the first two groups:
+
+    0                        columns of the passes; the launch writes the columns of the crop
+    ``Plan.width``           with boxes or keypoints: matrix of all ops, which the launch writes
+    ``uniforms``             uniform numbers of the crop, which the launch reads
+    ``matrix_after``         with boxes or keypoints: matrix of the ops after the crop, which the launch reads
 """
 
 from torch import Tensor

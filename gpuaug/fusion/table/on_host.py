@@ -65,10 +65,11 @@ class HostTables:
         self._tables: tuple[Tensor, ...] = ()
         """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
-            rows = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
-            # The front of the first pass has the size-dependent columns, which ``table`` writes.
-            fill_table(plan, upcoming.total_size, self._draws_by_op, rows, skipped_fronts=1)
-            self._rows = upcoming.by_batch(rows)
+            # Fixed columns are the columns that do not depend on the sizes of images.
+            fixed_columns = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
+            # The front of the first pass has the size-dependent columns, which the method ``table`` writes.
+            fill_table(plan, upcoming.total_size, self._draws_by_op, fixed_columns, skipped_fronts=1)
+            self._fixed_columns = upcoming.by_batch(fixed_columns)
         else:
             table = make_table(plan, upcoming.total_size, self._draws_by_op, upcoming.device, has_points=upcoming.has_points)
             self._tables = upcoming.by_batch(table).unbind()
@@ -101,14 +102,15 @@ class HostTables:
             (drawn_op,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
             draws_by_op[op] = drawn_op.draws
             current_size = drawn_op.out
-        # A gather op of the first pass that is not size-dependent is a part of a drawn op, such as a RandAugment.
+        # The front of the first pass needs the draws of all its gather ops. Ops that are not size-dependent, such as parts of a
+        # RandAugment, were drawn ahead. The matrix of boxes and keypoints needs the draws of all ops.
         for op, draws in self._draws_by_op.items():
             if has_points or op in plan.passes[0].gather_ops:
                 draws_by_op[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
             """Write the table: copy the columns that do not depend on image sizes, and compute the other columns."""
-            table[:, : plan.width] = self._rows[index]
+            table[:, : plan.width] = self._fixed_columns[index]
             plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table, all_columns=False)
             if has_points:
                 fill_matrix(plan, size_of_views, draws_by_op, table[:, plan.width :])

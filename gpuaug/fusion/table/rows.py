@@ -2,6 +2,12 @@
 
 *Draws* are the random parameters of an op. A *plan* has the passes of a pipeline, and the columns of their ops in the table. A
 pass reads and writes all images once. A plan's *template* is a row with the columns that do not depend on draws.
+
+Columns of the table:
+
+    0                       front of the first pass, its pointwise ops
+    ``Pass.first_column``   front of the pass, its pointwise ops, its buffer route (``route_column``)
+    ``Plan.width``          with boxes or keypoints: their matrix (``fill_matrix``, ``points_width`` columns)
 """
 
 from collections.abc import Callable, Sequence
@@ -56,15 +62,19 @@ class UpcomingBatches:
         batches = len(self.seeds) // self.views
         return Sampler(self.seeds, self.size.batch, self.plan.uniform_count, [*range(self.views)] * batches)
 
-    def by_batch(self, rows: Rows) -> Rows:
-        """Reshape a table of all samples, (batches · V · B, K), to (batches, V · B, K)."""
-        return rows.reshape(len(self.seeds) // self.views, self.views * self.size.batch, rows.shape[1])
+    def by_batch(self, table: Rows) -> Rows:
+        """Reshape a table of the samples of all batches, (batches · V · B, K), to one table per batch, (batches, V · B, K)."""
+        return table.reshape(len(self.seeds) // self.views, self.views * self.size.batch, table.shape[1])
 
 
 def draws_of_plan_ops(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[Op, OpDraws]:
-    """Return the draws by op for the ``plan_ops`` of all ``ops``, which run in the passes.
+    """Return the draws of the ops that run in the passes, by op.
 
-    ``all_draws``: draws of each of ``ops``.
+    An op that is drawn as a whole, such as a RandAugment, may consist of several ops that run in passes (``Op.plan_ops``).
+
+    Args:
+        ops: Ops that are drawn, in order.
+        all_draws: Draws of each of ``ops``.
     """
     return {
         plan_op: draws
@@ -75,6 +85,13 @@ def draws_of_plan_ops(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[O
 
 def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: torch.device, *, has_points: bool) -> Tensor:
     """Return the parameter table of a batch, float32: (B, ``plan.width``), plus ``points_width`` columns with ``has_points``.
+
+    Args:
+        plan: Plan that reads the table.
+        size: Size of the images that the first pass reads.
+        draws_by_op: Draws of all ops of the passes.
+        device: Device of the table.
+        has_points: Whether there are boxes or keypoints.
 
     Cost:
         One asynchronous copy from pinned memory; on a GPU, from ``BY_COLUMN_FROM`` samples on, also one launch.
@@ -89,7 +106,7 @@ def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: t
 
 
 def table_on_device(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Return a table, (``samples``, ``width``) float32, on ``device``. ``fill`` writes all its columns on the host."""
+    """Return a table, (``samples``, ``width``) float32, on ``device``. ``fill`` writes the table, which it gets as an array."""
     # Ops write column by column, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)
@@ -105,26 +122,32 @@ def points_width(plan: Plan) -> int:
 
 
 def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Array) -> None:
-    """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates.
+    """Write the columns for boxes and keypoints into ``out``, (B, ``points_width``) float32.
 
-    With a crop by boxes, the columns are: the matrix of the ops before the crop; the matrix of the ops after it; the drawn
-    numbers of the crop; and one sign for x and one for y: -1 if the flips between the crop and its resize mirror the image.
+    Without a crop by boxes, these are the 9 elements of one matrix, the product of the matrices of all ops that move pixels. It
+    maps input to output coordinates in pixels. With a crop by boxes, whose matrix is known only on the device, the columns are:
+
+        0 to 8     matrix of the ops before the crop
+        9 to 17    matrix of the ops after the crop
+        18 to -3   drawn numbers of the crop; 1 for a sample that is not cropped
+        -2, -1     sign for x and for y: -1 if the flips between the crop and its resize mirror the image
     """
-    matrix = np.eye(3)[None]
-    flips: Array | None = None
+    matrix_so_far = np.eye(3)[None]
+    flip_signs: Array | None = None
     for pass_ in plan.passes:
         for op in pass_.gather_ops:
             if isinstance(op, BoxCropOp):
-                out[:, :MATRIX] = matrix.reshape(-1, MATRIX)
+                # The matrix up to here is complete. From here on, ``out`` is the columns of the matrix after the crop.
+                out[:, :MATRIX] = matrix_so_far.reshape(-1, MATRIX)
                 out[:, 2 * MATRIX : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
-                out, flips = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
-                matrix = np.eye(3)[None]
-            elif flips is not None and isinstance(op, ResampleOp):
-                flips[:] = np.sign(matrix[:, (0, 1), (0, 1)])
-                flips = None
-            matrix = op.matrix(draws_by_op[op], size) @ matrix
+                out, flip_signs = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
+                matrix_so_far = np.eye(3)[None]
+            elif flip_signs is not None and isinstance(op, ResampleOp):
+                flip_signs[:] = np.sign(matrix_so_far[:, (0, 1), (0, 1)])
+                flip_signs = None
+            matrix_so_far = op.matrix(draws_by_op[op], size) @ matrix_so_far
             size = op.out_drawn(draws_by_op[op], size)
-    out[:] = matrix.reshape(-1, MATRIX)
+    out[:] = matrix_so_far.reshape(-1, MATRIX)
 
 
 def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
@@ -133,21 +156,21 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
     ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. The columns of these
     fronts keep the values of the template.
     """
-    # The first call writes the columns of the template. Later calls copy them.
+    # The first call writes all columns, and saves the first row as the template, from which later calls copy.
     writes_template = plan.template is None
     if not writes_template:
         table[:, : plan.width] = plan.template
     current_size = size
     for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
-        rows = pass_.rows_of(table)
+        pass_table = pass_.rows_of(table)
         for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
-                # The template has the apply mask of an op that applies to all samples.
-                write = op.rows if writes_template or op.is_random else op.write
-                write(draws_by_op[op], out_size, rows[:, column : column + op.row_width(out_size.channels)])
+                # ``op.rows`` also writes the apply mask, which the template has for an op that applies to all samples.
+                write_columns = op.rows if writes_template or op.is_random else op.write
+                write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
-            pass_.fill_front(draws_by_op.__getitem__, current_size, rows, all_columns=writes_template)
+            pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table, all_columns=writes_template)
         current_size = out_size
     if plan.passes[-1].route_column >= 0:
         _fill_routes(plan.passes, draws_by_op, table)
@@ -161,12 +184,12 @@ def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: 
     Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. If no op of a pass
     applies to a sample, the sample stays in its buffer, and its route is 0. Otherwise its route is
     1 + source buffer + 2 · output buffer. The output buffer is the source buffer if the pass works in place, and else the other
-    buffer.
+    buffer. The last pass writes all samples to the result, so its route has only the source buffer.
     """
-    in_second = np.zeros(len(table), dtype=np.uint8)
+    source_buffer = np.zeros(len(table), dtype=np.uint8)
     for pass_ in passes[1:-1]:
-        applies = reduce(np.logical_or, [draws_by_op[op]["apply_mask"] for op in pass_.ops])
-        to_second = in_second if pass_.works_in_place else in_second ^ applies
-        pass_.rows_of(table)[:, pass_.route_column] = applies * (1 + in_second + 2 * to_second)
-        in_second = to_second
-    passes[-1].rows_of(table)[:, passes[-1].route_column] = 1 + in_second
+        runs_pass = reduce(np.logical_or, [draws_by_op[op]["apply_mask"] for op in pass_.ops])
+        out_buffer = source_buffer if pass_.works_in_place else source_buffer ^ runs_pass
+        pass_.rows_of(table)[:, pass_.route_column] = runs_pass * (1 + source_buffer + 2 * out_buffer)
+        source_buffer = out_buffer
+    passes[-1].rows_of(table)[:, passes[-1].route_column] = 1 + source_buffer

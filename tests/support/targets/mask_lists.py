@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core.targets import Column
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.kinds import located, owners_of, places_of
+from gpuaug.fusion.forms.kinds import layouts_of_masks, owners_of, tensors_and_offsets
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table.rows import fill_table
 
@@ -45,8 +45,8 @@ def rows_of(modules):
 
 def laid_out(given, samples, *, by_address):
     """Return (flat tensor, layout, tensors to keep) of masks: ``given[i]`` holds the masks of image ``samples[i]``."""
-    sources, values, starts = located(Column(samples, given), by_address=by_address)
+    tensors, values, offsets = tensors_and_offsets(Column(samples, given), by_address=by_address)
     counts = [len(mask) for mask in given]
-    places = places_of(starts, counts, [mask.shape[-2:] for mask in given])
-    layout = MaskLayout(torch.from_numpy(owners_of(samples, counts)), torch.from_numpy(places).view(-1, 3))
-    return values, layout, sources
+    layouts = layouts_of_masks(offsets, counts, [mask.shape[-2:] for mask in given])
+    layout = MaskLayout(torch.from_numpy(owners_of(samples, counts)), torch.from_numpy(layouts).view(-1, 3))
+    return values, layout, tensors

@@ -52,8 +52,8 @@ from gpuaug.fusion.program.intermediates import (
 )
 from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, OpPass, Plan
 
-# Values of kernel constants: type of the interpolation, antialiasing filter, layout of ragged images, largest value of the
-# dtype of the images, padding mode of an index map.
+# Values of the constants of ``gather_kernel``: ``INTERPOLATION``, ``FILTER`` (antialiasing), ``RAGGED_LAYOUT``, ``MAX_VALUE``,
+# and the padding mode of ``MAP_BEFORE`` and ``MAP_AFTER``. The empty string stands for none.
 _INTERPOLATIONS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _RAGGED_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
@@ -153,35 +153,42 @@ def _run_passes(
     last_index = len(plan.passes) - 1
     buffers: Tensor | None = None
     for index, pass_ in enumerate(plan.passes):
-        sides = canvases[index] if pass_.out.ragged else (pass_.out.height, pass_.out.width)
-        shape = table.shape[0] * pass_.out.images_per_sample, pass_.out.channels, *sides
+        out_sides = canvases[index] if pass_.out.ragged else (pass_.out.height, pass_.out.width)
+        out_shape = table.shape[0] * pass_.out.images_per_sample, pass_.out.channels, *out_sides
         if index == last_index:
-            out = torch.empty(shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
+            out = torch.empty(out_shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].route_column < 0:
-            out = torch.empty(shape, dtype=dtypes[index], device=images.device)
+            out = torch.empty(out_shape, dtype=dtypes[index], device=images.device)
         else:  # a pass reads a sample from one of two buffers, and writes it to one of them
             if buffers is None:
-                buffers = torch.empty((2, *shape), dtype=dtypes[index], device=images.device)
+                buffers = torch.empty((2, *out_shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
-        rows = pass_.rows_of(table)
+        pass_table = pass_.rows_of(table)
         if isinstance(pass_, GatherPass):
-            gather(pass_, source, rows, out)
+            gather(pass_, source, pass_table, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
             front_source = repeat_per_view(source, len(out))
             if pass_.front.kernel == "torch":
-                rows = rows.repeat_interleave(pass_.out.images_per_sample, 0)
-                values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), rows, as_on_gpu=True)
+                pass_table = pass_table.repeat_interleave(pass_.out.images_per_sample, 0)
+                values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), pass_table, as_on_gpu=True)
                 out.copy_(converted(values, out.dtype))
                 source = out
                 continue
-            cached_launch(pass_, front_source, rows, out, OP_KERNELS[pass_.front.kernel])((front_source, out, rows))
+            cached_launch(pass_, front_source, pass_table, out, OP_KERNELS[pass_.front.kernel])((front_source, out, pass_table))
         source = out
     return out
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
-    """Launch a gather pass into ``out``. If a contrast needs a mean, a launch that sums grey values precedes."""
+    """Launch a gather pass. If a contrast needs the mean grey, a launch that sums grey values precedes.
+
+    Args:
+        pass_: The pass.
+        images: Images that the pass reads.
+        table: Parameter table from the first column of the pass on, (V · B, K) float32.
+        out: Images that the pass writes, (V · B · T, C, H', W').
+    """
     launches = cached_launch(pass_, images, table, out, _gather_launches)
     # The table stands in for tensors that the kernel does not read.
     source, image_layouts = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
@@ -212,23 +219,23 @@ class _GatherLaunches:
 
 
 def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _GatherLaunches:
-    """Prepare the launches of a gather pass."""
+    """Prepare the launches of a gather pass. Arguments as in ``gather``."""
     front = pass_.front
     batch, channels, height, width = out.shape
     layout, strides, shortest_side = _source_layout(images)
     if pass_.source.channels != channels:  # the gather repeats the only channel
         strides = (strides[0], 0, *strides[2:])
         layout = "hwc" if layout == "chw" else layout
-    # Images of different sizes, each in the top left corner of a buffer of one size.
+    # Whether the source is images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
     images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
-    rgb = channels == 3
+    is_rgb = channels == 3
     in_unit_range = gives_unit_range(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else MEAN_TILE if pass_.needs_mean else TILES[front.interpolation]
     warps = 1 if front.filter else 4
     tiles_across, tiles_down = _tile_counts(height, width, tile)
     tiles = tiles_across * tiles_down
-    planes = 1 if rgb else channels
+    planes = 1 if is_rgb else channels
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples of 16-bit values then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
@@ -249,7 +256,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
             _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0,
             front.rounds_axes and dtype_of(images) == torch.uint8,
         ),
-        "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
+        "WORDS": out.stride(1) == 1 and is_rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
         "PROGRAM": point_program_with_flags(pass_, in_unit_range=in_unit_range),
         "OP_COUNT": len(pass_.point_program),
@@ -271,34 +278,36 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         constants |= _SIZES_AS_ARGUMENTS
     else:
         constants |= _size_constants(constants, strides, out, full_tiles=width % tile[1] == 0 and height % tile[0] == 0)
-    sizes = (len(images), height, width)
+    image_sizes = (len(images), height, width)
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
     if not pass_.needs_mean:
-        integers = (*sizes, tiles_across, row_stride, tiles, 0, *strides[:3], *out_strides)
-        pixels = Launch(gather_kernel, (tiles, batch, planes), integers, constants, warps=warps)
-        return _GatherLaunches(None, (0, 0), False, pixels)
+        integers = (*image_sizes, tiles_across, row_stride, tiles, 0, *strides[:3], *out_strides)
+        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), integers, constants, warps=warps)
+        return _GatherLaunches(None, (0, 0), False, pixels_launch)
     blocks = tiles * planes
     constants["SUM_COUNT"] = next_power_of_2(blocks)
     contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
     program = constants["PROGRAM"]
-    position = len(program) - len(pass_.point_ops) + contrast_index
-    code, mask_column, flags, *rule = program[position]
-    sum_program = (*program[:position], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST, *rule))
-    contrast_program = ((code, mask_column, flags | FROM_CONTRAST, *rule), *program[position + 1 :])
+    contrast_entry = len(program) - len(pass_.point_ops) + contrast_index
+    # The color jitter with the contrast is split: the launch of the sums ends with its adjustments before the contrast. A
+    # launch on saved pixels begins with the contrast; a second gather begins with the source.
+    code, mask_column, flags, *byte_rule = program[contrast_entry]
+    sum_program = (*program[:contrast_entry], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST, *byte_rule))
+    contrast_program = ((code, mask_column, flags | FROM_CONTRAST, *byte_rule), *program[contrast_entry + 1 :])
     # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that skips samples,
     # because ``contrast_kernel`` does not read the buffer route.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
-    rounds = may_store_16_bits(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
-    saves_pixels = rgb and in_unit_range and rounds and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
+    can_save = may_store_16_bits(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
+    saves_pixels = is_rgb and in_unit_range and can_save and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
     sum_constants |= {"CONTRAST_COLUMN": mask_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
-    integers = (*sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
-    grey_sums = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, warps=warps)
+    integers = (*image_sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
+    grey_sums_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, warps=warps)
     if not saves_pixels:
-        pixels = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, warps=warps)
-        return _GatherLaunches(grey_sums, (batch, blocks), saves_pixels, pixels)
-    area = height * width
+        pixels_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, warps=warps)
+        return _GatherLaunches(grey_sums_launch, (batch, blocks), saves_pixels, pixels_launch)
+    pixel_count = height * width
     contrast_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "SUM_COUNT")}
     contrast_constants["FRAMES"] = pass_.out.images_per_sample
     compiled_pixels = constants["PIXELS"]
@@ -310,8 +319,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "BLOCK": CONTRAST_BLOCK,
     }
     integers = (height, width, row_stride, blocks, *out_strides[:2])
-    contrast = Launch(contrast_kernel, (-(-area // CONTRAST_BLOCK), batch, 1), integers, contrast_constants)
-    return _GatherLaunches(grey_sums, (batch, blocks), saves_pixels, contrast)
+    contrast_launch = Launch(contrast_kernel, (-(-pixel_count // CONTRAST_BLOCK), batch, 1), integers, contrast_constants)
+    return _GatherLaunches(grey_sums_launch, (batch, blocks), saves_pixels, contrast_launch)
 
 
 _compiled_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -1,6 +1,10 @@
 """Triton kernel that maps boxes and keypoints to the coordinates of the output images, and converts their format.
 
-A *sample* is an image of the batch, or an augmented view of it. The torch form of the kernel is in ``gpuaug.fusion.ops.boxes``.
+A *sample* is an image of the batch, or an augmented view of it. A *layout* of boxes is the meaning of the numbers of a box,
+such as two corners. Boxes are computed in steps: input layout → two corners (x1, y1), (x2, y2) → four vertices, each mapped by
+the matrix of the sample → the axis-aligned rectangle around the mapped vertices → clipped → output layout.
+
+The torch form of the kernel is in ``gpuaug.fusion.ops.boxes``.
 """
 
 import torch
@@ -16,7 +20,10 @@ BLOCK = 128
 """Boxes per thread block."""
 
 _LAYOUTS = {"vertices": 0, "corners": 1, "sides": 2, "centre": 3, "points": 4}
-"""Value of ``LAYOUT`` and ``TO_LAYOUT`` for each ``BoxLayout``: four vertices, XYXY, XYWH, CXCYWH, points (XY first)."""
+"""Value of the constants ``LAYOUT`` and ``TO_LAYOUT`` for each ``BoxLayout``.
+
+Four vertices; XYXY; XYWH; CXCYWH; points, whose first two numbers are x and y.
+"""
 
 
 @triton.jit
@@ -34,15 +41,15 @@ def load_number(pointer, in_bounds, DOUBLE: tl.constexpr):
 
 @triton.jit
 def quotient(a, b, DOUBLE: tl.constexpr):
-    """Return a correctly rounded quotient."""
+    """Return a / b, correctly rounded."""
     return a / b if DOUBLE else tl.div_rn(a, b)
 
 
 @triton.jit
 def linear(x, y, coefficients, in_bounds, DOUBLE: tl.constexpr):
     """Return a · x + b · y + c for three coefficients a, b and c, at address ``coefficients``."""
-    start = load_number(coefficients + 2, in_bounds, DOUBLE) + load_number(coefficients, in_bounds, DOUBLE) * x
-    return start + load_number(coefficients + 1, in_bounds, DOUBLE) * y
+    partial_sum = load_number(coefficients + 2, in_bounds, DOUBLE) + load_number(coefficients, in_bounds, DOUBLE) * x
+    return partial_sum + load_number(coefficients + 1, in_bounds, DOUBLE) * y
 
 
 @triton.jit
@@ -77,14 +84,25 @@ def box_kernel(
     FRACTIONS: tl.constexpr, TO_FRACTIONS: tl.constexpr, CLIP: tl.constexpr, HAS_VALID: tl.constexpr, HAS_OWNERS: tl.constexpr,
     IMAGE_LAYOUT_COLUMNS: tl.constexpr, DOUBLE: tl.constexpr, MIN_VISIBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Map ``values``, boxes or points, to ``results``, and write the mask of valid boxes to ``valid_result``.
+    """Map boxes or points to the output images.
 
-    ``matrices``: one 3x3 matrix per sample, input → output pixel coordinates. ``boxes_per_sample``: number of boxes per sample,
-    if there are no ``owners``. ``image_layouts``: (offset, height, width) of each ragged image; not a layout of boxes.
+    Tensors, by their address, with N = ``box_count``:
+        values: Boxes or points, (N, ``NUMBERS``), contiguous.
+        valid: With ``HAS_VALID``, mask of the valid boxes of the input, (N,) uint8.
+        owners: With ``HAS_OWNERS``, index of the sample of each box, (N,).
+        matrices: One 3x3 matrix per sample, from input to output coordinates in pixels, ``matrix_stride`` elements apart.
+        image_layouts: With ``IMAGE_LAYOUT_COLUMNS``, (offset, height, width, …) of each ragged image; not a layout of boxes.
+        results: Output, (N, ``TO_NUMBERS``).
+        valid_result: With ``CLIP``, mask of the valid boxes of the output, (N,) uint8.
+
+    Integers:
+        boxes_per_sample: Number of boxes per sample, without ``owners``.
+        source_height, source_width, out_height, out_width: Size of the input images, if all have one size, and of the output.
 
     Constants:
         LAYOUT, NUMBERS, TO_LAYOUT, TO_NUMBERS: Layout (``_LAYOUTS``) and numbers per box, of the input and of the output.
-        EDGES: Whether coordinates refer to pixel edges, not to pixel centres.
+        EDGES: Whether the coordinate 0 is the outer edge of the first pixel, not its centre, and coordinates of last corners
+            are after the last pixel.
         DOUBLE: Whether to compute in float64.
         FRACTIONS, TO_FRACTIONS: Whether coordinates are fractions of the image size, in the input and in the output.
         CLIP: Whether boxes are clipped, and ``valid_result`` is written.
@@ -95,24 +113,25 @@ def box_kernel(
 
     Grid: (blocks of boxes, 1, 1).
     """
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_bounds = index < box_count
-    owner = index // boxes_per_sample
+    box_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_bounds = box_index < box_count
+    owner = box_index // boxes_per_sample
     if HAS_OWNERS:
-        owner = tl.load(owners + index, mask=in_bounds, other=0).to(tl.int32)
+        owner = tl.load(owners + box_index, mask=in_bounds, other=0).to(tl.int32)
     matrix = matrices + owner * matrix_stride
-    box = values + index * NUMBERS
-    result = results + index * TO_NUMBERS
-    shift = 0.5 if EDGES else 0.0
+    box = values + box_index * NUMBERS
+    result = results + box_index * TO_NUMBERS
+    # Matrices map pixel centres. Coordinates of edges are greater by half a pixel.
+    pixel_shift = 0.5 if EDGES else 0.0
     zeros = tl.full((BLOCK,), 0, tl.float64 if DOUBLE else tl.float32)
     right_limit = zeros + out_width
     lower_limit = zeros + out_height
     x1 = load_number(box, in_bounds, DOUBLE)
     y1 = load_number(box + 1, in_bounds, DOUBLE)
     if LAYOUT == 4:  # points
-        x1, y1 = map_point(x1 - shift, y1 - shift, matrix, in_bounds, DOUBLE)
-        tl.store(result, (x1 + shift).to(results.dtype.element_ty), mask=in_bounds)
-        tl.store(result + 1, (y1 + shift).to(results.dtype.element_ty), mask=in_bounds)
+        x1, y1 = map_point(x1 - pixel_shift, y1 - pixel_shift, matrix, in_bounds, DOUBLE)
+        tl.store(result, (x1 + pixel_shift).to(results.dtype.element_ty), mask=in_bounds)
+        tl.store(result + 1, (y1 + pixel_shift).to(results.dtype.element_ty), mask=in_bounds)
         if NUMBERS == 3:  # a number that is no coordinate, such as the visibility of a keypoint
             tl.store(result + 2, load_number(box + 2, in_bounds, DOUBLE).to(results.dtype.element_ty), mask=in_bounds)
         return
@@ -120,7 +139,7 @@ def box_kernel(
     y2 = load_number(box + 3, in_bounds, DOUBLE)
     has_extent = in_bounds
     if LAYOUT > 0:  # the extent of four vertices is not checked
-        has_extent = (x2 > 0) & (y2 > 0)
+        has_extent = (x2 > 0) & (y2 > 0)  # width and height; replaced below for XYXY
         if LAYOUT == 1:  # XYXY
             has_extent = (x2 - x1 > (0 if EDGES else -1)) & (y2 - y1 > (0 if EDGES else -1))
         if FRACTIONS:
@@ -136,7 +155,8 @@ def box_kernel(
         if LAYOUT > 1:  # from width and height to the last corner
             x2 = x1 + x2 if EDGES else x1 + x2 - 1
             y2 = y1 + y2 if EDGES else y1 + y2 - 1
-        x1, y1, x2, y2 = x1 - shift, y1 - shift, x2 - shift, y2 - shift
+        x1, y1, x2, y2 = x1 - pixel_shift, y1 - pixel_shift, x2 - pixel_shift, y2 - pixel_shift
+    # Smallest rectangle around the four mapped vertices, beginning with the first.
     left, top = map_point(x1, y1, matrix, in_bounds, DOUBLE)
     right = left
     bottom = top
@@ -144,16 +164,16 @@ def box_kernel(
         if LAYOUT == 0:
             x = load_number(box + 2 * vertex, in_bounds, DOUBLE)
             y = load_number(box + 2 * vertex + 1, in_bounds, DOUBLE)
-        else:  # clockwise from the top left
+        else:  # (x2, y1), (x2, y2), (x1, y2): clockwise from the top left
             x = x1 if vertex == 3 else x2
             y = y1 if vertex == 1 else y2
         x, y = map_point(x, y, matrix, in_bounds, DOUBLE)
         left, top, right, bottom = minimum(left, x), minimum(top, y), maximum(right, x), maximum(bottom, y)
-    x1, y1, x2, y2 = left + shift, top + shift, right + shift, bottom + shift
+    x1, y1, x2, y2 = left + pixel_shift, top + pixel_shift, right + pixel_shift, bottom + pixel_shift
     if CLIP:
         is_valid = has_extent & is_visible(x1, x2, right_limit, EDGES) & is_visible(y1, y2, lower_limit, EDGES)
         if HAS_VALID:
-            is_valid &= tl.load(valid + index, mask=in_bounds, other=0) != 0
+            is_valid &= tl.load(valid + box_index, mask=in_bounds, other=0) != 0
         least_area = MIN_VISIBLE * area(x1, y1, x2, y2)
         end_x = right_limit if EDGES else right_limit - 1
         end_y = lower_limit if EDGES else lower_limit - 1
@@ -163,9 +183,10 @@ def box_kernel(
         y2 = minimum(maximum(y2, 0.0), end_y)
         if MIN_VISIBLE > 0:
             is_valid &= area(x1, y1, x2, y2) >= least_area
-        tl.store(valid_result + index, is_valid.to(tl.uint8), mask=in_bounds)
+        tl.store(valid_result + box_index, is_valid.to(tl.uint8), mask=in_bounds)
     if TO_LAYOUT == 0:
-        # The vertices are (x1, y1), (x2, y1), (x2, y2), (x1, y2). The first two are stored at the end, with y1 in place of y2.
+        # The vertices are (x1, y1), (x2, y1), (x2, y2), (x1, y2). The last two are stored here, and the first two by the stores
+        # at the end, which store (x1, y1, x2, y2): y2 is therefore replaced by y1.
         tl.store(result + 4, x2.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 5, y2.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 6, x1.to(results.dtype.element_ty), mask=in_bounds)
@@ -190,6 +211,15 @@ def box_kernel(
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Map boxes or points, as ``gpuaug.fusion.ops.boxes.map_boxes`` does, on the current stream.
+
+    Args:
+        values: Boxes or points, (…, numbers of one box) or (…, 4, 2) vertices.
+        valid: Mask of the valid boxes, or ``None``.
+        mapping: Matrices, sizes and formats.
+        dtype: Dtype of the result.
+
+    Returns:
+        (boxes or points in the output format, mask of the boxes that are valid after the mapping; ``None`` without clipping).
 
     Cost:
         One launch, and a copy of each input that is not contiguous.

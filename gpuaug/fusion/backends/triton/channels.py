@@ -17,54 +17,58 @@ from gpuaug.fusion.program.plan import OpPass
 
 @kernel
 def channels_kernel(
-    source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, out, param_table, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, OUT_CHANNELS: tl.constexpr, RGB: tl.constexpr, TO_GREY: tl.constexpr,
     TILE: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Compute all output channels of a tile: with ``TO_GREY`` the weighted sum of the source channels, else a source channel.
+    """Compute all output channels of a tile of ``TILE`` consecutive pixels.
 
-    Columns of a row: apply mask; then per channel its weight with ``TO_GREY``, else the index of its source channel. Other
-    constants: see ``output_constants`` in ``launch.py``. ``OUT_CHANNELS``, the number of output channels, differs from
-    ``CHANNELS`` only if the op applies to all samples.
+    With ``TO_GREY``, each output channel is the weighted sum of the source channels; without, it is one of the source channels.
+    Columns of a row: apply mask; then per source channel its weight with ``TO_GREY``, else per output channel the index of its
+    source channel.
 
-    Grid: (tiles per image, samples).
+    ``OUT_CHANNELS``, the number of output channels, differs from ``CHANNELS`` only if the op applies to all samples. ``RGB`` is
+    false: each channel is computed on its own. Other constants: see ``output_constants`` in ``launch.py``.
+
+    Grid: (tiles per image, samples, 1).
     """
-    skipped, sample, first, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
+    skipped, sample, first_plane, row, pointer, out = select_sample(
+        source, out, param_table, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
-    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    in_bounds = index < height * width
-    x = index % width
-    y = index // width
-    pixel = pointer + y * source_h + x * SOURCE_W
+    pixel_index = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    in_bounds = pixel_index < height * width
+    x = pixel_index % width
+    y = pixel_index // width
+    source_pixel = pointer + y * source_h + x * SOURCE_W
     applies = tl.load(row) != 0
-    total = tl.zeros((TILE,), tl.float32)
+    grey = tl.zeros((TILE,), tl.float32)
     if TO_GREY and applies:
         for channel in range(CHANNELS):
-            total += load_exact(pixel + channel * source_c, BYTES, in_bounds) * tl.load(row + 1 + channel)
+            grey += load_exact(source_pixel + channel * source_c, BYTES, in_bounds) * tl.load(row + 1 + channel)
     for channel in range(OUT_CHANNELS):
-        plane = first + channel
+        plane = first_plane + channel
         if TO_GREY and applies:
-            value = total
+            pixels = grey
         else:
             source_plane = plane
             if applies:
                 source_plane = tl.load(row + 1 + plane).to(tl.int32)
-            value = load_exact(pixel + source_plane * source_c, BYTES, in_bounds)
-        value, _, _ = apply_point_ops(
-            value, value, value, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, OUT_CHANNELS, RGB
+            pixels = load_exact(source_pixel + source_plane * source_c, BYTES, in_bounds)
+        # 0.0: mean of the image, which no op of this pass uses.
+        pixels, _, _ = apply_point_ops(
+            pixels, pixels, pixels, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, OUT_CHANNELS, RGB
         )  # fmt: skip
-        target = out + plane * out_c + y * out_h + x * OUT_W
-        tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)
+        out_pixel = out + plane * out_c + y * out_h + x * OUT_W
+        tl.store(out_pixel, to_output_type(pixels, out.dtype.element_ty), mask=in_bounds)
 
 
-def channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def channels_launch(pass_: OpPass[FrontOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
     """Prepare the launch of a pass whose front is a channel shuffle or a conversion to grey."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
     constants |= {"OUT_CHANNELS": out.shape[1], "RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE}
-    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), integers, constants)

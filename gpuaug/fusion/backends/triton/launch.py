@@ -1,7 +1,7 @@
 """Launches of Triton kernels with little host time, and constants that are common to several kernels.
 
-A pass is one reading and writing of all images. The front op of an ``OpPass`` is its first op, which has a separate kernel,
-such as a blur. Triton compiles one *form* of a kernel per set of constants and dtypes of tensors.
+A *pass* is one reading and writing of all images. The *front* of a pass is its first op; the front of an ``OpPass`` is an op
+with a kernel of its own, such as a blur. Triton compiles one *form* of a kernel per set of constants and dtypes of tensors.
 """
 
 import functools
@@ -133,10 +133,10 @@ class Launch:
         if compiled is None:
             call_integers = self._integers if integers is None else tuple(integers)
             form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
-            jobs = _pending.get()
-            if jobs is not None:
+            compilations = _pending.get()
+            if compilations is not None:  # within ``compile_in_parallel``
                 if form not in _compiled_forms:
-                    jobs.setdefault(form, partial(self._compile, form, tensors, call_integers))
+                    compilations.setdefault(form, partial(self._compile, form, tensors, call_integers))
                 return
             self._compile(form, tensors, call_integers)
             compiled = self._compiled.get(device)
@@ -146,23 +146,23 @@ class Launch:
         arguments = compiled.arguments if integers is None else (*integers, *compiled.constants)
         stream = current_stream(device)
         addresses = map(Tensor.data_ptr, tensors)
-        # Three times None: metadata for hooks, hook before the launch, hook after it.
+        # The three None are metadata for launch hooks, the hook before the launch, and the hook after it.
         compiled.launcher(
             *(grid or self._grid), stream, compiled.function, compiled.metadata, None, None, None, *addresses, *arguments
         )
 
     def _compile(self, form: Any, tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
-        """Compile a form, without a launch."""
+        """Compile ``form`` for tensors and integers of a call, without a launch, and keep the compiled kernel."""
         if not hasattr(self._kernel, "warmup"):  # Triton 3.4's interpreter has none
             return
         with on_device(tensors[0].device):
             kernel = self._kernel.warmup(*tensors, *integers, grid=self._grid, **self._constants, **self._options)
             if kernel is None:  # Triton's interpreter compiles nothing
                 return
-            names = self._kernel.arg_names[len(tensors) + len(integers) :]
-            constants = tuple(self._constants[name] for name in names)
+            constant_names = self._kernel.arg_names[len(tensors) + len(integers) :]
+            constants = tuple(self._constants[name] for name in constant_names)
             with _loading_launcher:
-                launcher = kernel.run  # loads the kernel, which sets ``function``
+                launcher = kernel.run  # reading ``run`` loads the kernel, which sets ``kernel.function``
             compiled = _CompiledKernel(
                 launcher, kernel.function, kernel.packed_metadata, constants, (*self._integers, *constants)
             )
@@ -183,57 +183,60 @@ def launch_for(
         warps: See ``Launch``.
         fp_fusion: See ``Launch``.
     """
-    names = kernel.arg_names[-len(constants) :]
-    return Launch(kernel, (1, 1, 1), (), dict(zip(names, constants, strict=True)), warps=warps, fp_fusion=fp_fusion)
+    constant_names = kernel.arg_names[-len(constants) :]
+    return Launch(kernel, (1, 1, 1), (), dict(zip(constant_names, constants, strict=True)), warps=warps, fp_fusion=fp_fusion)
 
 
 class FirstLaunch(NamedTuple):
-    """Launch of a filter that writes a tensor, which the second launch of the filter reads."""
+    """First of the two launches of a filter. It writes a tensor, the *intermediate*, which the second launch reads."""
 
     launch: Launch
     shape: tuple[int, ...]
-    """Shape of the tensor, (B, C, …)."""
+    """Shape of the intermediate, (B, C, …)."""
     dtype: torch.dtype
-    """Dtype of the tensor."""
+    """Dtype of the intermediate."""
 
 
 class FilterLaunch(NamedTuple):
-    """Launch of a filter, and the launch before it, if there is one."""
+    """One or two launches of a filter."""
 
     first: FirstLaunch | None
+    """First of two launches; ``None`` if the filter runs in one launch."""
     pixels: Launch
-    """Launch from the source, and the tensor of the first launch, to the output."""
+    """Launch that reads the source, and the intermediate if there is one, and writes the output."""
 
     def __call__(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Launch on the current stream. ``tensors``: source, output and table."""
-        source, out, rows = tensors
-        between = rows  # not read without a first launch
+        """Launch on the current stream. ``tensors``: (source, output, parameter table)."""
+        source, out, param_table = tensors
+        intermediate = param_table  # not read without a first launch
         if self.first is not None:
-            between = torch.empty(self.first.shape, dtype=self.first.dtype, device=source.device)
-            self.first.launch((source, between, rows))
-        self.pixels((source, between, out, rows))
+            intermediate = torch.empty(self.first.shape, dtype=self.first.dtype, device=source.device)
+            self.first.launch((source, intermediate, param_table))
+        self.pixels((source, intermediate, out, param_table))
 
 
 @contextmanager
 def compile_in_parallel() -> Iterator[None]:
-    """Return a context manager in which a ``Launch`` whose kernel is not compiled does not run. At its end, all are compiled.
+    """Return a context manager in which a call of ``Launch`` compiles its kernel instead of launching it.
 
-    Each form is compiled once. Threads compile forms in parallel, and hold Python's interpreter lock during a fifth of the
-    compile time only. A nested context leaves its compilations to the outer context.
+    The compilations run at the end of the context, each form once, in parallel threads, which hold Python's interpreter lock
+    during a fifth of the compile time only. A kernel that is compiled already is launched. A nested context leaves its
+    compilations to the outer context.
     """
     if _pending.get() is not None:
         yield
         return
-    jobs: dict[Any, Callable[[], None]] = {}
-    token = _pending.set(jobs)
+    compilations: dict[Any, Callable[[], None]] = {}
+    token = _pending.set(compilations)
     try:
         yield
     finally:
         _pending.reset(token)
     # Errors of the threads are ignored: the launch compiles the kernel again, and raises an error that persists. CPython until
-    # 3.11.8 and 3.12.2 may fail to parse Python code in several threads at once (https://github.com/python/cpython/issues/106905).
+    # 3.11.8 and 3.12.2 may fail to parse Python code in several threads at once
+    # (https://github.com/python/cpython/issues/106905).
     with ThreadPoolExecutor() as threads:
-        wait([threads.submit(job) for job in jobs.values()])
+        wait([threads.submit(compilation) for compilation in compilations.values()])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -242,14 +245,15 @@ def _empty_kernel() -> None:
 
 
 def compile_and_run(launch: Callable[[], Any], other_launches: Callable[[], Any] | None) -> None:
-    """Compile and launch a kernel, and compile further kernels at the same time.
+    """Compile and launch a kernel, and compile further kernels at the same time in other threads.
 
     Args:
         launch: Function that launches the kernel. It is called twice: the first call only compiles.
         other_launches: Function that launches further kernels. They are compiled, but do not run. Errors are suppressed.
     """
     # At the first compilation of a process, Triton builds a C module for its driver, which takes 0.3 s, and hashes its own
-    # source for the keys of its cache, which takes 0.3 s. Without this compilation, every thread would do both.
+    # source for the keys of its cache, which takes 0.3 s. If several threads began with a compilation, each would do both, so
+    # an empty kernel is compiled before them.
     if hasattr(_empty_kernel, "warmup"):  # Triton 3.4's interpreter has none
         _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compile_in_parallel():
@@ -260,25 +264,25 @@ def compile_and_run(launch: Callable[[], Any], other_launches: Callable[[], Any]
     launch()
 
 
-def cached_launch(pass_: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
-    """Return the launches ``make(pass_, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
+def cached_launch(pass_: P, source: Any, param_table: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
+    """Return the launches ``make(pass_, source, param_table, out)``, cached per pass by dtype, size and strides of the tensors.
 
     For a crop, a flip and a jitter, ``make`` takes 16 µs of host time, and a cache hit 1 µs (one core, 2026-11-26).
 
     Args:
         pass_: Pass that the launches run.
         source: Images that the pass reads: a tensor, or ragged images.
-        rows: Parameter table from the first column of the pass on, (B, K).
+        param_table: Parameter table from the first column of the pass on, (B, K).
         out: Output images of the pass.
         make: Function that prepares the launches.
     """
-    key = make, source_key(source), out.dtype, out.shape, rows.stride(0), out.stride()
-    value: T | None = pass_.launch_cache.get(key)
-    if value is None:
+    key = make, source_key(source), out.dtype, out.shape, param_table.stride(0), out.stride()
+    launches: T | None = pass_.launch_cache.get(key)
+    if launches is None:
         if len(pass_.launch_cache) >= 64:  # bounds the memory if every batch has another size
             pass_.launch_cache.clear()
-        value = pass_.launch_cache[key] = make(pass_, source, rows, out)
-    return value
+        launches = pass_.launch_cache[key] = make(pass_, source, param_table, out)
+    return launches
 
 
 def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
@@ -298,12 +302,13 @@ def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
 
 
 def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
-    """Return (constants of kernels that read images of one size and store output pixels, blocks of the grid along channels).
+    """Return the constants of kernels that read images of one size and store output pixels, and the grid's size along channels.
 
     The constants are the result of ``source_constants``, and four others. ``OUT_W``: stride of the output along x, in elements.
-    ``PROGRAM``, ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes three channels.
+    ``PROGRAM``, ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes the three
+    channels of its pixels; otherwise it computes one channel.
     """
-    # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
+    # A block computes three channels if an op needs them at once, or if they are adjacent in memory, to store whole pixels.
     channels = source.shape[1]
     rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in pass_.point_ops))
     constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.point_program, "OP_COUNT": len(pass_.point_program), "RGB": rgb}
@@ -315,7 +320,7 @@ def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
     shapes = source.shapes
-    # The side matters because a faster interpolation needs two pixels per axis.
+    # The shortest side matters because an interpolation with ``ADJACENT_TAPS`` reads two pixels per axis.
     return source.data.dtype, len(source), shapes.channels, shapes.layout, shapes.windows is None, shapes.shortest_side > 1
 
 

@@ -24,20 +24,23 @@ MAX_BLOCK_CLASSES = 1024
 
 
 @triton.jit
-def mix_with_partner(pixel, pointer, in_bounds, pasted, weight, BYTES: tl.constexpr):
-    """Mix one channel of ``pixel`` with the same channel of the partner, at address ``pointer``.
+def mix_with_partner(value, partner_pixel, in_bounds, pasted, weight, BYTES: tl.constexpr):
+    """Mix one channel of a sample with the same channel of its partner. Return (TILE,) float32 in [0, 1].
 
     The result is the partner's value where ``pasted`` is true, and elsewhere a mean in which the partner has ``weight``.
-    ``in_bounds``: mask of the pixels of the block that are in the image. ``BYTES``: whether pixels are uint8.
+
+    ``value``: pixels of the sample, (TILE,) float32 in [0, 1]. ``partner_pixel``: addresses of the pixels of the partner.
+    ``in_bounds``: mask of the pixels of the block that are in the image. ``BYTES``: whether the partner's pixels are uint8.
     """
-    partner = load_exact(pointer, BYTES, tl.where(weight != 0, in_bounds, pasted))
+    # Only pixels of the partner that the result depends on are loaded.
+    partner_value = load_exact(partner_pixel, BYTES, tl.where(weight != 0, in_bounds, pasted))
     # With a weight of 0, pixels remain unchanged, bit for bit.
-    return tl.where(pasted, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
+    return tl.where(pasted, partner_value, tl.where(weight != 0, value * (1 - weight) + partner_value * weight, value))
 
 
 @kernel
 def mix_kernel(
-    source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, out, param_table, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
     ROUTE_COLUMN: tl.constexpr,
@@ -52,95 +55,109 @@ def mix_kernel(
         BYTES: Whether pixels are uint8.
         PROGRAM, OP_COUNT: Pointwise ops to run on the mixed pixels (``points.py``), and their number.
         RGB: Whether a block computes three channels; otherwise ``r`` is channel ``plane``.
+        TILE: Number of consecutive pixels per thread block.
         ROUTE_COLUMN: Not used, because a pass with a mix skips no samples.
 
     Grid: (tiles per image, images, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample // FRAMES * row_stride
-    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    in_bounds = index < height * width
-    x = index % width
-    y = index // width
-    channel_pixel = source + plane * source_c + y * source_h + x * SOURCE_W
-    pixel = channel_pixel + sample.to(tl.int64) * source_b
+    row = param_table + sample // FRAMES * row_stride
+    pixel_index = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    in_bounds = pixel_index < height * width
+    x = pixel_index % width
+    y = pixel_index // width
+    pixel_of_first_sample = source + plane * source_c + y * source_h + x * SOURCE_W
+    pixel = pixel_of_first_sample + sample.to(tl.int64) * source_b
     r, g, b = load_exact_pixels(pixel, in_bounds, source_c, BYTES, RGB, X_LAST=True)
     if tl.load(row) != 0:
-        partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
+        partner_pixel = pixel_of_first_sample + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
         pasted = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
-        r = mix_with_partner(r, partner, in_bounds, pasted, weight, BYTES)
+        r = mix_with_partner(r, partner_pixel, in_bounds, pasted, weight, BYTES)
         if RGB:
-            g = mix_with_partner(g, partner + source_c, in_bounds, pasted, weight, BYTES)
-            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, pasted, weight, BYTES)
+            g = mix_with_partner(g, partner_pixel + source_c, in_bounds, pasted, weight, BYTES)
+            b = mix_with_partner(b, partner_pixel + 2 * source_c, in_bounds, pasted, weight, BYTES)
     # 0.0: mean of the image, which no op of this pass uses.
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
-    target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    store_channels(target, out_c, r, g, b, in_bounds, RGB)
+    out_pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+    store_channels(out_pixel, out_c, r, g, b, in_bounds, RGB)
 
 
-def mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def mix_launch(pass_: OpPass[MixOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
     """Prepare the launch of a pass whose front is a mix."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
-    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, planes), integers, {**constants, "TILE": TILE})
 
 
 @triton.jit
 def class_probabilities(
-    label, index, in_bounds, label_k,
+    label_address, index, in_bounds, label_k,
     DENSE: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr, OFF_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Return the probabilities of a block of classes, with class indices ``index``. Constants: see ``labels_kernel``.
+    """Return the probabilities of the classes ``index`` in the label of one sample, float32 in the shape of the indices.
 
-    ``label``: address of the label of a sample, which is a class index, or probabilities with stride ``label_k``.
+    ``label_address``: address of the label: a class index, or, with ``DENSE``, probabilities with stride ``label_k``.
+    ``in_bounds``: mask of the class indices that exist. Constants: see ``labels_kernel``.
     """
     if DENSE:
-        return tl.load(label + index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
-    value = tl.load(label)
+        return tl.load(label_address + index * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
+    label = tl.load(label_address)
     # As float32, because half precision cannot represent all class indices.
-    is_class = (value.to(tl.float32) == index.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == index)
+    is_class = (label.to(tl.float32) == index.to(tl.float32)) if label.dtype.is_floating() else (label.to(tl.int64) == index)
     return tl.where(is_class, ON_VALUE, OFF_VALUE)
 
 
 @kernel
 def labels_kernel(
-    labels, rows, out, row_stride, label_b, label_k,
+    labels, param_table, out, row_stride, label_b, label_k,
     CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr,
     OFF_VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convert labels to class probabilities, and mix the probabilities of each sample with its partner's.
 
+    Tensors, by their address:
+        labels: (B,) class indices, or (B, ``CLASSES``) probabilities, with strides ``label_b`` and ``label_k``.
+        param_table: With ``MIXED``, parameters of the mix, one row of ``row_stride`` elements per sample: the first three
+            columns are apply mask, index of the partner, and weight of the partner's label.
+        out: (B, ``CLASSES``) class probabilities.
+
     Constants:
+        BLOCK: Number of classes per thread block.
         DENSE: Whether labels are probabilities, with stride ``label_k``, instead of class indices.
         ON_VALUE, OFF_VALUE: Smoothed probability of the labelled class, and of every other class.
-        DENSE_FACTOR: Factor of a dense label, to which OFF_VALUE is added.
-        MIXED: Whether ``rows`` has the parameters of a mix.
+        DENSE_FACTOR: Factor of the probabilities of a dense label, to which ``OFF_VALUE`` is added.
+        MIXED: Whether labels are mixed. Otherwise ``param_table`` is not read.
 
     Grid: (blocks of classes, samples).
     """
     sample = tl.program_id(1).to(tl.int64)
-    classes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_bounds = classes < CLASSES
+    class_index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_bounds = class_index < CLASSES
     probabilities = class_probabilities(
-        labels + sample * label_b, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+        labels + sample * label_b, class_index, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
     )
     if MIXED:
-        row = rows + sample * row_stride
+        row = param_table + sample * row_stride
         weight = tl.load(row + 2)
         if weight != 0:
-            partner = labels + tl.load(row + 1).to(tl.int64) * label_b
+            partner_label = labels + tl.load(row + 1).to(tl.int64) * label_b
             partner_probabilities = class_probabilities(
-                partner, classes, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+                partner_label, class_index, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
             )
             probabilities = probabilities * (1 - weight) + partner_probabilities * weight
-    tl.store(out + sample * CLASSES + classes, probabilities.to(out.dtype.element_ty), mask=in_bounds)
+    tl.store(out + sample * CLASSES + class_index, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 
-def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
+def soft_labels(soft: SoftLabels, labels: Tensor, param_table: Tensor | None) -> Tensor:
     """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.convert`` does, in one launch on the current stream.
+
+    Args:
+        soft: Number of classes, smoothing, and dtype of the probabilities.
+        labels: Class indices, or probabilities.
+        param_table: Parameters of the mix; ``None`` if labels are not mixed.
 
     Shape:
         - labels: (B,) or (B, K), any strides
@@ -155,12 +172,12 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
     block = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
     probabilities = soft.scale, soft.label_probability, soft.other_probability
     launch = launch_for(
-        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, rows is not None, *probabilities, block)
+        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, param_table is not None, *probabilities, block)
     )
     with on_device(labels.device):
         launch(
-            (labels, labels if rows is None else rows, out),  # without a mix, the kernel does not read the rows
+            (labels, labels if param_table is None else param_table, out),  # labels stand in for a table that is not read
             (triton.cdiv(soft.classes, block), batch, 1),
-            (0 if rows is None else rows.stride(0), labels.stride(0), labels.stride(1) if is_dense else 0),
+            (0 if param_table is None else param_table.stride(0), labels.stride(0), labels.stride(1) if is_dense else 0),
         )
     return out

@@ -1,7 +1,12 @@
 """Arithmetic of several kernels, without loads and stores.
 
 Coordinates of the pixels of a tile, conversions of bytes and 16-bit values, clamping, byte levels and tables, Gaussian weights,
-colours, noise. A divisor such as ``255.0 + 0.0 * x`` is a number in the shape of ``x``, for ``tl.div_rn``.
+colours, noise.
+
+Two idioms recur. A divisor such as ``255.0 + 0.0 * x`` is the number 255 in the shape of ``x``, which ``tl.div_rn``, the
+correctly rounded division, requires. A float in [2²³, 2²⁴) has no fraction, and its last 23 bits are its integer minus 2²³. So
+to add 2²³ (8388608.0, bits 0x4B000000) rounds a number to an integer, and to read the bits of the sum converts the number to an
+integer, at the cost of one addition. For numbers of either sign, 1.5 · 2²³ (12582912.0) is added.
 """
 
 import os
@@ -32,17 +37,19 @@ LEVELS = tl.constexpr(filters.LEVELS)
 
 @triton.jit
 def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: tl.constexpr):
-    """Return the coordinates (x, y) of a tile's pixels, (TILE_H · TILE_W,) each, line by line.
+    """Return the coordinates (x, y) in the image of a tile's pixels, (TILE_H · TILE_W,) each, line by line.
+
+    ``left``, ``top``: position of the tile in the image. ``PAIRED``: whether neighbours in x are half an array apart: of N
+    pixels, i is the left and i + N / 2 the right one of a pair. One thread computes both in a block of at most N / 2 threads.
 
     Both arrays have one axis, so that neighbouring threads of a warp have neighbouring x. With two axes, the axis along which
-    the threads lie would depend on the version of Triton. ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x, and one
-    thread computes both in a block of at most N / 2 threads.
+    the threads lie would depend on the version of Triton.
     """
-    index = tl.arange(0, TILE_H * TILE_W)
+    pixel_index = tl.arange(0, TILE_H * TILE_W)
     if PAIRED:
-        pair = index % (TILE_H * TILE_W // 2)
-        return left + pair % (TILE_W // 2) * 2 + index // (TILE_H * TILE_W // 2), top + pair // (TILE_W // 2)
-    return left + index % TILE_W, top + index // TILE_W
+        pair = pixel_index % (TILE_H * TILE_W // 2)
+        return left + pair % (TILE_W // 2) * 2 + pixel_index // (TILE_H * TILE_W // 2), top + pair // (TILE_W // 2)
+    return left + pixel_index % TILE_W, top + pixel_index // TILE_W
 
 
 @triton.jit
@@ -54,7 +61,6 @@ def as_pairs(pixels):
 @triton.jit
 def as_16_bits(value):
     """Round values in [0, 1] to uint16, in units of 1/65535. Multiples of 1/255 are exact."""
-    # The last bits of a float above 2²³ are an integer.
     return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
 
 
@@ -68,14 +74,14 @@ def words_of_16_bits(values):
 @triton.jit
 def from_16_bits(bits):
     """Convert uint16, in units of 1/65535, to values in [0, 1]. Multiples of 1/255 are restored bit for bit."""
-    above = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ and the bits
-    return to_units_of_65535(above * (1 / 65536) - 128.0)
+    above = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ + the integer
+    return to_units_of_65535(above * (1 / 65536) - 128.0)  # 2²³ / 65536 is 128
 
 
 @triton.jit
 def to_units_of_65535(value):
     """Multiply by 65536 / 65535: n / 65536 becomes n / 65535."""
-    # 1 / 65535 = 1 / 65536 · (1 + 1 / 65536 + …); further terms are below the precision of float32.
+    # 65536 / 65535 = 1 + 65537 / 2³² + …; further terms are below the precision of float32.
     return value * (65537 / 2**32) + value
 
 
@@ -85,10 +91,8 @@ def to_output_type(value, TYPE: tl.constexpr):
     if tl.uint16 == TYPE:
         return as_16_bits(value)
     if tl.uint8 == TYPE:
-        # The last bits of a float above 2²³ are an integer.
         return (tl.minimum(tl.maximum(value * 255.0, 0.0), 255.0) + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint8)
     if tl.int16 == TYPE:
-        # Also above 1.5 · 2²³, for numbers of either sign.
         value = tl.minimum(tl.maximum(value * 32767.0, -32768.0), 32767.0)
         return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int16)
     return value.to(TYPE)
@@ -96,7 +100,11 @@ def to_output_type(value, TYPE: tl.constexpr):
 
 @triton.jit
 def store_channels(pixel, plane_stride, r, g, b, in_bounds, RGB: tl.constexpr):
-    """Store pixels in the dtype of the output: channels that are ``plane_stride`` apart, or, without ``RGB``, ``r``."""
+    """Store pixels in the dtype of the output: three channels, or, without ``RGB``, the channel ``r``.
+
+    ``plane_stride``: elements between channels of the output. ``pixel``: addresses of the pixels in the first channel, in the
+    shape of ``r``. ``in_bounds``: mask of the pixels to store.
+    """
     tl.store(pixel, to_output_type(r, pixel.dtype.element_ty), mask=in_bounds)
     if RGB:
         tl.store(pixel + plane_stride, to_output_type(g, pixel.dtype.element_ty), mask=in_bounds)
@@ -108,12 +116,12 @@ def to_centred(bits):
     """Map uint8 or uint16 to float16 in [-1, 1), with black at -1 and middle grey at 0, where float16 is most precise."""
     half: tl.constexpr = 2 ** (bits.dtype.primitive_bitwidth - 1)
     if COMPILED and half > 128:
-        # Two values per instruction. Declared impure, so that the compiler does not repeat the conversion in each warp.
+        # The same arithmetic as below, for two values per instruction. Declared impure (False), so that the compiler does not
+        # repeat the conversion in each warp.
         asm: tl.constexpr = """{ .reg .b32 a, b; .reg .f32 c, d; prmt.b32 a, $1, 0x4B00, 0x5410; prmt.b32 b, $1, 0x4B00, 0x5432;
         mov.b32 c, a; mov.b32 d, b; fma.rn.f32 c, c, 0f38000000, 0fC3808000; fma.rn.f32 d, d, 0f38000000, 0fC3808000;
         cvt.rn.f16x2.f32 $0, d, c; }"""
         return tl.inline_asm_elementwise(asm, "=r,r", [bits], tl.float16, False, 2)
-    # The last bits of a float above 2²³ are an integer.
     value = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
     return (value * (1 / half) - (8388608 / half + 1)).to(tl.float16)
 
@@ -131,9 +139,11 @@ def pack_word(low, high, TYPE: tl.constexpr):
 
 @triton.jit
 def pack_words(r, g, b, TYPE: tl.constexpr):
-    """Pack two pixels of three channels, (…, 2), into three words of 32 bits and a fourth that is not stored: (…, 2, 2).
+    """Pack pairs of pixels of three channels, (…, 2) each, into words of 32 bits with two 16-bit values: (…, 2, 2).
 
-    With a fourth word, neighbouring threads store neighbouring words, and whole cache lines are written.
+    In the order of the last two axes, the words of a pair are r0 g0, b0 r1, g1 b1, and a fourth that the caller does not store.
+    With a fourth word, neighbouring threads store neighbouring words, and whole cache lines are written. ``TYPE``: dtype of the
+    values.
     """
     first_r, second_r = tl.split(r)
     first_g, second_g = tl.split(g)
@@ -144,7 +154,10 @@ def pack_words(r, g, b, TYPE: tl.constexpr):
 
 @triton.jit
 def as_float(value, INTEGERS: tl.constexpr):
-    """Convert pixels to float32: with ``INTEGERS``, integers keep their value; without, uint16 and int16 become fractions."""
+    """Convert pixels to float32. int16 is mapped to [-1, 1], and, without ``INTEGERS``, uint16 to [0, 1].
+
+    Other integers, and uint16 with ``INTEGERS``, keep their value.
+    """
     if value.dtype == tl.uint16 and not INTEGERS:
         return from_16_bits(value)
     if value.dtype == tl.int16:
@@ -158,6 +171,7 @@ def as_float(value, INTEGERS: tl.constexpr):
 @triton.jit
 def div_by_255(value):
     """Divide bytes by 255, correctly rounded, by one Newton iteration with fused products and sums."""
+    # The inner fma is the remainder of the quotient, without rounding; a 255th of it is the correction.
     quotient = value * (1 / 255)
     return tl.fma(tl.fma(quotient, -255.0, value), 1 / 255, quotient)
 
@@ -165,13 +179,12 @@ def div_by_255(value):
 @triton.jit
 def nearest_integer(value):
     """Round to the nearest integer, and halves to the nearest even integer, for absolute values below 2²²."""
-    # Floats around 1.5 · 2²³ are integers.
     return value + 12582912.0 - 12582912.0
 
 
 @triton.jit
 def to_bytes(value, scale, offset):
-    """Convert values in [0, 1] to bytes by a ``ByteRule``, as fractions of 255."""
+    """Convert values in [0, 1] to bytes by a ``ByteRule``, (scale, offset), and return the bytes divided by 255."""
     return div_by_255(nearest_integer(value * scale + offset))
 
 
@@ -183,10 +196,13 @@ def round_half_up(value):
 
 @triton.jit
 def fixed_point(weights, scale):
-    """Round the weights of a resize of bytes as PyTorch does (``fixed_point`` of ``pixels.py``)."""
-    # A float without the bits of its fraction is a power of two.
-    steps = (tl.maximum(scale, 0.5).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 32768.0
-    return nearest_integer(weights * steps) * tl.div_rn(1.0, steps)
+    """Round the weights of a resize of bytes to fixed point, as PyTorch does (``fixed_point`` of ``pixels.py``).
+
+    ``scale``: source pixels per output pixel. The larger it is, the smaller are the weights, and the more bits they get.
+    """
+    # The mask clears the fraction of the float, which rounds it down to a power of two.
+    units_per_one = (tl.maximum(scale, 0.5).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True) * 32768.0
+    return nearest_integer(weights * units_per_one) * tl.div_rn(1.0, units_per_one)
 
 
 @triton.jit
@@ -241,7 +257,7 @@ def power(value, exponent):
 
 @triton.jit
 def turned(sector, turns):
-    """Return a hue in sixths of a turn, in [0, 6), after a rotation by ``turns``."""
+    """Return a hue in sixths of a turn, in [0, 6), after a rotation by ``turns``. ``sector``: hue in sixths of a turn."""
     # Kornia computes in radians, with the same result within rounding.
     sector = sector + turns * 6.0
     sector = sector - 6.0 * tl.floor(sector * (1 / 6))
@@ -253,9 +269,10 @@ Tensor = tl.tensor
 
 
 def compiled(formula):
-    """Return a formula of an op as a function of Triton, with the functions of this file in place of torch's.
+    """Compile a formula of an op, written once for both backends, as a function of Triton.
 
-    Triton compiles the source code of a function, and looks up other functions by name in its ``__globals__``.
+    The formula calls functions such as ``maximum`` by name. Triton looks names up in the ``__globals__`` of the function whose
+    source it compiles. So the copy gets the globals of this file, whose functions replace torch's of the same name.
     """
     function = FunctionType(formula.__code__, globals(), formula.__name__)
     function.__module__ = formula.__module__
@@ -278,17 +295,19 @@ def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def equalize_table(counts, pixels, KEEPS_VALUES: tl.constexpr):
-    """Return the equalized value per byte level, (LEVELS,) float32, from the number of pixels per level, (LEVELS,) int32.
+def equalize_table(level_counts, channel_pixels, KEEPS_VALUES: tl.constexpr):
+    """Return the equalized value in [0, 1] per byte level, (LEVELS,) float32.
 
-    With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized: such a channel must not change.
+    ``level_counts``: number of pixels of a channel per level, (LEVELS,) int32. ``channel_pixels``: their sum. The formula is in
+    ``Equalize.apply``. With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized, because its step
+    is 0: such a channel must not change.
     """
     levels = tl.arange(0, LEVELS)
-    last_level = tl.max(tl.where(counts > 0, levels, 0), 0)
-    step = (pixels - tl.sum(tl.where(levels == last_level, counts, 0), 0)) // 255
-    mapped = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
-    mapped = tl.where(step == 0, levels, tl.minimum(mapped, 255)).to(tl.float32)
-    fractions = tl.div_rn(mapped, 255.0 + 0.0 * mapped)
+    last_level = tl.max(tl.where(level_counts > 0, levels, 0), 0)
+    step = (channel_pixels - tl.sum(tl.where(levels == last_level, level_counts, 0), 0)) // 255
+    new_levels = (tl.cumsum(level_counts, 0) - level_counts + step // 2) // tl.maximum(step, 1)
+    new_levels = tl.where(step == 0, levels, tl.minimum(new_levels, 255)).to(tl.float32)
+    fractions = tl.div_rn(new_levels, 255.0 + 0.0 * new_levels)
     return tl.where(step == 0, -1.0, fractions) if KEEPS_VALUES else fractions
 
 
@@ -300,12 +319,13 @@ def tile_side(length, TILE_COUNT: tl.constexpr):
 
 @triton.jit
 def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
-    """Return the two tiles of CLAHE with the nearest centres along an axis, and the weight of the first.
+    """Return (index of the first, index of the second, weight of the first) of the two nearest tiles of CLAHE along an axis.
 
-    Before the first centre and after the last centre, both are the outermost tile. Indices after the image are clamped to its
-    last pixel.
+    Nearest are the tiles whose centres are next to the pixel. Before the first centre and after the last centre, both are the
+    outermost tile. ``index``: indices of the pixels. Indices after the image are clamped to its last pixel.
     """
     index = tl.minimum(index, length - 1)
+    # In half pixels: length of a tile, and distance of the pixel from the centre of an imaginary tile before the first tile.
     double_side = 2 * tile_side(length, TILE_COUNT)
     position = 2 * index + 1 + double_side // 2
     second = position // double_side
@@ -315,7 +335,7 @@ def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
 
 @triton.jit
 def clamped_sum(value, factor, base, FLAGS: tl.constexpr):
-    """Return value · factor + base, clamped to [0, 1]. With the flag ``NO_NAN``, one instruction is enough."""
+    """Return value · factor + base, clamped to [0, 1]. With the flag ``NO_NAN``, one instruction, which maps NaN to 0."""
     if COMPILED and NO_NAN & FLAGS:
         return tl.inline_asm_elementwise(
             "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [value, factor, base], tl.float32, True, 1
@@ -333,7 +353,8 @@ def clamped_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
 def grey_of(r, g, b, FLAGS: tl.constexpr):
     """Return the weighted sum of the channels of a pixel.
 
-    With torchvision's weights if ``FLAGS`` has ``TORCHVISION_GREY``; truncated to bytes if it has ``IN_BYTES``.
+    ``FLAGS``: flags of a color jitter. With ``TORCHVISION_GREY``, the weights are torchvision's; with ``IN_BYTES``, the sum is
+    truncated to a byte.
     """
     red: tl.constexpr = TORCHVISION_RED if TORCHVISION_GREY & FLAGS else RED
     grey = r * red + g * GREEN + b * BLUE
@@ -343,13 +364,16 @@ def grey_of(r, g, b, FLAGS: tl.constexpr):
 @triton.jit
 def gaussian_exponent(sigma):
     """Return -1 / (2 sigma²), the factor of a squared distance in the exponent of a Gaussian."""
-    # The lower bound is for a sigma² that underflows: all weight is then at the centre.
+    # The lower bound replaces a sigma² that underflows to 0. All weight is then at the centre.
     return -tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(2 * sigma * sigma, 1.2e-38))
 
 
 @triton.jit
 def gaussian_norm(exponent, TAPS: tl.constexpr):
-    """Return the factor with which the weights of all ``TAPS`` sum to 1. ``exponent``: result of ``gaussian_exponent``."""
+    """Return 1 / sum of exp(distance² · ``exponent``) over all ``TAPS``, so that weights times the result sum to 1.
+
+    ``exponent``: result of ``gaussian_exponent``. ``TAPS``: number of taps, odd.
+    """
     total = exponent * 0
     for tap in tl.static_range(TAPS):
         total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * exponent)
@@ -358,7 +382,10 @@ def gaussian_norm(exponent, TAPS: tl.constexpr):
 
 @triton.jit
 def gaussian_weights(distance, exponent, norm, TAPS: tl.constexpr):
-    """Return the Gaussian weights of pixels at integer distances, float16; 0 for pixels outside the ``TAPS`` of the filter."""
+    """Return the Gaussian weights of pixels at integer distances, float16; 0 for pixels outside the ``TAPS`` of the filter.
+
+    ``exponent``, ``norm``: results of ``gaussian_exponent`` and ``gaussian_norm``.
+    """
     distance = distance.to(tl.float32)
     return tl.where(tl.abs(distance) <= TAPS // 2, tl.exp(distance * distance * exponent) * norm, 0.0).to(tl.float16)
 
@@ -375,10 +402,15 @@ def normalize(value, mean, std):
 
 @triton.jit
 def normal(x, y, channel, field, width, seed):
-    """Return standard normal numbers of one channel, from Philox with the counter (pixel index, channel, field, 0)."""
-    first, second, _, _ = tl.philox(seed, y * width + x, channel, field, 0)
-    # 24 random bits each. The numbers below are 2**-24, and 2 pi * 2**-24.
-    first = (first >> 8).to(tl.int32).to(tl.float32)
-    second = (second >> 8).to(tl.int32).to(tl.float32)
-    radius = tl.sqrt(-2.0 * tl.log((first + 1.0) * 5.9604644775390625e-08))
-    return radius * tl.cos(3.7450704e-07 * second)
+    """Return standard normal numbers for pixels (``x``, ``y``) of one channel, from the random number generator Philox.
+
+    Its key is ``seed``, and its counter (index of the pixel in an image of ``width`` columns, channel, field, 0), so that a
+    pixel has the same number in every executor. ``field``: number of the field that is drawn for a sample. Two uniform numbers
+    become a normal one by the transform of Box and Muller.
+    """
+    first_number, second_number, _, _ = tl.philox(seed, y * width + x, channel, field, 0)
+    # 24 random bits each. The factors below are 2**-24, and 2 pi * 2**-24.
+    first_number = (first_number >> 8).to(tl.int32).to(tl.float32)
+    second_number = (second_number >> 8).to(tl.int32).to(tl.float32)
+    radius = tl.sqrt(-2.0 * tl.log((first_number + 1.0) * 5.9604644775390625e-08))
+    return radius * tl.cos(3.7450704e-07 * second_number)

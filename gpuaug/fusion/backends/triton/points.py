@@ -2,10 +2,11 @@
 
 A *program* is a compile-time list with one entry per op, so that a kernel contains only the code of these ops. An entry is
 (code of the op, first column of the op in the row, flags, scale, offset). Scale and offset convert the result of the op to
-bytes; a scale of 0 means no conversion. The first entry may have code 0: it only converts the result of the gather or filter
-that precedes the ops (``PointProgram``).
+bytes (``to_bytes``); a scale of 0 means no conversion. The first entry may have code 0: it only converts the result of the
+gather or filter that precedes the ops (``PointProgram``).
 
-Parameters that differ between samples are loaded from the sample's row of the parameter table. Arithmetic is in
+Parameters that differ between samples are loaded from the sample's row of the parameter table. The first column of an op is its
+apply mask: 0 for a sample that the op does not change. The other columns are described in the class of the op. Arithmetic is in
 ``pixel_math.py``. The method ``apply`` of an op computes the same in torch.
 """
 
@@ -68,15 +69,16 @@ FROM_CONTRAST = tl.constexpr(color_jitter.FROM_CONTRAST)
 
 @triton.jit
 def per_channel(FORMULA: tl.constexpr, r, g, b, first, second):
-    """Return ``FORMULA(channel, first, second)`` of three channels. ``first``, ``second``: parameters or flags of the op."""
+    """Return ``FORMULA(channel, first, second)`` of each of three channels. ``first``, ``second``: parameters or flags."""
     return FORMULA(r, first, second), FORMULA(g, first, second), FORMULA(b, first, second)
 
 
 @triton.jit
 def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.constexpr):
-    """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
+    """Apply one adjustment of a jitter.
 
-    ``row``: address of the apply mask; the factors of the adjustments 0 to 3 follow. ``IS_JITTER``: adjust as Kornia's
+    ``adjustment``: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none. ``row``: address of the apply mask of the jitter; the
+    factors of the adjustments 0 to 3 follow. ``mean``: mean grey of the image. ``IS_JITTER``: adjust as Kornia's
     ``ColorJitter``, whose contrast scales differences from ``mean``; else as ``ColorJiggle``. ``FLAGS``: flags of
     ``color_jitter.py``: bit n if adjustment n is active, ``NO_NAN``, ``TORCHVISION_GREY`` and ``IN_BYTES``.
     """
@@ -86,14 +88,14 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
             if IS_JITTER:
                 r, g, b = clamped_sums(r, g, b, factor, 0.0, FLAGS)
             else:
-                base = factor - 1
-                r, g, b = clamped_sums(r, g, b, 1.0, base, FLAGS)
+                offset = factor - 1
+                r, g, b = clamped_sums(r, g, b, 1.0, offset, FLAGS)
     if FLAGS & 2:
         if adjustment == 1:
             factor = tl.load(row + 2)
             if IS_JITTER:
-                base = mean * (1 - factor)
-                r, g, b = clamped_sums(r, g, b, factor, base, FLAGS)
+                offset = mean * (1 - factor)
+                r, g, b = clamped_sums(r, g, b, factor, offset, FLAGS)
             else:
                 r, g, b = clamped_sums(r, g, b, factor, 0.0, FLAGS)
     if FLAGS & 4:
@@ -109,7 +111,7 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
             r, g, b = rotate_hue(r, g, b, tl.load(row + 4))
     if IN_BYTES & FLAGS:
         if adjustment < 4:
-            # The two rules differ in their scales only.
+            # Hue has another ``ByteRule`` than the other adjustments, with the same offset.
             scale = tl.where(adjustment == 3, TRUNCATED_256[0], TRUNCATED[0])
             r, g, b = per_channel(to_bytes, r, g, b, scale, TRUNCATED[1])
     return r, g, b
@@ -132,11 +134,12 @@ def apply_op(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Apply one op to the pixels of a sample. See ``apply_point_ops`` for the channels.
+    """Apply the op of code ``CODE`` to the pixels of a sample. See ``apply_point_ops`` for the channels.
 
-    ``row``: address of the apply mask of the op, which is not 0; the parameters of the op follow. ``sample``: index of the
-    image, or of the frame of a clip, in the batch.
+    ``x``, ``y``: coordinates of the pixels in the image, of ``width`` columns. ``row``: address of the apply mask of the op,
+    which is not 0; the parameters of the op follow. ``sample``: index of the image, or of the frame of a clip, in the batch.
     """
+    # Distances of the parameters of green and blue from the parameter of channel ``plane``.
     green_index: tl.constexpr = 1 if RGB else 0
     blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
@@ -163,25 +166,25 @@ def apply_op(
         r, g, b = snow(r, g, b, tl.load(row + 1), tl.load(row + 2))
     elif CODE == SHUFFLE:
         r, g, b = permute_channels(r, g, b, row + 1)
-    elif CODE == DROPOUT:
+    elif CODE == DROPOUT:  # columns: fill value; per channel, whether it is dropped
         value = tl.load(row + 1)
         r = tl.where(tl.load(row + 2 + plane) != 0, value, r)
         g = tl.where(tl.load(row + 2 + plane + green_index) != 0, value, g)
         b = tl.where(tl.load(row + 2 + plane + blue_index) != 0, value, b)
-    elif CODE == NOISE:
+    elif CODE == NOISE:  # columns: mean, standard deviation, high and low 16 bits of the seed, noise field
         noise_mean = tl.load(row + 1)
         deviation = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
         in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
         clamps: tl.constexpr = CLAMPS_NOISE & FLAGS
-        # FRAMES masks the number of frames per clip in the flags. The row has the noise field of a clip's first frame. Each
-        # later frame has the next field.
+        # The row has the noise field of a clip's first frame, and each later frame has the next field. The bits FRAMES of the
+        # flags are the number of frames per clip.
         field = (tl.load(row + 5).to(tl.int32) + sample % (FRAMES & FLAGS)) % FIELDS
         r = noisy(r, noise_mean + deviation * normal(x, y, plane, field, width, seed), in_bytes, clamps)
         if RGB:
             g = noisy(g, noise_mean + deviation * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
             b = noisy(b, noise_mean + deviation * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
-    elif CODE == ERASING:
+    elif CODE == ERASING:  # columns: left, right, top, bottom of the rectangle; seed and noise field, or a value per channel
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))
         if ERASES_WITH_NOISE & FLAGS:
             seed = tl.load(row + 5).to(tl.int32)
@@ -192,11 +195,11 @@ def apply_op(
                 g = tl.where(covered, noisy(0.0, normal(x, y, plane + 1, field, width, seed), in_bytes, 0), g)
                 b = tl.where(covered, noisy(0.0, normal(x, y, plane + 2, field, width, seed), in_bytes, 0), b)
         else:
-            values = row + 5 + plane
-            r = tl.where(covered, tl.load(values), r)
-            g = tl.where(covered, tl.load(values + green_index), g)
-            b = tl.where(covered, tl.load(values + blue_index), b)
-    elif CODE == NORMALIZE or CODE == DENORMALIZE:
+            fill_values = row + 5 + plane
+            r = tl.where(covered, tl.load(fill_values), r)
+            g = tl.where(covered, tl.load(fill_values + green_index), g)
+            b = tl.where(covered, tl.load(fill_values + blue_index), b)
+    elif CODE == NORMALIZE or CODE == DENORMALIZE:  # columns: mean per channel, standard deviation per channel
         means = row + 1 + plane
         stds = means + CHANNELS
         FORMULA: tl.constexpr = normalize if CODE == NORMALIZE else denormalize
@@ -204,16 +207,18 @@ def apply_op(
         g = FORMULA(g, tl.load(means + green_index), tl.load(stds + green_index))
         b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
     elif CODE == JITTER or CODE == JIGGLE:
+        # Columns: 1 to 4, factors of the adjustments; 5 to 8, order of the adjustments; 9 to 11, permutation of the channels.
         if not NO_NAN & FLAGS:  # with this flag, the input is in [0, 1]
             r, g, b = clamped(r, g, b)
         from_contrast = 0  # 1 at contrast and at the adjustments after it
-        # A loop, because four copies would not fit into the instruction cache.
+        # A loop at run time, because four copies of its code would not fit into the instruction cache.
         for position in range(4):
             adjustment = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
                 from_contrast = tl.where(adjustment == 1, 1, from_contrast)
-                # One kernel runs the adjustments before contrast, and skips contrast and the adjustments after it. Another
-                # kernel runs contrast and the adjustments after it, and skips the adjustments before it.
+                # A contrast around a mean takes two kernels. The first, with BEFORE_CONTRAST, skips contrast and the
+                # adjustments after it (``from_contrast`` 1). The second skips the adjustments before contrast
+                # (``from_contrast`` 0).
                 skipped = 1 if BEFORE_CONTRAST & FLAGS else 0
                 adjustment = tl.where(from_contrast == skipped, 4, adjustment)
             r, g, b = adjust(r, g, b, row, mean, adjustment, CODE == JITTER, FLAGS)
@@ -231,10 +236,10 @@ def apply_op_or_pick(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Apply an op, or, for ``ONE_OF``, an op that was picked per sample.
+    """Apply the op of code ``CODE``, or, if it is ``ONE_OF``, the op that was picked for the sample. See ``apply_op``.
 
-    The row of ``ONE_OF`` is its apply mask, the code of the picked op, and the row of the picked op. ``FLAGS`` of ``ONE_OF``
-    has a bit per possible code. Ops that can be picked have no flags.
+    The columns of ``ONE_OF`` are its apply mask, the code of the picked op, and the columns of the picked op. ``FLAGS`` of
+    ``ONE_OF`` has bit n if the op of code n can be picked. Ops that can be picked have no flags.
     """
     if CODE == ONE_OF:
         picked_code = tl.load(row + 1).to(tl.int32)
@@ -252,13 +257,18 @@ def apply_point_ops(
     r, g, b, x, y, sample, plane, width, row, mean,
     PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Run a program of ``OP_COUNT`` entries on a tile of one sample. ``mean``: mean grey of the image, for a contrast.
+    """Run a program of ``OP_COUNT`` entries on a tile of one sample. Return the pixels (r, g, b).
 
     With ``RGB``, r, g and b are the three channels. Without, r is channel ``plane``, and g and b are copies of it, which are
     never stored, so that the compiler removes their computation.
+
+    ``x``, ``y``: coordinates of the pixels in the image, of ``width`` columns, in the shape of r, or shapes that broadcast to
+    it. ``sample``: index of the image in the batch. ``row``: address of the sample's row of the parameter table, from the first
+    column of the pass on. ``mean``: mean grey of the image, for a contrast.
     """
+    # An entry of the program is (code, first column, flags, scale, offset).
     for index in tl.static_range(OP_COUNT):
-        if PROGRAM[index][1] < 0:  # converts the result of a gather, which needs no apply mask
+        if PROGRAM[index][1] < 0:  # converts the result of a gather, which has no apply mask
             r, g, b = per_channel(to_bytes, r, g, b, PROGRAM[index][3], PROGRAM[index][4])
         else:
             op_row = row + PROGRAM[index][1]

@@ -1,6 +1,8 @@
-"""The kernel of filters, around a function that computes the output pixels of one plane, and its launch.
+"""Triton kernel of the filters, and its launch. The kernel calls the function of a filter for each plane of an output tile.
 
-Blurs in strips have a kernel of their own. ``tiles.py`` describes the tiles of thread blocks.
+The kernel does what is common to all filters: it skips samples, copies the samples that the filter does not apply to, runs the
+pointwise ops of the pass, and stores the pixels. Only a blur in strips (``blur.py``) has a separate kernel. ``tiles.py``
+describes the tiles of thread blocks.
 """
 
 import math
@@ -28,43 +30,55 @@ from gpuaug.fusion.program.plan import OpPass
 
 @partial(kernel, name=lambda form: form.constants["FILTER"].__name__)
 def filter_kernel(
-    source, between, out, rows, height, width, tiles_across, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    between_c, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr, SETTINGS: tl.constexpr,
+    source, intermediate, out, param_table, height, width, tiles_across, row_stride, source_b, source_c, source_h, out_b, out_c,
+    out_h, intermediate_c, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
+    PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr,
+    ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr,
+    SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Filter the samples whose apply mask is set, run the pointwise ops of the pass, and store all samples.
+
+    Tensors, by their address, and their strides in elements:
+        source, out: Input and output images, (B, C, ``height``, ``width``), with the strides ``source_b`` to ``SOURCE_W`` and
+            ``out_b`` to ``OUT_W``.
+        intermediate: Result of the first launch (``FirstLaunch``), (B, C, …), with ``intermediate_c`` elements per plane; not
+            read without a first launch.
+        param_table: Parameter table, (B, K), with the stride ``row_stride``. Column 0 is the apply mask of the filter.
 
     Constants, in addition to the constants of ``output_constants`` and ``tile_indices``:
         ALONG_X: Whether the filter works along x, not along y. x is then the last axis of a tile.
         FILTER: Function that returns the output pixels of one plane of a tile in [0, 1], (ACROSS, ALONG) float32::
 
-                FILTER(plane, between, row, first, y, x, height, width, stride_y, SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS)
+                FILTER(
+                    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+                    SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS,
+                )
 
-            ``plane``, ``row``: addresses of the plane of the source and of the sample's table row. ``between``: address of the
-            elements that the first launch wrote for the plane, if there is a first launch. ``first``, ``y``, ``x``: results of
-            ``tile_indices``. ``stride_y``: elements between lines of the source.
+            ``plane``, ``intermediate``: addresses of the plane in ``source`` and in the result of the first launch. ``row``:
+            address of the sample's row of the parameter table. ``tile_start``: index of the tile's first pixel along the axis
+            of the filter; ``y``, ``x``: indices of the tile's lines and columns (``tile_indices``). ``stride_y``: stride
+            between lines of ``source``.
         SETTINGS: Constants of ``FILTER``.
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
     skipped, sample, plane, row, pointer, out = select_sample(
-        source, out, rows, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
+        source, out, param_table, row_stride, source_b, source_c, out_b, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
-    first, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
+    tile_start, y, x = tile_indices(tiles_across, ALONG, ACROSS, TILES)
     if ALONG_X:
         x, y = y, x
     if tl.load(row) != 0:
-        between += (sample.to(tl.int64) * CHANNELS + plane) * between_c
+        intermediate += (sample.to(tl.int64) * CHANNELS + plane) * intermediate_c
         r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
             value = FILTER(
-                pointer + channel * source_c, between + channel * between_c, row, first, y, x, height, width, source_h,
-                SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS,
+                pointer + channel * source_c, intermediate + channel * intermediate_c, row, tile_start, y, x, height, width,
+                source_h, SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS,
             )  # fmt: skip
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:
@@ -76,9 +90,12 @@ def filter_kernel(
 
 
 def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
-    """Return the number of tiles along the first axis, the number of blocks, and the kernel's constants for tiles.
+    """Return (tiles of an image along the axis across the filter, thread blocks per image, constants of ``tile_indices``).
 
-    ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
+    Args:
+        pass_: Pass that the kernel runs.
+        along: Size of the image in pixels along the axis that the filter works along.
+        across: Size of the image in pixels along the other axis.
     """
     tiles_across = triton.cdiv(across, TILE_ACROSS)
     tiles = tiles_across * triton.cdiv(along, TILE_ALONG)
@@ -89,11 +106,11 @@ def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int,
 
 
 def filter_launch(
-    function: Any,
+    filter_function: Any,
     settings: tuple[Any, ...],
     pass_: OpPass[FrontOp],
     source: Tensor,
-    rows: Tensor,
+    param_table: Tensor,
     out: Tensor,
     first: FirstLaunch | None = None,
     *,
@@ -102,19 +119,19 @@ def filter_launch(
     """Return the launch of ``filter_kernel``.
 
     Args:
-        function: Constant ``FILTER`` of the kernel.
+        filter_function: Constant ``FILTER`` of the kernel.
         settings: Constant ``SETTINGS`` of the kernel.
         pass_: Pass that the kernel runs.
         source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
-        rows: (B, K) parameter table.
+        param_table: (B, K) parameter table.
         out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
-        first: Launch before this launch, whose output the function reads.
+        first: Launch before this launch, whose output ``filter_function`` reads.
         along_x: Whether the filter works along x, not along y.
     """
     batch, _, height, width = source.shape
     tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
     common, planes = output_constants(pass_, source, out)
-    between_c = 0 if first is None else math.prod(first.shape[2:])
-    integers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3], between_c)
-    constants = {**common, **tile, "ALONG_X": along_x, "FILTER": function, "SETTINGS": settings}
+    intermediate_c = 0 if first is None else math.prod(first.shape[2:])
+    integers = (height, width, tiles_across, param_table.stride(0), *source.stride()[:3], *out.stride()[:3], intermediate_c)
+    constants = {**common, **tile, "ALONG_X": along_x, "FILTER": filter_function, "SETTINGS": settings}
     return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tile["TILES"]))

@@ -1,8 +1,15 @@
-"""Equalize, CLAHE and auto contrast in Triton.
+"""Triton kernels of equalize, CLAHE and auto contrast.
 
-The ops run in two launches. The first computes a *table* per channel: for equalize the new value per level, for CLAHE such
-values per tile of the channel, for auto contrast minimum and maximum. The second launch maps the pixels by the tables. A
-*level* is a byte, 0 to 255.
+Each op runs in two launches. The first, ``table_kernel``, computes *tables* from all pixels of a channel. The second,
+``filter_kernel`` with the function ``map_levels``, maps each pixel by the tables of its channel.
+
+    op             tables of a channel                                      a pixel becomes
+    equalize       one: new value in [0, 1] of each level, float32          the entry of its level
+    CLAHE          one per tile of the channel: new level, uint8            a blend of the entries in the four nearest tiles
+    auto contrast  one: minimum and maximum of the channel, float32         (value - minimum) / (maximum - minimum)
+
+A *level* is a byte, 0 to 255, to which ``to_level`` maps a value in [0, 1]. A *tile* of CLAHE is one cell of a regular grid
+over the image.
 """
 
 from typing import Any
@@ -39,109 +46,129 @@ TILE_BLOCK = 512
 """Pixels that a thread block of ``table_kernel`` reads at once for CLAHE. A tile of CLAHE has some hundreds of pixels."""
 
 SPLIT_PIXELS, MOST_SPLITS = 8192, 8
-"""Pixels per split, and maximum number of splits of a channel, in a pass that skips the samples that have picked other ops.
+"""Pixels per split of a channel, and maximum number of splits. A *split* is a range of lines, read by one thread block.
 
-Such a pass reads few channels, so several thread blocks compute the table of a channel, each from one split of it. Without
-splits, RandAugment and TrivialAugment take 1.23 to 1.36 times as long (256 x 3 x 224 x 224, H200, 2026-11-29).
+A channel is split only in a pass that skips samples, because policies such as RandAugment have picked other ops for them. Such
+a pass reads few channels, and one thread block per channel would not fill the GPU: without splits, RandAugment and
+TrivialAugment take 1.23 to 1.36 times as long (256 x 3 x 224 x 224, H200, 2026-11-29).
 """
 
 
 @kernel
 def table_kernel(
-    source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
+    source, tables, param_table, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, PICKS_OP: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the table of a channel (equalize) or of a tile (CLAHE), or minimum and maximum of a channel (auto contrast).
+    """Compute one table: of a channel, of a tile of a channel (CLAHE), or, with several ``SPLITS``, of a split of a channel.
+
+    The table of a split is not final: it has the number of pixels per level, int32, or the minimum and maximum of the split.
+    ``map_levels`` combines the tables of all splits.
+
+    Tensors, by their address, and their strides in elements:
+        source: Images, (B, C, ``height``, ``width``). A block reads one plane, that is, one channel of a sample.
+        tables: Output, (B, C, ``SPLITS``, ``ENTRIES``).
+        param_table: Parameter table, (B, K). Columns of a row: apply mask (with ``PICKS_OP``: code of the op, 0 for
+            neither); with CLAHE also the clip limit, the maximum number of pixels that count for one level.
+        row_stride: Stride between rows of ``param_table``.
+        source_b, source_c, source_h, SOURCE_W: Strides of ``source`` along its four axes.
 
     Constants:
-        PICKS_OP: Whether the op differs by sample: equalize if the first column of the row is ``EQUALIZE``, else auto contrast.
-        ENTRIES: Number of elements of a table; ``LEVELS`` for equalize.
-        SPLITS: Number of blocks per channel. For CLAHE, each computes the table of a tile, (LEVELS,) uint8. For other ops, if
-            greater than 1, each block writes the int32 pixel counts per level of its split of the channel, or its minimum and
-            maximum, and ``map_levels`` combines them.
-        GRID_H, GRID_W: Number of tiles of CLAHE along y and x; 0 for other ops.
-        KEEPS_VALUES: Whether the table has -1 for a channel that must not change (``equalize_table``).
+        FRAMES: Images per row of ``param_table``.
+        BYTES: Whether the source is uint8, not in [0, 1].
+        CHANNELS: C.
+        ENTRIES: Number of elements of a table: ``LEVELS``; 2 for auto contrast.
         FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
-        BYTES: Whether the source is uint8.
+        KEEPS_VALUES: Whether the table of equalize is -1 for a channel that must not change (``equalize_table``).
+        PICKS_OP: Whether the op differs by sample: equalize if its code is ``EQUALIZE``, else auto contrast.
+        BLOCK: Number of pixels that are read at once.
+        SPLITS: Number of tables per channel: tiles with CLAHE, else splits.
+        GRID_H, GRID_W: Number of tiles of CLAHE along y and x; 0 for other ops.
         ROUTE_COLUMN: Column of the buffer route (``BasePass.route_column``), which says which samples are skipped; or -1.
 
-    Grid: (splits or tiles of a channel, samples, planes).
+    Grid: (``SPLITS``, B, C).
     """
     skipped, sample, plane, row, pointer, _ = select_sample(
-        source, tables, rows, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
+        source, tables, param_table, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
     )
     if skipped:
         return
-    split = tl.program_id(0)
-    table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * SPLITS + split) * ENTRIES
+    table_index = tl.program_id(0)
+    table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * SPLITS + table_index) * ENTRIES
     if SPLITS > 1 and GRID_H == 0:
-        lines = (height + SPLITS - 1) // SPLITS
-        pointer += split * lines * source_h
-        height = tl.maximum(tl.minimum(height - split * lines, lines), 0)
-    pixels = height * width
+        # From here on, the channel is the split: ``pointer`` is its first line, and ``height`` its number of lines.
+        lines_per_split = (height + SPLITS - 1) // SPLITS
+        pointer += table_index * lines_per_split * source_h
+        height = tl.maximum(tl.minimum(height - table_index * lines_per_split, lines_per_split), 0)
+    channel_pixels = height * width
     applied_op = tl.load(row)
     if applied_op != 0:
         if GRID_H > 0:
-            down = tile_side(height, GRID_H)
-            across = tile_side(width, GRID_W)
-            top = split // GRID_W * down
-            left = split % GRID_W * across
-            counts = count_levels(
-                pointer, top, left, down, across, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
+            tile_h = tile_side(height, GRID_H)
+            tile_w = tile_side(width, GRID_W)
+            top = table_index // GRID_W * tile_h
+            left = table_index % GRID_W * tile_w
+            level_counts = count_levels(
+                pointer, top, left, tile_h, tile_w, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
             )
-            counts = tl.minimum(counts, tl.load(row + 1).to(tl.int32))
-            tile_pixels = down * across
-            excess = tile_pixels - tl.sum(counts, 0)
+            # Pixels above the clip limit are distributed equally over all levels. The remainder, fewer pixels than levels, goes
+            # to every ``spacing``-th level, one pixel each.
+            level_counts = tl.minimum(level_counts, tl.load(row + 1).to(tl.int32))
+            tile_pixels = tile_h * tile_w
+            excess = tile_pixels - tl.sum(level_counts, 0)
             remainder = excess % LEVELS
             spacing = LEVELS // tl.maximum(remainder, 1)
             level = tl.arange(0, LEVELS)
-            counts += excess // LEVELS + tl.where((level % spacing == 0) & (level // spacing < remainder), 1, 0)
+            level_counts += excess // LEVELS + tl.where((level % spacing == 0) & (level // spacing < remainder), 1, 0)
             scale = tl.div_rn(255.0 + 0.0 * level, tile_pixels + 0.0 * level)
-            # Rounds half to even: float32 has no fractions above 2²³.
-            mapped = tl.cumsum(counts, 0).to(tl.float32) * scale + 8388608.0 - 8388608.0
-            tl.store(table + level, tl.minimum(mapped, 255.0).to(tl.uint8))
+            # Adding and subtracting 2²³ rounds half to even, because float32 has no fractions above 2²³.
+            new_levels = tl.cumsum(level_counts, 0).to(tl.float32) * scale + 8388608.0 - 8388608.0
+            tl.store(table + level, tl.minimum(new_levels, 255.0).to(tl.uint8))
         elif (applied_op == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
             entries = count_levels(
                 pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, False, BLOCK
             )
             if SPLITS == 1:
-                entries = equalize_table(entries, pixels, KEEPS_VALUES)
+                entries = equalize_table(entries, channel_pixels, KEEPS_VALUES)
             tl.store(table + tl.arange(0, ENTRIES), entries)
         else:
             minimum = tl.full((BLOCK,), float("inf"), tl.float32)
             maximum = tl.full((BLOCK,), float("-inf"), tl.float32)
             has_nan = tl.zeros((BLOCK,), tl.int32)
-            for start in range(0, pixels, BLOCK):
-                index = tl.minimum(start + tl.arange(0, BLOCK), pixels - 1)
-                value = load_exact(pointer + index // width * source_h + index % width * SOURCE_W, BYTES)
+            for start in range(0, channel_pixels, BLOCK):
+                # In the last block, the last pixel is repeated, which changes neither minimum nor maximum.
+                pixel_index = tl.minimum(start + tl.arange(0, BLOCK), channel_pixels - 1)
+                value = load_exact(pointer + pixel_index // width * source_h + pixel_index % width * SOURCE_W, BYTES)
                 minimum = tl.minimum(minimum, value)
                 maximum = tl.maximum(maximum, value)
                 has_nan = tl.where(value == value, has_nan, 1)
-            range_pointer = table.to(tl.pointer_type(tl.float32))
-            tl.store(range_pointer, tl.where(tl.max(has_nan, 0) == 0, tl.min(minimum, 0), float("nan")))
-            tl.store(range_pointer + 1, tl.max(maximum, 0))
+            # float32 also where the dtype of the tables is int32, because equalize stores counts in tables of other samples.
+            channel_range = table.to(tl.pointer_type(tl.float32))
+            tl.store(channel_range, tl.where(tl.max(has_nan, 0) == 0, tl.min(minimum, 0), float("nan")))
+            tl.store(channel_range + 1, tl.max(maximum, 0))
 
 
 @triton.jit
 def map_by_table(
-    value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, SPLITS: tl.constexpr
+    value, table, channel_pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, SPLITS: tl.constexpr
 ):
-    """Map the pixels of a channel through its table.
+    """Equalize pixels: return the entry of the channel's table for the level of each pixel, in [0, 1]. NaN stays NaN.
 
-    With several ``SPLITS``, compute the table from the sum of the pixel counts of all splits. ``pixels``: number of pixels.
+    ``value``: pixels of one channel, float32, of any shape. ``table``: address of the table, (LEVELS,) float32; with several
+    ``SPLITS``, of the pixel counts per level of each split, (``SPLITS``, LEVELS) int32, from which the function computes the
+    table. ``channel_pixels``: number of pixels of the channel. The constants are described in ``table_kernel``.
     """
     clamped = clamp01(value)
     level = to_level(clamped, FACTOR, OFFSET)
     if SPLITS == 1:
         result = load_flattened(table + level)
     else:
-        levels = tl.arange(0, LEVELS)
-        counts = tl.load(table + levels)
+        all_levels = tl.arange(0, LEVELS)
+        counts = tl.load(table + all_levels)
         for split in tl.static_range(1, SPLITS):
-            counts += tl.load(table + split * LEVELS + levels)
-        result = tl.reshape(tl.gather(equalize_table(counts, pixels, KEEPS_VALUES), tl.ravel(level), 0), level.shape)
+            counts += tl.load(table + split * LEVELS + all_levels)
+        result = tl.reshape(tl.gather(equalize_table(counts, channel_pixels, KEEPS_VALUES), tl.ravel(level), 0), level.shape)
     if KEEPS_VALUES:
         result = tl.where(result < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), result)
     return tl.where(value == value, result, value)
@@ -149,10 +176,12 @@ def map_by_table(
 
 @triton.jit
 def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, SPLITS: tl.constexpr):
-    """Map the pixels of a channel from [minimum, maximum] to [0, 1].
+    """Stretch the pixels ``value`` of a channel from [minimum, maximum] of the channel to [0, 1].
 
-    ``EPSILON`` is added to the divisor. The pixels of a constant channel become 0, or are clamped if ``EPSILON`` is 0.
+    ``table``: address of minimum and maximum, once per split, the splits ``ENTRIES`` elements apart. ``EPSILON`` is added to
+    the divisor. The pixels of a constant channel become 0, or are clamped if ``EPSILON`` is 0.
     """
+    # Minimum and maximum are float32 also where the dtype of the tables is int32 (``table_kernel``).
     table = table.to(tl.pointer_type(tl.float32))
     minimum = tl.load(table)
     maximum = tl.load(table + 1)
@@ -168,30 +197,37 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, SPLITS: 
 
 
 @triton.jit
-def interpolate_tables(
-    value, table, top, bottom, upper_weight, left, right, left_weight,
+def blend_tables(
+    value, table, above, below, weight_above, left, right, weight_left,
     GRID_W: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Map the pixels of a channel through the tables of the four nearest tiles, interpolated bilinearly."""
-    entry = table + to_level(clamp01(value), FACTOR, OFFSET)
-    top_left = as_float(load_flattened(entry + (top * GRID_W + left) * LEVELS), True)
-    top_right = as_float(load_flattened(entry + (top * GRID_W + right) * LEVELS), True)
-    bottom_left = as_float(load_flattened(entry + (bottom * GRID_W + left) * LEVELS), True)
-    bottom_right = as_float(load_flattened(entry + (bottom * GRID_W + right) * LEVELS), True)
-    upper = top_right + (top_left - top_right) * left_weight
-    lower = bottom_right + (bottom_left - bottom_right) * left_weight
-    return tl.where(value == value, div_by_255(lower + (upper - lower) * upper_weight), value)
+    """Apply CLAHE: return the bilinear mean of the entries for the level of a pixel in the tables of the four nearest tiles.
+
+    ``value``: pixels of one channel, (ACROSS, ALONG) float32. ``table``: address of the tables of the channel, (``GRID_H``,
+    ``GRID_W``, LEVELS) uint8. ``above``, ``below``, ``left``,
+    ``right``: indices of the tiles along y and along x. ``weight_above``, ``weight_left``: weights of ``above`` and ``left``
+    (``nearest_tiles``). ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
+    """
+    level_entry = table + to_level(clamp01(value), FACTOR, OFFSET)
+    top_left = as_float(load_flattened(level_entry + (above * GRID_W + left) * LEVELS), True)
+    top_right = as_float(load_flattened(level_entry + (above * GRID_W + right) * LEVELS), True)
+    bottom_left = as_float(load_flattened(level_entry + (below * GRID_W + left) * LEVELS), True)
+    bottom_right = as_float(load_flattened(level_entry + (below * GRID_W + right) * LEVELS), True)
+    upper = top_right + (top_left - top_right) * weight_left
+    lower = bottom_right + (bottom_left - bottom_right) * weight_left
+    return tl.where(value == value, div_by_255(lower + (upper - lower) * weight_above), value)
 
 
 @triton.jit
 def map_levels(
-    plane, between, row, first, y, x, height, width, stride_y,
+    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Map pixels through the table, or minimum and maximum, that ``table_kernel`` wrote.
+    """Map pixels by the tables that ``table_kernel`` wrote for their channel. See ``filter_kernel`` for the arguments.
 
-    ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``, ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``, ``GRID_W``) of
-    ``table_kernel``, (``EPSILON``,) of ``stretch``.
+    ``intermediate``: address of the tables of the channel. ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``,
+    ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``, ``GRID_W``, ``EPSILON``): constants of ``table_kernel``, and ``EPSILON`` of
+    ``stretch``.
     """
     PICKS_OP: tl.constexpr = SETTINGS[0]
     ENTRIES: tl.constexpr = SETTINGS[1]
@@ -200,26 +236,34 @@ def map_levels(
     SPLITS: tl.constexpr = SETTINGS[5]
     GRID_H: tl.constexpr = SETTINGS[6]
     GRID_W: tl.constexpr = SETTINGS[7]
-    pixel = plane + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
-    value = load_exact_tile(pixel, x < width, BYTES)
+    address = plane + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
+    value = load_exact_tile(address, x < width, BYTES)
     if GRID_H > 0:
-        top, bottom, upper_weight = nearest_tiles(y, height, GRID_H)
-        left, right, left_weight = nearest_tiles(x, width, GRID_W)
-        value = interpolate_tables(value, between, top, bottom, upper_weight, left, right, left_weight, GRID_W, FACTOR, OFFSET)
+        # Indices of tiles, and the weights of ``above`` and ``left``, per pixel.
+        above, below, weight_above = nearest_tiles(y, height, GRID_H)
+        left, right, weight_left = nearest_tiles(x, width, GRID_W)
+        value = blend_tables(value, intermediate, above, below, weight_above, left, right, weight_left, GRID_W, FACTOR, OFFSET)
     elif (tl.load(row) == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
-        value = map_by_table(value, between, height * width, FACTOR, OFFSET, SETTINGS[4], SPLITS)
+        value = map_by_table(value, intermediate, height * width, FACTOR, OFFSET, SETTINGS[4], SPLITS)
     else:
-        value = stretch(value, between, ENTRIES, SETTINGS[8], SPLITS)
+        value = stretch(value, intermediate, ENTRIES, SETTINGS[8], SPLITS)
     return value
 
 
-def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare both launches of a pass whose front is equalize, CLAHE or auto contrast."""
+def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
+    """Prepare both launches of a pass whose front is equalize, CLAHE or auto contrast.
+
+    Args:
+        pass_: Pass that the launches run.
+        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
+        param_table: (B, K) parameter table.
+        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
+    """
     op = pass_.front
     batch, channels, height, width = source.shape
     common = source_constants(pass_, source)
-    integers = (height, width, rows.stride(0), *source.stride()[:3])
-    # Bytes are levels already, so they need no setting of the op.
+    integers = (height, width, param_table.stride(0), *source.stride()[:3])
+    # The source is divided by 255, so bytes times 255 are levels again; 0.5 rounds them to the nearest integer.
     factor, offset = (255.0, 0.5) if common["BYTES"] else op.to_levels
     grid_h, grid_w = op.grid if isinstance(op, Clahe) else (0, 0)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
@@ -236,11 +280,11 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: 
         "GRID_W": grid_w,
     }
     constants = {**common, **settings, "BLOCK": TILE_BLOCK if grid_h else BLOCK}
-    # Products and sums of CLAHE are not fused: the sum rounds a product that is rounded already to a whole number.
-    tables = Launch(
+    # Products and sums of CLAHE are not fused: the product must be rounded to float32 before the addition of 2²³.
+    tables_launch = Launch(
         table_kernel, (splits, batch, channels), integers, constants, warps=4 if grid_h else 8, fp_fusion=not grid_h
     )
     epsilon = contrast_op.epsilon if isinstance(contrast_op, AutoContrast) else 0.0
-    counts_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
-    first = FirstLaunch(tables, (batch, channels, splits * op.entries), torch.uint8 if grid_h else counts_dtype)
-    return filter_launch(map_levels, (*settings.values(), epsilon), pass_, source, rows, out, first)
+    table_dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
+    first_launch = FirstLaunch(tables_launch, (batch, channels, splits * op.entries), torch.uint8 if grid_h else table_dtype)
+    return filter_launch(map_levels, (*settings.values(), epsilon), pass_, source, param_table, out, first_launch)

@@ -1,4 +1,4 @@
-"""Motion blur in Triton."""
+"""Triton function of motion blurs: a pixel is the weighted sum of pixels along a line, which differs between samples."""
 
 import triton
 import triton.language as tl
@@ -13,22 +13,26 @@ from gpuaug.fusion.program.plan import OpPass
 
 @triton.jit
 def motion_blur(
-    plane, between, row, first, y, x, height, width, stride_y,
+    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Sum the weighted taps. Row: apply mask, number of taps; y, x and weight per tap. ``SETTINGS``: (padding mode,)."""
-    total = tl.zeros((ACROSS, ALONG), tl.float32)
+    """Return the weighted sum of the taps of a motion blur, whose weights sum to 1.
+
+    Columns of a row: apply mask; number of taps; per tap its offsets from the pixel along y and x, and its weight.
+    ``SETTINGS``: (padding mode,). See ``filter_kernel`` for the other arguments.
+    """
+    blurred = tl.zeros((ACROSS, ALONG), tl.float32)
     for tap in range(tl.load(row + 1).to(tl.int32)):
-        tap_row = row + 2 + 3 * tap
-        tap_y = y + tl.load(tap_row).to(tl.int32)
-        tap_x = x + tl.load(tap_row + 1).to(tl.int32)
-        weight = tl.load(tap_row + 2) * (1 / 255 if BYTES else 1)
-        inside = (tap_y >= 0) & (tap_y < height) & (tap_x >= 0) & (tap_x < width)
+        tap_columns = row + 2 + 3 * tap
+        tap_y = y + tl.load(tap_columns).to(tl.int32)
+        tap_x = x + tl.load(tap_columns + 1).to(tl.int32)
+        weight = tl.load(tap_columns + 2) * (1 / 255 if BYTES else 1)
+        in_image = (tap_y >= 0) & (tap_y < height) & (tap_x >= 0) & (tap_x < width)
         source_y, source_x = border_index(tap_y, height, SETTINGS[0]), border_index(tap_x, width, SETTINGS[0])
-        total += weight * load_lines(plane + source_y * stride_y + source_x * SOURCE_W, inside, SETTINGS[0], BYTES)
-    return total
+        blurred += weight * load_lines(plane + source_y * stride_y + source_x * SOURCE_W, in_image, SETTINGS[0], BYTES)
+    return blurred
 
 
-def motion_blur_launch(pass_: OpPass[MotionBlurOp], source: Tensor, rows: Tensor, out: Tensor) -> FilterLaunch:
+def motion_blur_launch(pass_: OpPass[MotionBlurOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
     """Prepare the launch of a pass whose front is a motion blur."""
-    return filter_launch(motion_blur, (BORDERS[pass_.front.border],), pass_, source, rows, out)
+    return filter_launch(motion_blur, (BORDERS[pass_.front.border],), pass_, source, param_table, out)

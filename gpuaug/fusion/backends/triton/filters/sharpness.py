@@ -1,4 +1,4 @@
-"""Sharpness in Triton."""
+"""Triton function of sharpness: a pixel is blended with its 3x3 blur."""
 
 import triton
 import triton.language as tl
@@ -14,36 +14,39 @@ from gpuaug.fusion.program.plan import OpPass
 
 @triton.jit
 def sharpen(
-    plane, between, row, first, y, x, height, width, stride_y,
+    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Blend the plane with its 3x3 blur, by a factor. Row: apply mask, factor. Border pixels of the image are not blurred.
+    """Return blur + (pixel - blur) · factor, where the blur is a 3x3 mean in which the centre has five times the weight.
 
-    ``SETTINGS``: (whether the blur is rounded to bytes,).
+    Border pixels of the image are not blurred. Columns of a row: apply mask, factor. ``SETTINGS``: (whether the blur is rounded
+    to bytes,). See ``filter_kernel`` for the other arguments.
     """
-    along = tl.arange(0, ALONG)[None, :]
+    output_line = tl.arange(0, ALONG)[None, :]
     sum_3x3 = tl.zeros((ACROSS, ALONG), tl.float32)
     centre = tl.zeros((ACROSS, ALONG), tl.float32)
-    for line in tl.static_range(ALONG + 2):
-        line_pointer = plane + border_index(first + (line - 1), height, 2) * stride_y
+    # Lines from one above the tile to one below it. Output line i depends on lines i, i + 1 (its centre) and i + 2 of these.
+    for line_index in tl.static_range(ALONG + 2):
+        line_pointer = plane + border_index(tile_start + (line_index - 1), height, 2) * stride_y
         left = load_pixels(line_pointer + border_index(x - 1, width, 2) * SOURCE_W, True, 2, BYTES)
         middle = load_pixels(line_pointer + border_index(x, width, 2) * SOURCE_W, True, 2, BYTES)
         right = load_pixels(line_pointer + border_index(x + 1, width, 2) * SOURCE_W, True, 2, BYTES)
         if not BYTES:
             left, middle, right = clamp01(left), clamp01(middle), clamp01(right)
-        tap_y = line - along
+        tap_y = line_index - output_line
         sum_3x3 = tl.where((tap_y >= 0) & (tap_y < 3), sum_3x3 + (left + middle + right), sum_3x3)
         centre = tl.where(tap_y == 1, middle, centre)
-    smooth = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if BYTES else 1 / 13)
+    # The sum of the nine weights is 8 · 1 + 5.
+    smoothed = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if BYTES else 1 / 13)
     if SETTINGS[0]:
-        smooth = to_bytes(smooth, ROUNDED[0], ROUNDED[1])
+        smoothed = to_bytes(smoothed, ROUNDED[0], ROUNDED[1])
     if BYTES:
         centre = div_by_255(centre)
-    inside = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
-    smooth = tl.where(inside, clamp01(smooth), centre)
-    return clamp01(smooth + (centre - smooth) * tl.load(row + 1))
+    has_neighbours = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
+    smoothed = tl.where(has_neighbours, clamp01(smoothed), centre)
+    return clamp01(smoothed + (centre - smoothed) * tl.load(row + 1))
 
 
-def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> FilterLaunch:
+def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
     """Prepare the launch of a pass whose front is a sharpness op."""
-    return filter_launch(sharpen, (pass_.front.to_bytes is not None,), pass_, source, rows, out)
+    return filter_launch(sharpen, (pass_.front.to_bytes is not None,), pass_, source, param_table, out)

@@ -1,18 +1,25 @@
-"""Device functions that filter kernels share: tile indices, reads beyond the border, stores.
+"""Device functions that filter kernels share: tile indices, reads beyond the border, histograms, stores.
 
-A *tile* is the output pixels of one warp, (``TILE_ACROSS``, ``TILE_ALONG``). The filter works along the last axis, which lies
-in the registers of one thread. A warp reads each line of the source once per tile, and adds the line, times its weight, to all
-outputs that depend on it. As a thread has all pixels along the last axis, and all threads use the same weights, a tap takes one
-multiplication, and no exchange between threads. Loops over lines are unrolled, so that the compiler can keep a tile in
-registers. Where the compiler cannot infer that addresses are contiguous along the first axis, tiles are flattened to one axis
-before they are loaded or stored (``flatten``).
+A *tile* is the output pixels that one warp computes, (``TILE_ACROSS``, ``TILE_ALONG``). The filter works along the last axis of
+the tile, *along*; the first axis is *across*. A thread has the pixels of one index across, in its registers:
 
-A thread block is one warp with one tile; in a pass that skips samples, it is ``TILES`` warps with one tile each, adjacent along
-the first axis. Kernels compute all tiles of a block as one array, (``ACROSS``, ``ALONG``), with ``ALONG`` = ``TILE_ALONG`` and
+                        axis of the filter (along) ──►
+        thread 0        pixel   pixel   pixel   …       ``TILE_ALONG`` pixels
+        thread 1        pixel   pixel   pixel   …
+        …                                               ``TILE_ACROSS`` threads, the axis across
+
+A *line* is the pixels of one index along, one per thread. A warp reads each line of the source once per tile, and adds the
+line, times its weight, to all outputs that depend on it. As a thread has all pixels along, and all threads use the same
+weights, a tap takes one multiplication, and no exchange between threads. Loops over lines are unrolled, so that the compiler
+can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous across, tiles are flattened to one
+axis before they are loaded or stored (``flatten``).
+
+A thread block is one warp with one tile; in a pass that skips samples, it is ``TILES`` warps with one tile each, adjacent
+across. Kernels compute all tiles of a block as one array, (``ACROSS``, ``ALONG``), with ``ALONG`` = ``TILE_ALONG`` and
 ``ACROSS`` = ``TILES`` · ``TILE_ACROSS``.
 
-A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
-denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
+A *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes
+batch, channel, y and x. ``BYTES``: whether pixels are bytes.
 """
 
 import triton
@@ -22,21 +29,21 @@ from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, clamp01, 
 from gpuaug.fusion.backends.triton.points import apply_point_ops
 
 TILE_ALONG = 16
-"""Outputs of a tile along the axis that the filter works along, the last axis of the tile."""
+"""Output pixels of a tile along its last axis, the axis of the filter."""
 
 TILE_ACROSS = 32
-"""Outputs of a tile along its first axis: a multiple of the threads in a warp."""
+"""Output pixels of a tile along its first axis: a multiple of the 32 threads in a warp."""
 
 MOST_TILES = 8
-"""Maximum number of tiles, and of warps, per block in a pass that skips samples; a power of two.
+"""Maximum number of tiles, and of warps, per thread block in a pass that skips samples; a power of two.
 
-Blocks of skipped samples only start and end. With several tiles per block, there are fewer of them.
+A thread block of a skipped sample starts and ends without work, which takes time. Larger blocks are fewer.
 """
 
 LINES = tl.constexpr(8)
-"""Lines per load. With fewer lines there are more loads, with more lines more code per load.
+"""Number of lines that are loaded at once. A compromise: fewer lines mean more loads, more lines mean more code per load.
 
-Triton's compile time grows with both, and faster with the code per load.
+Triton's compile time grows with both.
 """
 
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
@@ -54,9 +61,9 @@ def tile_indices(tiles_across, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES:
         TILES: Number of tiles of the block.
 
     Returns:
-        - Index of the tile's first output along the last axis: a scalar, or (ACROSS, 1) if the block has several tiles.
-        - Indices along the last axis: (1, ALONG), or (ACROSS, ALONG) if the block has several tiles.
-        - Indices along the first axis: (ACROSS, 1).
+        - Index in the image of the tile's first output along: a scalar, or (ACROSS, 1) if the block has several tiles.
+        - Indices in the image along: (1, ALONG), or (ACROSS, ALONG) if the block has several tiles.
+        - Indices in the image across: (ACROSS, 1).
     """
     index = tl.arange(0, ACROSS)[:, None]
     TILE_SIDE: tl.constexpr = ACROSS // TILES  # along the first axis
@@ -69,7 +76,10 @@ def tile_indices(tiles_across, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES:
 
 @triton.jit
 def border_index(index, size, BORDER: tl.constexpr):
-    """Return the source index for an index that may be beyond the border. For a constant border, the caller masks pixels."""
+    """Return the source index for an index that may be beyond the border of an axis of ``size`` pixels.
+
+    ``BORDER``: see ``BORDERS``. For a constant border, the result is the border pixel, and the caller masks the pixel.
+    """
     if BORDER == 1:  # reflect
         index = tl.abs(index)
         index = size - 1 - tl.abs(size - 1 - index)
@@ -118,9 +128,9 @@ def load_lines(pointer, inside, BORDER: tl.constexpr, BYTES: tl.constexpr):
 
 @triton.jit
 def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
-    """Load ``REACH`` adjacent pixels per line, the first at an aligned address; 0 where ``in_bounds`` is false.
+    """Load ``REACH`` adjacent pixels per line, (REACH, lines), the first at an aligned address; 0 where ``in_bounds`` is false.
 
-    ``offsets``: (REACH, lines) offsets from ``pointer``.
+    ``offsets``: (REACH, lines) offsets from ``pointer``, in elements.
     """
     address = pointer + offsets
     return tl.load(tl.max_contiguous(tl.multiple_of(address, (REACH, 1)), (REACH, 1)), mask=in_bounds, other=0)
@@ -130,9 +140,10 @@ def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
 def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl.constexpr):
     """Return the outputs ``total``, (ACROSS, ALONG), plus ``lines``, (ACROSS, N), weighted by a Gaussian.
 
-    A line is added only to the outputs that depend on it, because a weight of 0 would not remove NaN. ``start``: index of
-    ``lines[:, 0]`` among all lines that the tile depends on. ``exponent``, ``norm``: results of ``gaussian_exponent`` and
-    ``gaussian_norm``. ``TAPS``: size of the Gaussian in lines.
+    Output i depends on the lines i to i + ``TAPS`` - 1 of all lines that the tile depends on; ``start`` is the index of
+    ``lines[:, 0]`` among them. A line is added only to the outputs that depend on it, because a weight of 0 would not remove
+    NaN. ``exponent``, ``norm``: results of ``gaussian_exponent`` and ``gaussian_norm``. ``TAPS``: size of the Gaussian in
+    lines.
     """
     count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
@@ -150,9 +161,9 @@ def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl
 
 @triton.jit
 def load_exact(pointer, BYTES: tl.constexpr, in_bounds=None):
-    """Load one channel in [0, 1], with bytes divided by 255 bit for bit as in torch.
+    """Load pixels of one channel in [0, 1]. Bytes are divided by 255 with the same rounding as in torch.
 
-    The result is undefined where ``in_bounds`` is false.
+    ``pointer``: addresses of the pixels, of any shape. The result is undefined where ``in_bounds`` is false.
     """
     value = as_float(tl.load(pointer, mask=in_bounds), BYTES)
     return div_by_255(value) if BYTES else value
@@ -165,8 +176,10 @@ def count_levels(
 ):  # fmt: skip
     """Return the number of pixels per byte level in a rectangle of one channel, (LEVELS,) int32.
 
-    ``top``, ``left``: position of the rectangle. ``REFLECTS``: the rectangle may extend beyond the image, which is reflected
-    there. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
+    ``pointer``: address of the channel. ``top``, ``left``: position of the rectangle in the image, of ``height`` x ``width``
+    pixels. ``source_h``, ``SOURCE_W``: elements between lines, and between pixels of a line. ``REFLECTS``: whether the
+    rectangle may extend beyond the image, which is reflected there. ``BLOCK``: number of pixels that are read at once.
+    ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
     """
     pixels = rect_height * rect_width
     counts = tl.zeros((LEVELS,), tl.int32)
@@ -194,8 +207,9 @@ def load_exact_tile(pointer, in_bounds, BYTES: tl.constexpr):
 def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
     """Load (r, g, b) of a tile by ``load_exact``; without ``RGB``, one channel three times.
 
-    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image. A
-    mask, because with clamped column indices the compiler could not infer that addresses are contiguous.
+    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image.
+    Columns outside are masked, not clamped, because with clamped column indices the compiler could not infer that addresses are
+    contiguous.
     """
     r = load_exact(pointer, BYTES, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, BYTES)
     g = r
@@ -210,9 +224,10 @@ def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl
 
 @triton.jit
 def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
-    """Return (r, g, b) with ``value`` as channel ``channel``; without ``RGB``, ``value`` three times.
+    """Return (r, g, b) with ``value`` in place of the channel with index ``channel``; without ``RGB``, ``value`` three times.
 
-    For kernels that compute channels in a loop at run time. Three copies of the code would take nine times as long to compile.
+    For kernels that compute channels in a loop at run time, because three copies of the code take nine times as long to
+    compile.
     """
     if RGB:
         return tl.where(channel == 0, value, r), tl.where(channel == 1, value, g), tl.where(channel == 2, value, b)
@@ -227,9 +242,12 @@ def store_tile(
 ):  # fmt: skip
     """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
+    ``r``, ``g``, ``b``: pixels in [0, 1]. ``x``, ``y``: their coordinates in the image, of ``height`` x ``width`` pixels.
     ``plane``: index of the channel; 0 with ``RGB``. ``row``, ``out``: addresses of the sample's table row and output image.
-    ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and
-    ``X_LAST``, with x from ``first_x`` on.
+    ``out_c``, ``out_h``, ``OUT_W``: strides of the output.
+
+    ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits: r0 g0, b0 r1, g1 b1. Needs
+    ``RGB`` and ``X_LAST``, and ``first_x``, the even coordinate x of the first column.
     """
     # 0.0: mean of the image, which no op of this pass uses.
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
@@ -238,7 +256,7 @@ def store_tile(
         g = tl.reshape(g, r.shape)
         b = tl.reshape(b, r.shape)
         packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
-        # Of the four words of a pair, the last is not stored. Strides are halved: a word has two elements.
+        # Of the four words of a pair, the last is not stored (``pack_words``). Strides are halved: a word has two elements.
         word = tl.arange(0, 4 * r.shape[1])[None, :]
         offset = first_x // 2 * 3 + word // 4 * 3 + word % 4
         target = out.to(tl.pointer_type(tl.int32)) + y * (out_h // 2) + offset

@@ -12,53 +12,63 @@ from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 
 TILE = (8, 64)
-"""(height, width) of the pixels of a block."""
+"""(height, width) of the pixels that a thread block writes at once."""
 
 COLUMN_COUNT = tl.constexpr(17)
-"""Columns of the table of tiles, (T, 17): the first six of ``Pixels.layouts``, then all columns of the tiles but the last."""
+"""Number of columns of the table of tiles, (T, 17).
+
+    0 to 5     image in memory: offset, height, width, strides of rows, pixels and channels (``Pixels.layouts``)
+    6 to 9     resized image on its canvas: top, left, height, width
+    10 to 13   region on the canvas: top, left, height, width
+    14, 15     canvas: height, width
+    16         offset of the canvas in the output, in pixels
+"""
 
 
 @triton.jit
-def source_lines(position, resized, length):
-    """Return, for pixels along one axis, (mask of the pixels inside the resized image, nearest line, two lines to interpolate).
+def source_lines(pixel, resized_length, source_length):
+    """Return the source lines of pixels along one axis, as indices in the source image.
 
-    The result ends with the weight of the second of the two lines. Lines are indices in the source image.
+    ``pixel``: index of the pixel, counted from the start of the resized image. ``resized_length``, ``source_length``: number of
+    pixels of the resized image and of the source along the axis.
 
-    ``position``: index of the pixel, counted from the start of the resized image. ``resized``, ``length``: side of the resized
-    image, and of the source.
+    Returns:
+        (mask of the pixels inside the resized image, nearest line, first line to interpolate, second line to interpolate,
+        weight of the second line).
     """
-    inside = (position >= 0) & (position < resized)
-    position = tl.minimum(tl.maximum(position, 0), resized - 1)
-    nearest = ((2 * position + 1).to(tl.int64) * length // (2 * resized)).to(tl.int32)
-    scale = tl.div_rn(length.to(tl.float32), resized.to(tl.float32))
-    centre = (position.to(tl.float32) + 0.5) * scale - 0.5
-    centre = tl.minimum(tl.maximum(centre, 0.0), (length - 1).to(tl.float32))
+    in_resized = (pixel >= 0) & (pixel < resized_length)
+    pixel = tl.minimum(tl.maximum(pixel, 0), resized_length - 1)
+    nearest = ((2 * pixel + 1).to(tl.int64) * source_length // (2 * resized_length)).to(tl.int32)
+    scale = tl.div_rn(source_length.to(tl.float32), resized_length.to(tl.float32))
+    centre = (pixel.to(tl.float32) + 0.5) * scale - 0.5
+    centre = tl.minimum(tl.maximum(centre, 0.0), (source_length - 1).to(tl.float32))
     first = centre.to(tl.int32)
-    return inside, nearest, first, tl.minimum(first + 1, length - 1), centre - first.to(tl.float32)
+    return in_resized, nearest, first, tl.minimum(first + 1, source_length - 1), centre - first.to(tl.float32)
 
 
 @kernel
 def tiles_kernel(
-    source, rows, blend, out, blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr, ROUNDS: tl.constexpr,
-    FILL: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    source, tile_table, weights_or_cover, out, blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr,
+    ROUNDS: tl.constexpr, FILL: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """Write a block of the region of one tile.
+    """Write ``TILE_H`` x ``TILE_W`` pixels of the region of one tile.
 
-    ``source``: first tensor of ``Pixels``; offsets in ``rows``, the table of tiles, also reach the other tensors. ``blocks``:
-    number of blocks of the largest region.
+    ``source``: first tensor of ``Pixels``; the offsets in ``tile_table`` also reach the other tensors. ``weights_or_cover``:
+    see ``MODE``. ``out``: canvases, (C, H, W) each. ``blocks``: number of thread blocks of the largest region.
 
     Constants:
         NEAREST: Whether to read the nearest pixel instead of interpolating.
-        MODE: 0 to replace the canvas; 1 to blend the canvas with the tile, with ``blend`` as the weights of the canvas, (T,)
-            float32; 2 to replace the pixels of the canvas that are 1 in ``blend``, the cover.
-        ROUNDS: Whether to round to integers.
+        MODE: 0 to replace the canvas; 1 to blend the canvas with the tile, with ``weights_or_cover`` as the weights of the
+            canvas, (T,) float32; 2 to replace the pixels of the canvas that are 1 in ``weights_or_cover``, the cover.
+        CHANNELS: Number of channels.
+        ROUNDS: Whether to round interpolated values to integers.
         FILL: Value outside of the resized image.
 
     Grid: (tiles · ``blocks``, 1, 1).
     """
     tile = tl.program_id(0) // blocks
     block = tl.program_id(0) - tile * blocks
-    row = rows + tile * COLUMN_COUNT
+    row = tile_table + tile * COLUMN_COUNT
     region_h = tl.load(row + 12).to(tl.int32)
     region_w = tl.load(row + 13).to(tl.int32)
     blocks_x = tl.maximum(tl.cdiv(region_w, TILE_W), 1)
@@ -67,7 +77,8 @@ def tiles_kernel(
         return
     y = block_y * TILE_H + tl.arange(0, TILE_H)
     x = (block - block_y * blocks_x) * TILE_W + tl.arange(0, TILE_W)
-    mask = (y < region_h)[:, None] & (x < region_w)[None, :]
+    in_region = (y < region_h)[:, None] & (x < region_w)[None, :]
+    # From here on, x and y count from the top left of the canvas.
     y += tl.load(row + 10).to(tl.int32)
     x += tl.load(row + 11).to(tl.int32)
     resized_top = tl.load(row + 6).to(tl.int32)
@@ -78,20 +89,20 @@ def tiles_kernel(
     width = tl.load(row + 2).to(tl.int32)
     inside_y, nearest_y, y_0, y_1, weight_y = source_lines(y - resized_top, resized_h, height)
     inside_x, nearest_x, x_0, x_1, weight_x = source_lines(x - resized_left, resized_w, width)
-    inside = mask & inside_y[:, None] & inside_x[None, :]
+    inside = in_region & inside_y[:, None] & inside_x[None, :]
     row_stride = tl.load(row + 3).to(tl.int32)
     pixel_stride = tl.load(row + 4).to(tl.int32)
     channel_stride = tl.load(row + 5).to(tl.int32)
-    pixels = source + tl.load(row)
+    image_start = source + tl.load(row)
     canvas_w = tl.load(row + 15).to(tl.int32)
-    plane = tl.load(row + 14) * canvas_w
-    pixel = y[:, None] * canvas_w + x[None, :]
-    target = out + tl.load(row + 16) * CHANNELS + pixel
+    plane_stride = tl.load(row + 14) * canvas_w
+    canvas_offset = y[:, None] * canvas_w + x[None, :]
+    canvas_pixel = out + tl.load(row + 16) * CHANNELS + canvas_offset
     if MODE == 2:
-        cover = blend + tl.load(row + 16) + pixel
-        mask = mask & (tl.load(cover, mask=mask, other=0) != 0)
+        cover = weights_or_cover + tl.load(row + 16) + canvas_offset
+        in_region = in_region & (tl.load(cover, mask=in_region, other=0) != 0)
     for channel in tl.static_range(CHANNELS):
-        address = pixels + channel * channel_stride
+        address = image_start + channel * channel_stride
         if NEAREST:
             value = tl.load(address + nearest_y[:, None] * row_stride + nearest_x[None, :] * pixel_stride, mask=inside, other=0)
         else:
@@ -107,12 +118,12 @@ def tiles_kernel(
             v_1 = v_10 + (v_11 - v_10) * weight_x[None, :]
             value = tl.where(inside, v_0 + (v_1 - v_0) * weight_y[:, None], FILL)
             if MODE == 1:
-                weight = tl.load(blend + tile)
-                value = weight * tl.load(target, mask=mask, other=0).to(tl.float32) + (1.0 - weight) * value
+                weight = tl.load(weights_or_cover + tile)
+                value = weight * tl.load(canvas_pixel, mask=in_region, other=0).to(tl.float32) + (1.0 - weight) * value
             if ROUNDS:
                 value = half_to_even(value)
-        tl.store(target, value.to(out.dtype.element_ty), mask=mask)
-        target += plane
+        tl.store(canvas_pixel, value.to(out.dtype.element_ty), mask=in_region)
+        canvas_pixel += plane_stride
 
 
 def write_tiles(
@@ -125,18 +136,20 @@ def write_tiles(
     weights: NDArray[np.float32] | None = None,
     cover: Tensor | None = None,
 ) -> None:
-    """Write tiles to canvases. See ``gpuaug.fusion.backends.tiles.write_tiles``."""
+    """Write tiles to canvases, on the current stream. See ``gpuaug.fusion.backends.tiles.write_tiles`` for the arguments."""
     layouts = pixels.layouts.take(tiles[:, 11], 0)
-    base = pixels.tensors[0]
-    # The kernel reads all tensors by their distance from the first.
-    distances = np.array([(tensor.data_ptr() - base.data_ptr()) // base.itemsize for tensor in pixels.tensors])
+    first_tensor = pixels.tensors[0]
+    # The kernel has the address of the first tensor only, and reads the others by their distance from it, in elements.
+    distances = np.array([(tensor.data_ptr() - first_tensor.data_ptr()) // first_tensor.itemsize for tensor in pixels.tensors])
     layouts[:, 0] += distances[layouts[:, -1]]
-    rows = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
+    tile_table = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
     blocks_y, blocks_x = (-(-tiles[:, 6 + axis] // TILE[axis]) for axis in (0, 1))
-    blocks = int((blocks_y * blocks_x).max())
-    mode = 2 if cover is not None else int(weights is not None)
-    constants = pixels.channels, nearest, mode, not out.dtype.is_floating_point, fill, *TILE
+    most_blocks = int((blocks_y * blocks_x).max())
+    write_mode = 2 if cover is not None else int(weights is not None)
+    constants = pixels.channels, nearest, write_mode, not out.dtype.is_floating_point, fill, *TILE
     with on_device(out.device):
-        sent, *blend = send((rows,) if weights is None else (rows, weights), out.device)
+        device_table, *device_weights = send((tile_table,) if weights is None else (tile_table, weights), out.device)
         launch = launch_for(tiles_kernel, (out.dtype,), constants)
-        launch((base, sent, (cover if cover is not None else (*blend, sent)[0]), out), (blocks * len(rows), 1, 1), (blocks,))
+        # The table stands in for weights or a cover that the kernel does not read.
+        weights_or_cover = cover if cover is not None else (*device_weights, device_table)[0]
+        launch((first_tensor, device_table, weights_or_cover, out), (most_blocks * len(tile_table), 1, 1), (most_blocks,))
