@@ -21,6 +21,8 @@ from gpuaug.core.targets import (
     PackedColumn,
     PackedTargets,
     TargetsLayout,
+    indices_of,
+    owners_of,
     type_name_of,
 )
 from gpuaug.fusion.backends.readers import send
@@ -111,7 +113,8 @@ class Merge:
 
     def _groups_of(self, is_per_box: bool, samples: Sequence[int], sizes: Sequence[int], device: torch.device) -> _Groups:
         """Return the groups of columns with the values of the images ``samples``, of ``sizes`` rows each."""
-        images, lengths = np.fromiter(samples, np.int64), np.fromiter(sizes, np.int64)
+        images = indices_of(samples)
+        lengths = np.array(sizes, np.int64)
         kept = self._kept(is_per_box)[images]
         rows = None if kept.all() else send([np.flatnonzero(np.repeat(kept, lengths))], device)[0]
         positions = np.flatnonzero(kept)
@@ -125,7 +128,7 @@ class Merge:
     def _mask_column(self, column: PackedColumn, placed: PlacedMasks) -> tuple[PackedColumn, Tensor]:
         """Return the column of masks, which are (n, H, W) per canvas."""
         owners, flat = placed
-        images = np.asarray(column.samples, np.int64)
+        images = indices_of(column.samples)
         # Canvases that show at least one image whose dict has the key.
         canvases = np.unique(images[self._placement.used[images]] // self._count)
         counts = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
@@ -148,7 +151,7 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTarg
     if object_key is None:
         return packed
     samples, lengths = columns[object_key].packed.samples, columns[object_key].packed.lengths
-    (flat,) = send([np.repeat(weights[np.asarray(samples, np.int64)], lengths)], columns[object_key].joined.device)
+    (flat,) = send([weights[owners_of(samples, lengths)]], columns[object_key].joined.device)
     column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
     if "weight" in columns:
         column, flat = columns["weight"].packed, columns["weight"].joined * flat
