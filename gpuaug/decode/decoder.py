@@ -178,11 +178,13 @@ class Decoder:
             for on_card in (False, True):
                 if on_card:
                     memory_event.synchronize()
-                for work in works:
-                    for decoder_index, decoder in enumerate(self.decoders_of(type(work.encoded))):
-                        indices = np.flatnonzero(work.layout.decoders == decoder_index)
-                        if decoder.on_card == on_card and len(indices):
-                            started.append((decoder.name, decoder.begin(work, indices, resources)))
+                for type_ in dict.fromkeys(type(work.encoded) for work in works):
+                    members = [work for work in works if type(work.encoded) is type_]
+                    for decoder_index, decoder in enumerate(self.decoders_of(type_)):
+                        indices = [np.flatnonzero(work.layout.decoders == decoder_index) for work in members]
+                        tasks = [task for task in zip(members, indices, strict=True) if len(task[1])]
+                        if decoder.on_card == on_card and tasks:
+                            started += [(decoder.name, finish) for finish in decoder.begin_all(tasks, resources)]
         except BaseException as error:
             errors.append(error)
         # Wait for all decoders even after an error, because memory that is reused must not be written by a decoder.

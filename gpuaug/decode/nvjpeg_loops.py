@@ -21,7 +21,7 @@ IMAGE_INFO = np.dtype([("components", np.int32), ("subsampling", np.int32), ("wi
 FILE = np.dtype(
     [
         ("output", OUTPUT),
-        *((name, np.int64) for name in ("index", "address", "length", "height", "width")),
+        *((name, np.int64) for name in ("work", "index", "address", "length", "height", "width")),
         *((name, np.int64) for name in ("top", "left", "window_height", "window_width")),
         *((name, np.int64) for name in ("form", "group", "parameters", "status")),
         *(("found_width", np.uint32), ("found_height", np.uint32)),
@@ -29,8 +29,9 @@ FILE = np.dtype(
 )
 """Structured dtype of the arguments and results of decoding one file of a batch.
 
-Output, index in the batch, host address and length of the file, size by its header, window, and output format. For the engines:
-group and decoding parameters. Results of the phases: status, and size by nvJPEG's parser.
+Output, member of the batch (for the engines), index in the member, host address and length of the file, size by its header,
+window, and output format. For the engines: group and decoding parameters. Results of the phases: status, and size by nvJPEG's
+parser.
 """
 
 OTHER_SIZE = -1

@@ -5,6 +5,7 @@ and submits a ``Decoding`` per batch. The batch then has a placeholder for each 
 the decoded images.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -314,7 +315,8 @@ class BoundDecode(BoundStage):
         decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
         earlier = [placeholder.decoded_member for placeholder in instances(DecodingPlaceholder, batch)]
         self._hints.check(batch, decoded, earlier, self.other_selections)
-        windows = [partial(self._windows, member, batch, position, stages) for member in encoded]
+        readers = self._readers(batch, stages)
+        windows = [partial(self._windows, member, batch, position, readers.get(id(member))) for member in encoded]
         decoding = Decoding(
             self.decoder,
             iterator_state[self.name],
@@ -326,30 +328,35 @@ class BoundDecode(BoundStage):
         )
         return decoding.with_placeholders(batch), decoding
 
-    def _windows(
-        self, encoded: Encoded, batch: Batch, position: Position, stages: Sequence[BoundStage], shapes: Shapes
-    ) -> Windows | None:
-        """Return the windows that are needed by the first stage that reads ``encoded``; ``None`` for whole images.
-
-        Args:
-            encoded: Encoded images.
-            batch: Host batch that contains ``encoded``.
-            position: Seed, epoch, rank and index of the batch.
-            stages: All stages of the loader, in order.
-            shapes: Sizes of the decoded images.
-        """
-        if sum(member is encoded for member in instances(Encoded, batch)) > 1:
-            return None  # other occurrences of the member are not cropped
+    def _readers(self, batch: Batch, stages: Sequence[BoundStage]) -> dict[int, BoundStage]:
+        """Return ``id`` of an ``Encoded`` that occurs once in a host batch → the first stage that reads it."""
+        counts = Counter(map(id, instances(Encoded, batch)))
+        readers: dict[int, BoundStage] = {}
         for stage in stages:
             if isinstance(stage, BoundDecode):
                 continue
             try:
                 values = stage.selection.read(batch)
             except SelectionError:  # the stage reads a member that an earlier stage adds
-                return None
-            if any(member is encoded for member in instances(Encoded, values)):
-                return stage.windows(batch, encoded, shapes, position)
-        return None
+                break
+            for member in map(id, instances(Encoded, values)):
+                if counts[member] == 1:  # other occurrences of a member are not cropped
+                    readers.setdefault(member, stage)
+        return readers
+
+    def _windows(
+        self, encoded: Encoded, batch: Batch, position: Position, reader: BoundStage | None, shapes: Shapes
+    ) -> Windows | None:
+        """Return the windows that ``reader`` needs; ``None`` for whole images.
+
+        Args:
+            encoded: Encoded images.
+            batch: Host batch that contains ``encoded``.
+            position: Seed, epoch, rank and index of the batch.
+            reader: The first stage that reads ``encoded``; ``None`` if whole images are needed.
+            shapes: Sizes of the decoded images.
+        """
+        return None if reader is None else reader.windows(batch, encoded, shapes, position)
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
         """Return an empty tuple: the images are decoded before the batch is copied."""

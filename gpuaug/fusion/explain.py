@@ -122,6 +122,7 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
     lines: list[Line] = []
     all_segments = program.segments.all_segments(size)
     combining = [op for segment in all_segments for op in segment.all_ops if isinstance(op, CombineOp)]
+    is_combined = bool(combining) and program.ends_with_combining
     views = program.views
     whole_plan = program.segments.whole_plan(size, masks=False, views=views)
     # Without a plan for the whole pipeline, views run one after another.
@@ -131,7 +132,7 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
         if segment.fallback is not None:
             fallback = segment.fallback
             lines.append(Line((fallback.name,), "", None, None, None, fallback.reason, package=fallback.package))
-        passes = segment.plan.passes if segment.plan is not None else ()
+        passes = segment.plan.passes if segment.plan is not None and not is_combined else ()
         read_dtype = torch.float32 if lines else source_dtype
         last_dtype = program.dtype if segment is all_segments[-1] else torch.float32
         types = types_written(passes, read_dtype, last_dtype) if passes else ()

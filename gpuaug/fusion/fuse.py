@@ -41,7 +41,7 @@ from gpuaug.fusion.pixels import IMAGE_DTYPES
 from gpuaug.fusion.processors.fused import fuse_processor
 from gpuaug.fusion.processors.read import is_image_processor
 from gpuaug.fusion.program.plan import Plan
-from gpuaug.fusion.program.program import CachedPlan, Program, image_key
+from gpuaug.fusion.program.program import CachedPlan, ImageKey, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 
@@ -313,13 +313,28 @@ class Fused(nn.Module):
         program = self._program(combination.dtype)
         size, key = combination.size, combination.plan_key
         seed = next_seed() if draws is None else 0
-        if draws is None and key is not None and key in program.cached:
-            plan = program.cached[key].plan
+        plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])
+        if draws is None and plan is not None and key is not None and key in program.cached:
             op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])
         else:
             draws = program.drawn_or_checked(size, seed, draws)
             op_draws = draws._drawn
-        return combination.restored(self._augmented(combination.run(op_draws), combination.result_keys, draws, seed))
+        results = combination.run(op_draws)
+        if plan is not None and program.ends_with_combining:
+            self._last_call[:] = ((size, combination.device, combination.dtype),)
+            return combination.restored(results if len(results) > 1 else results[0])
+        return combination.restored(self._augmented(results, combination.result_keys, draws, seed))
+
+    def _plan_of(self, program: Program, key: ImageKey | None, size: Size, *, masks: bool, points: bool) -> Plan | None:
+        """Return the plan of the whole pipeline; ``None`` if there is none. Images with another ``key`` are checked."""
+        if key in program.cached:
+            return program.cached[key].plan
+        program.check_type(has_run=False)
+        program.check_sizes(size)
+        plan = program.segments.whole_plan(size, masks=masks, views=self.options.views, points=points)
+        if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
+            program.cache(key, plan, size)
+        return plan
 
     def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, seed: int | None = None) -> Any:
         """Return the outputs of ``forward``, which has the same arguments. ``seed``: seed of the call, if it is known."""
@@ -336,14 +351,7 @@ class Fused(nn.Module):
         record = self._record_of(inputs, keys)
         size, views, is_video = record.call.size, self.options.views, record.call.is_video
         program = self._program(record.call.dtype, is_video=is_video)
-        key = record.plan_key
-        plan = program.cached[key].plan if key in program.cached else None
-        if plan is None:
-            program.check_type(has_run=False)
-            program.check_sizes(size)
-            plan = program.segments.whole_plan(size, masks=record.has_masks, views=views, points=record.has_points)
-            if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
-                program.cache(key, plan, size)
+        plan = self._plan_of(program, record.plan_key, size, masks=record.has_masks, points=record.has_points)
         for op in program.mixes:
             record.check_mix(op)
         if program.box_crop is not None:

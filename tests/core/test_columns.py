@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from gpuaug.core import batch as batches
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import pack_targets, unpack_targets
-from gpuaug.core.targets import PackedTargets, holds_targets
+from gpuaug.core.targets import Column, PackedTargets, holds_targets
 
 
 def in_memory_of_its_own(shape, dtype):
@@ -123,3 +123,44 @@ def test_stages_see_whether_packed_dicts_hold_targets():
     assert not holds_targets(plain)
     inside = [{"labels": torch.arange(n), "of": [tv_tensors.Mask(torch.ones(2, 2))]} for n in range(9)]
     assert holds_targets(packed(inside))
+
+
+BOXES = [torch.arange(4.0 * count).view(count, 4) for count in (2, 0, 3)]
+JOINED = {
+    "boxes": BOXES,
+    "views": [*torch.arange(20.0).view(5, 4).split([2, 0, 3])],
+    "labels": [torch.arange(2), torch.arange(0), torch.arange(3)],
+    "columns of a tensor": [torch.arange(20.0).view(5, 4)[:, ::2], torch.ones(1, 2)],
+    "torchvision's": [tv_tensors.BoundingBoxes(each, format="XYXY", canvas_size=(8, 8)) for each in BOXES],
+    "of no entries": [torch.zeros(0, 4)] * 3,
+}
+APART = {
+    "an empty tensor of one axis": [torch.ones(2, 4), torch.zeros(0), torch.ones(3, 4)],
+    "rows of other sizes": [torch.ones(2, 4), torch.ones(2, 3)],
+    "rows without elements": [torch.ones(2, 0), torch.ones(3, 0)],
+    "other numbers of axes": [torch.ones(2, 4), torch.ones(2)],
+    "scalars": [torch.ones(()), torch.ones(())],
+    "dtypes": [torch.ones(2, 4), torch.ones(2, 4, dtype=torch.float64)],
+    "devices": [torch.ones(2, 4), torch.ones(2, 4, device="meta")],
+    "another device": [torch.ones(2, 4, device="meta")],
+    "sparse": [torch.ones(2, 4).to_sparse()] * 2,
+    "sparse and dense": [torch.ones(2, 4), torch.ones(2, 4).to_sparse()],
+    "numbers": [1, 2],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", [*JOINED, *APART])
+def test_a_joined_column_is_as_its_tensors_say(name):
+    values = {**JOINED, **APART}[name]
+    column, expected = (Column(range(len(values)), values) for _ in range(2))
+    column.join(torch.device("cpu"))
+    is_joined = "joined" in vars(column)
+    assert not is_joined or name not in APART or name == "devices"
+    if name in JOINED:
+        assert is_joined
+        assert_same(column.joined, torch.cat([each.as_subclass(torch.Tensor) for each in values]))
+    if name not in ("numbers", "none"):
+        attributes = ("row_shape", "lengths", "dtypes")
+        assert [getattr(column, each) for each in attributes] == [getattr(expected, each) for each in attributes]
+        assert column.are_on(torch.device("cpu")) == expected.are_on(torch.device("cpu"))

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.comparison.values import assert_values
+from support.files import nvjpeg_double
+from support.files.encoded import by_pil, encoded
 from support.video.videos import lossless
 from torch import Tensor
 
@@ -153,3 +156,30 @@ def test_views_that_no_stage_decodes_are_replaced():
     samples[1] = (samples[1][0][:43], samples[1][1])
     batch, replaced = in_a_loader(collate_encoded(samples), [DecodeStage(on=0, on_error="replace")])
     assert (values(batch[0]), [values(view) for view in batch[1]], replaced) == ([0, 0], [[0, 0], [0, 0]], 1)
+
+
+@pytest.mark.parametrize("bad", [None, (2, 1)])
+def test_engines_decode_the_members_of_a_batch_together(bad, monkeypatch):
+    """One call per chroma subsampling, because a call of a few files leaves engines idle."""
+    calls = []
+
+    class Engines(nvjpeg_double.BatchDecoder):
+        def decode(self, files, stream):
+            calls.append(len(files))
+            return super().decode(files, stream)
+
+    nvjpeg_double.use(monkeypatch, Engines)
+    subsampling = {(member, sample): 2 * ((member + sample) % 3 == 0) for member in range(4) for sample in range(3)}
+    files = {key: encoded(20 + 8 * key[0], 40 - 8 * key[1], subsampling=value) for key, value in subsampling.items()}
+    samples = [{"image": [files[member, sample] for member in range(4)]} for sample in range(3)]
+    if bad is not None:
+        member, sample = bad
+        samples[sample]["image"][member] = files[bad][:-40]  # the header is whole
+    loader = StreamedLoader([collate_encoded(samples)], [DecodeStage(backend="engines", on_error="replace")], device="cpu")
+    (batch,) = loader
+    for member, images in enumerate(batch["image"]):
+        for sample, image in enumerate(images):
+            source = 0 if bad is not None and sample == bad[1] else sample
+            assert_values(image.permute(1, 2, 0), torch.tensor(by_pil(files[member, source])))
+    if bad is None:
+        assert sorted(calls) == sorted(list(subsampling.values()).count(value) for value in (0, 2))

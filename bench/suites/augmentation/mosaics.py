@@ -6,10 +6,10 @@ Mosaics of ``--side`` pixels (640). Cases:
 
 images        uint8 images of ``--side`` pixels on the device. Rows: Kornia's ``RandomMosaic``, which takes its partners from
               the batch and does not resize; gpuaug, with four images per mosaic
-with boxes    the same with 7 boxes per image, gpuaug only
+with boxes    the same with 7 boxes per image, in target dicts as a loader hands them over; gpuaug only
 from files    from files in the page cache to mosaics on the device. Photographs as on the web, JPEG, with a median side of 450
-              pixels, and 7 boxes per image. Rows: workers that decode with PIL and make mosaics in torch; gpuaug:
-              ``collate_encoded``, ``DecodeStage``, and a fused ``Mosaic``
+              pixels, and 7 boxes per image, which the data set holds in memory. Rows: workers that decode with PIL and make
+              mosaics in torch; gpuaug: ``collate_encoded``, ``DecodeStage``, and a fused ``Mosaic``
 
 Rates are mosaics per second. ``host_ms`` and ``gpu_ms``: time of one call, on the calling thread with an idle device, and on
 the device.
@@ -45,11 +45,16 @@ KEYS = ["input", "targets"]
 ON = dict(zip(("image", "target"), KEYS, strict=True))
 
 
-def target_of(seed: int, height: int, width: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Return boxes and labels."""
-    corners = np.sort(np.random.default_rng(seed).random((BOXES, 2, 2)), 1) * (width, height)
-    boxes = torch.tensor(corners.reshape(-1, 4), dtype=torch.float32, device=device)
-    return {"boxes": boxes, "labels": torch.arange(BOXES, device=device)}
+def objects(count: int, side: int) -> dict[str, Tensor]:
+    """Return boxes and labels of ``count`` images."""
+    corners = np.sort(np.random.default_rng(0).random((count, BOXES, 2, 2)), 2) * side
+    boxes = torch.tensor(corners.reshape(count, BOXES, 4), dtype=torch.float32)
+    return {"boxes": boxes, "labels": torch.arange(BOXES).repeat(count, 1)}
+
+
+def target_of(annotations: dict[str, Tensor], image: int) -> dict[str, Tensor]:
+    """Return the target dict of one image, as a new object per sample."""
+    return {name: values[image] for name, values in annotations.items()}
 
 
 class Files(Dataset):
@@ -58,6 +63,7 @@ class Files(Dataset):
     def __init__(self, count: int, mosaic: gpuaug.Mosaic | None) -> None:
         self.paths = sorted(web_images.make("plain", count=count).glob("*/*.jpg"), key=lambda path: path.name)
         self.mosaic = mosaic
+        self.annotations = objects(len(self.paths), 100)
 
     def __len__(self) -> int:
         return 10**9
@@ -65,13 +71,13 @@ class Files(Dataset):
     def __getitem__(self, index: int) -> Any:
         numbers = np.random.default_rng(index).integers(0, len(self.paths), 4).tolist()
         paths = [self.paths[number] for number in numbers]
+        targets = [target_of(self.annotations, number) for number in numbers]
         if self.mosaic is None:
-            return {"image": paths, "target": [target_of(number, 100, 100) for number in numbers]}
+            return {"image": paths, "target": targets}
         images = []
         for path in paths:
             with Image.open(path) as image:
                 images.append(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1))
-        targets = [target_of(number, *image.shape[1:]) for number, image in zip(numbers, images, strict=True)]
         image, target = self.mosaic(images, targets)
         return {"image": image, "target": target}
 
@@ -85,7 +91,9 @@ def image_rows(options: Namespace, batch_size: int, _stack: ExitStack, *, with_b
     images = [torch.randint(0, 256, (batch_size, 3, side, side), dtype=torch.uint8, device=device) for _ in range(4)]
     mosaic = gpuaug.fuse([gpuaug.Mosaic(side)])
     if with_boxes:
-        targets = [[target_of(4 * row + index, side, side, device) for index in range(4)] for row in range(batch_size)]
+        annotations = objects(4 * batch_size, side)
+        lists = [[target_of(annotations, 4 * row + index) for index in range(4)] for row in range(batch_size)]
+        ((targets,),) = gpuaug.StreamedLoader([(lists,)], device=device)
         return [
             call_rows.call_row(
                 GPUAUG, lambda: mosaic(images, targets, data_keys=KEYS), batch_size, launches=call_rows.MANY_LAUNCHES
@@ -121,7 +129,7 @@ def file_rows(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opt
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = flags.parser("mosaics", __doc__, batch="64", seconds=0.6, repeats=3, spare=8)
+    parser = flags.parser("mosaics", __doc__, batch="64", seconds=0.6, repeats=3)
     parser.add_argument("--files", type=int, default=512, help="number of files (default: %(default)s)")
     parser.add_argument("--side", type=int, default=640, help="side of the mosaics (default: %(default)s)")
     options = flags.parse(parser, argv)

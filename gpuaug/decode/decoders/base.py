@@ -1,7 +1,7 @@
 """Interface of a decoder of image files or clips, and the threads and lanes (named CUDA streams) that decoders use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -112,6 +112,18 @@ class FileDecoder(ABC):
             scales: (n,) downsampling factors.
         """
         return windows
+
+    def begin_all(self, tasks: Sequence[tuple[Any, NDArray[Any]]], resources: Resources) -> list[Callable[[], Event]]:
+        """Start to decode images or clips of several members of a batch. By default, one call of ``begin`` per member.
+
+        Args:
+            tasks: (``Work``, indices) of each member, as the arguments of ``begin``.
+            resources: Lanes and threads.
+
+        Returns:
+            Results of ``begin``.
+        """
+        return [self.begin(work, indices, resources) for work, indices in tasks]
 
     @abstractmethod
     def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:

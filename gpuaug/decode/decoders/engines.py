@@ -1,10 +1,10 @@
 """Decoding of baseline JPEGs by the JPEG engines (decoding hardware) of a data-centre card.
 
-One call per batch and chroma subsampling decodes all files with this subsampling.
+One call per batch and chroma subsampling decodes all files with this subsampling, of all members of the batch.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,42 +73,53 @@ class Engines(FileDecoder):
         return mask
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+        """Start to decode images of one member of a batch, as ``begin_all`` does."""
+        return self.begin_all([(work, indices)], resources)[0]
+
+    def begin_all(self, tasks: Sequence[tuple[Work[Layout], NDArray[Any]]], resources: Resources) -> list[Callable[[], Event]]:
         """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code.
 
         Returns:
-            Function that waits for the calls, and returns the event of their GPU work.
+            One function, which waits for the calls, and returns the event of their GPU work.
         """
-        calls = self._calls(work, indices)
+        calls = self._calls(tasks)
         try:
-            return resources.pools.card.submit(self._decode, work, calls, resources).result
+            return [resources.pools.card.submit(self._decode, tasks, calls, resources).result]
         except RuntimeError:  # the task was queued, and then the thread could not be started
             calls.clear()  # so that the task, if it runs later, does not write to memory that is then reused
             raise
 
-    def _calls(self, work: Work[Layout], indices: NDArray[Any]) -> list[NDArray[np.void]]:
-        """Return the arguments of the calls: one (n,) array of ``FILE`` per group.
+    def _calls(self, tasks: Sequence[tuple[Work[Layout], NDArray[Any]]]) -> list[NDArray[np.void]]:
+        """Return the arguments of the calls: one (n,) array of ``FILE`` per group and output format, with files of all members.
 
         A file whose size according to nvJPEG differs from its header is left out, and added to ``work.problems``.
 
         256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state of nvJPEG, 10 ms with one call and one
         state per group, and 8.5 ms with the largest images first, because all engines then end at about the same time (H200,
-        nvJPEG 13.3).
+        nvJPEG 13.3). Calls of a few files leave engines idle, so a call holds the files of all members.
         """
-        layout = work.layout
-        indices = indices[np.argsort(-layout.stored[indices].prod(1, dtype=np.int64), kind="stable")]
-        table = layout.headers[indices]
-        files = card_files(work, indices)
-        files["group"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
-        sizes = self._decoder.sizes(files)
-        matches = (sizes == layout.stored[indices]).all(1)
-        for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
-            work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
-        files = files[matches]
-        if layout.shapes.windows is not None:
+        parts = []
+        for number, (work, indices) in enumerate(tasks):
+            layout = work.layout
+            table = layout.headers[indices]
+            files = card_files(work, indices)
+            files["work"] = number
+            files["group"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
+            sizes = self._decoder.sizes(files)
+            matches = (sizes == layout.stored[indices]).all(1)
+            for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
+                work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
+            parts.append(files[matches])
+        files = np.concatenate(parts)
+        files = files[np.argsort(-files["height"] * files["width"], kind="stable")]
+        if _have_windows(tasks):
             self._decoder.set_windows(files)
-        return [files[files["group"] == group] for group in np.unique(files["group"])]
+        keys = np.stack((files["group"], files["form"]), 1)
+        return [files[(keys == key).all(1)] for key in np.unique(keys, axis=0)]
 
-    def _decode(self, work: Work[Layout], calls: list[NDArray[np.void]], resources: Resources) -> Event:
+    def _decode(
+        self, tasks: Sequence[tuple[Work[Layout], NDArray[Any]]], calls: list[NDArray[np.void]], resources: Resources
+    ) -> Event:
         """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
         nvjpeg.enter(resources.lanes.device)
         with self._call_lock:
@@ -120,16 +131,21 @@ class Engines(FileDecoder):
                     # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
-                        work.problems[int(files["index"][0])] = nvjpeg.problem(status)
+                        tasks[int(files["work"][0])][0].problems[int(files["index"][0])] = nvjpeg.problem(status)
                     elif status:
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]
                         continue
-                    if work.layout.shapes.windows is not None:
+                    if _have_windows(tasks):
                         self._decoder.put_back(files)
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
+
+
+def _have_windows(tasks: Sequence[tuple[Work[Layout], NDArray[Any]]]) -> bool:
+    """Return whether windows are set for all files, because of some only a window is decoded."""
+    return any(work.layout.shapes.windows is not None for work, _ in tasks)
 
 
 def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:

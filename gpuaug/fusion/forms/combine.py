@@ -356,7 +356,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
     if isinstance(targets, PackedTargets):
         layout = targets.layout
         if layout.groups == [count] * batch:
-            layout = TargetsLayout(list, layout.records, layout.packed, layout.others)
+            layout = TargetsLayout(list, layout.records, layout.packed, layout.others, keys=layout.keys)
             return PackedTargets(targets.flat, targets.others, layout)
         targets = targets.unpacked()
     if not isinstance(targets, list | tuple) or len(targets) != batch:
@@ -364,6 +364,16 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
             f"targets must be one list of {count} dicts for each of the {batch} samples, got {shown(targets)}. Return "
             "{'target': [t0, …], …} from the data set, with one dict per image."
         )
+    are_usual = {list, tuple}.issuperset(map(type, targets)) and {count}.issuperset(map(len, targets))
+    records = list(chain.from_iterable(targets)) if are_usual else []
+    if set(map(type, records)) != {dict}:
+        _check_dicts(targets, count)
+        records = [dict(record) for dicts in targets for record in dicts]
+    return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
+
+
+def _check_dicts(targets: Sequence[Any], count: int) -> None:
+    """Raise an error unless each sample has a list of ``count`` dicts."""
     for sample, dicts in enumerate(targets):
         if not isinstance(dicts, list | tuple) or not all(issubclass(cls, Mapping) for cls in set(map(type, dicts))):
             raise ArgumentTypeError(
@@ -375,8 +385,6 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
                 f"targets of sample {sample} must be {count} dicts, one per image, got {len(dicts)}. Return as many dicts as "
                 "images from the data set."
             )
-    records = [record if type(record) is dict else dict(record) for dicts in targets for record in dicts]
-    return packed_targets(records, device) if records else PackedTargets((), (), TargetsLayout(list, [], [], []))
 
 
 def _kind_of(name: Any, cls: type) -> Kind | None:
@@ -402,7 +410,7 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
     ]
-    are_empty = {None}.issuperset(chain.from_iterable(map(dict.values, targets.layout.records)))
+    are_empty = {name for name, *_ in entries}.issuperset(targets.layout.keys)
     plain_values = (
         (image, name, value)
         for image, record in enumerate(() if are_empty else targets.layout.records)

@@ -139,7 +139,7 @@ class Container:
         """Read packed target dicts. Return ``None`` if they have to be unpacked."""
         columns_by_key = packed.columns()
         by_key = self.key == "targets"
-        names = set().union(*packed.layout.records) & {*TARGET_KEYS, VALID.name}
+        names = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
         is_list = by_key or self.key == "tv_tensors"
         if self._call.frames or not is_list or not names <= columns_by_key.keys() or holds_targets(packed.others):
             return None

@@ -8,7 +8,7 @@ The owner of a row is the index of its sample, an image or a clip. A *pass* is o
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpuaug.core.targets import (
     Kind,
     PackedColumn,
     as_plain_tensors,
+    owners_of,
     split,
     type_name,
     type_name_of,
@@ -215,13 +216,8 @@ class Masks:
             self.values = dispatch.run_mask(pass_, self.values, mask_rows, canvas=canvas)
 
 
-def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
-    """Return the owner of each mask or box. ``counts``: number of masks or boxes of each sample in ``samples``."""
-    return np.repeat(np.asarray(samples, np.int64), counts)
-
-
 def tensors_and_offsets(column: Column, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
-    """Return (tensors of a column of masks, flat tensor, offset of each tensor from the begin of the flat tensor, in elements).
+    """Return (tensors that hold the masks of a column, flat tensor, offset from its begin to the first mask of each tensor).
 
     ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Masks are then not copied: the flat
     tensor is one of the tensors, and the offsets lead to the others. Otherwise, and for packed masks, it holds all masks.
@@ -290,6 +286,8 @@ class Slot:
 
     def __post_init__(self) -> None:
         column, device = self.column, self.call.device
+        if self.kind is not MASKS:  # masks may stay where they are
+            column.join(device)
         for sample, value in zip(column.samples, column.values, strict=True) if not column.are_on(device) else ():
             if not isinstance(value, Tensor):
                 advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
@@ -425,7 +423,7 @@ class Slot:
         return POINTS
 
     def _checked_attributes(self, default: str = "") -> dict[str, int]:
-        """Check the attributes of torchvision's boxes or keypoints.
+        """Check the attributes of torchvision's boxes or keypoints; of tensors that are alike, up to the first with boxes.
 
         Returns:
             Name of each format of boxes → index of the first sample with boxes of this format. ``default``: name of the format
@@ -436,10 +434,13 @@ class Slot:
             return {}
         first_samples: dict[tuple[Any, ...], int] = {}
         all_sides = self.call.sides(column.samples, per_frame=self.per_frame)
-        for sample, shape, attributes, sides in zip(column.samples, column.shapes, column.attributes, all_sides, strict=True):
+        are_alike = len(column.types) == len(column.packed.attributes) == len(set(all_sides)) == 1
+        count = next((count for count, length in enumerate(column.lengths, 1) if are_alike and length), len(all_sides))
+        entries = zip(column.samples, column.lengths, column.attributes, all_sides, strict=True)
+        for sample, length, attributes, sides in islice(entries, count):
             if attributes.get("canvas_size", sides) != sides:
                 check_canvas(f"{self.key} of sample {sample}", attributes["canvas_size"], sides)
-            properties = attributes.get("format"), attributes.get("clamping_mode", "soft"), shape.numel() > 0
+            properties = attributes.get("format"), attributes.get("clamping_mode", "soft"), length != 0
             first_samples.setdefault(properties, sample)
         names: dict[str, int] = {}
         for (box_format, clamping_mode, has_boxes), sample in first_samples.items():

@@ -23,6 +23,8 @@ from gpuaug.core.targets import (
     PackedColumn,
     PackedTargets,
     TargetsLayout,
+    indices_of,
+    owners_of,
     type_name_of,
 )
 from gpuaug.fusion.backends.readers import send
@@ -117,7 +119,8 @@ class Merge:
 
     def _groups_of(self, is_per_box: bool, samples: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Groups:
         """Return the groups of columns with the values of the images ``samples``, of ``lengths`` rows each."""
-        images, row_counts = np.fromiter(samples, np.int64), np.fromiter(lengths, np.int64)
+        images = indices_of(samples)
+        row_counts = np.array(lengths, np.int64)
         is_kept = self._is_kept(is_per_box)[images]
         kept_rows = None if is_kept.all() else send([np.flatnonzero(np.repeat(is_kept, row_counts))], device)[0]
         kept_positions = np.flatnonzero(is_kept)
@@ -131,7 +134,7 @@ class Merge:
     def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> tuple[PackedColumn, Tensor]:
         """Return the column of masks, which are (n, H, W) per canvas."""
         owners, flat = placed_masks
-        images = np.asarray(column.samples, np.int64)
+        images = indices_of(column.samples)
         # Canvases that show at least one image whose dict has the key.
         canvases = np.unique(images[self._placement.used[images]] // self._count)
         masks_per_canvas = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
@@ -154,7 +157,7 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTarg
     if object_key is None:
         return packed
     samples, lengths = columns[object_key].packed.samples, columns[object_key].packed.lengths
-    (flat,) = send([np.repeat(weights[np.asarray(samples, np.int64)], lengths)], columns[object_key].joined.device)
+    (flat,) = send([weights[owners_of(samples, lengths)]], columns[object_key].joined.device)
     column = PackedColumn("weight", samples, lengths, None, Tensor, [{}])
     if "weight" in columns:
         column, flat = columns["weight"].packed, columns["weight"].joined * flat

@@ -81,7 +81,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     columns_by_key: Mapping[Any, Column]
     if isinstance(targets, PackedTargets):
         packed = targets
-        keys = _keys(targets.layout.records, per_box)
+        keys = _keys(targets.layout.keys, per_box)
         columns_by_key = targets.columns()
     else:
         if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
@@ -89,7 +89,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
                 f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
                 "Pass the target dicts that gpuaug.fuse returned."
             )
-        keys = _keys([record for record in targets if isinstance(record, Mapping)], per_box)
+        keys = _keys(chain.from_iterable(record for record in targets if isinstance(record, Mapping)), per_box)
         has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
         # Without ``valid`` in any dict, a dict may have boxes under a key that fuse does not know: then an error is raised.
         is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
@@ -103,6 +103,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         base_records: list[dict[Any, Any]] = [record if type(record) is dict else {} for record in targets]
         packed = PackedTargets((), (), TargetsLayout(list, base_records, [], []))
     valid = columns_by_key[VALID.name]
+    valid.join()
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
     shortened = _shortened(columns_by_key, counts, keys, per_box)
     joined_columns = {name: column for name, column in shortened.items() if _can_be_joined(column, valid)}
@@ -114,7 +115,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if isinstance(targets, PackedTargets):
         # Of a fixed size, for which the host need not wait. The surplus entries at the end, which ``settled`` removes, repeat
         # the first row.
-        kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags)).view(-1).clamp_(min=0)
+        kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags), fill_value=0).view(-1)
     else:
         (kept_rows,) = send([np.flatnonzero(host_valid.numpy())], valid_flags.device)
     kept_columns = {name: (column.packed, column.joined.index_select(0, kept_rows)) for name, column in joined_columns.items()}
@@ -122,11 +123,12 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if isinstance(targets, PackedTargets):
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     dicts = result.settled().unpacked()
-    valid_of_samples = np.split(host_valid.numpy(), np.cumsum([*counts.values()])[:-1])
-    kept_of_samples = dict(zip(counts, map(np.flatnonzero, valid_of_samples), strict=True))
-    for name in shortened.keys() - joined_columns.keys():
-        for sample, value in zip(shortened[name].samples, shortened[name].values, strict=True):
-            dicts[sample][name] = _entries(value, kept_of_samples[sample])
+    if joined_columns.keys() != shortened.keys():
+        valid_of_samples = np.split(host_valid.numpy(), np.cumsum([*counts.values()])[:-1])
+        kept_of_samples = dict(zip(counts, map(np.flatnonzero, valid_of_samples), strict=True))
+        for name in shortened.keys() - joined_columns.keys():
+            for sample, value in zip(shortened[name].samples, shortened[name].values, strict=True):
+                dicts[sample][name] = _entries(value, kept_of_samples[sample])
     pairs = zip(targets, dicts, strict=True)
     return [change if type(record) is dict else batches.replace(record, change) for record, change in pairs]
 
@@ -150,20 +152,18 @@ def _can_be_joined(column: Column, valid: Column) -> bool:
 
     It holds tensors of one class, dtype and row shape, on the device of ``valid``, in exactly the dicts that have ``valid``.
     """
-    return (
-        all(issubclass(cls, Tensor) for cls in column.types)
-        and len(column.types) == len(column.dtypes) == 1
-        and column.devices == valid.devices
-        and column.row_shape is not None
-        and column.samples == valid.samples
-    )
+    if not all(issubclass(cls, Tensor) for cls in column.types) or column.samples != valid.samples:
+        return False
+    column.join(valid.joined.device)
+    is_one_type = len(column.types) == len(column.dtypes) == 1
+    return is_one_type and column.devices == valid.devices and column.row_shape is not None
 
 
-def _keys(records: Iterable[Mapping[Any, Any]], per_box: Collection[str] | None) -> set[str]:
+def _keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
     """Return the keys of target dicts that may hold one entry per box. ``per_box``: keys that the user passed."""
     if per_box is not None:
         return {"valid", *per_box}
-    labels = label_key(dict.fromkeys(chain.from_iterable(records)))
+    labels = label_key(dict.fromkeys(all_keys))
     return {*PER_BOX, *([] if labels is None else [labels])}
 
 

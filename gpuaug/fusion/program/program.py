@@ -18,12 +18,13 @@ from gpuaug.fusion.combine_ops import combined_size, combined_windows, combining
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.pipeline import lower
-from gpuaug.fusion.lower.tree import leaves
+from gpuaug.fusion.lower.tree import leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.program.plan import DrawnOp, Plan, draw_in_order
 from gpuaug.fusion.program.segments import Segments, check_channels
@@ -67,6 +68,7 @@ class Program:
 
     def __init__(self, pipeline: Any, options: Options, types: ImageTypes) -> None:
         self.returned_types = types.returned_types
+        source_dtype = types.dtype  # lowering updates ``types``
         self.tree = lower(pipeline, types, options.pick, antialias=options.antialias)
         self.dtype = types.dtype if options.dtype is None else options.dtype
         """Type of the output images."""
@@ -75,6 +77,10 @@ class Program:
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.combining = combining_ops(self.ops)
         """Ops that combine the images of a sample, before all passes."""
+        is_unchanged = self.dtype == source_dtype and options.memory_format == torch.contiguous_format
+        only_copies = all(isinstance(op, IdentityOp) for op in self.ops) and target_conversions_of(self.tree) == NO_CONVERSIONS
+        self.ends_with_combining = is_unchanged and only_copies
+        """Whether the results of ``combining`` are the results of the pipeline, so that no pass is needed."""
         self._last_draws: dict[tuple[int, int], Draws] = {}
         """Draws of the last windows, by (seed, batch size): windows are computed once per image of the samples."""
         if self.combining and options.views > 1:

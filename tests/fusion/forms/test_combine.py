@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.comparison.values import assert_values
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -90,8 +91,8 @@ def test_draws_ahead_are_the_draws_of_the_seeds(has_targets, p, monkeypatch):
     monkeypatch.setattr(MosaicOp, "draw_parameters", lambda *arguments: counts.append(arguments[1].samples) or draw(*arguments))
     torch.manual_seed(3)
     results = [augment(*inputs, data_keys=keys) for _ in range(12)]
-    # The first call finds the plan; then the draws of 1, 2, 4 and 8 calls are made at once.
-    assert [count for count in counts if count >= 3] == [3, 3, 6, 12, 24]
+    # The draws of 1, 2, 4 and 8 calls are made at once.
+    assert [count for count in counts if count >= 3] == [3, 6, 12, 24]
     for seed, result in zip(seeds, results, strict=True):
         expected = augment(*inputs, data_keys=keys, draws=augment.draw((3, 3, 8, 8), seed))
         if has_targets:
@@ -102,27 +103,78 @@ def test_draws_ahead_are_the_draws_of_the_seeds(has_targets, p, monkeypatch):
         assert_values(result, expected)
 
 
-def test_python_calls_of_a_batch_do_not_grow_with_the_batch(monkeypatch):
+class Operations(TorchDispatchMode):
+    """Number of operations of torch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def host_work(batch, form, *transforms):
+    """Numbers of calls in Python, and of operations of torch, of a mosaic with target dicts."""
+    augment, images, targets = prepared(batch, Mosaic(16), *transforms)
+    if form == "lists":
+        targets = unpack_targets(targets)
+    for _ in range(3):
+        augment(images, targets, data_keys=KEYS)
+    calls = 0
+
+    def called(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        augment(images, targets, data_keys=KEYS)
+    finally:
+        sys.setprofile(None)
+    with Operations() as operations:
+        augment(images, targets, data_keys=KEYS)
+    return calls, operations.count
+
+
+@pytest.mark.parametrize("transforms", [[], [v2.RandomHorizontalFlip()]])
+@pytest.mark.parametrize(("form", "most_calls"), [("packed", 0), ("lists", 2.5)])
+def test_host_work_hardly_grows_with_the_batch(form, most_calls, transforms, monkeypatch):
     monkeypatch.setattr(dispatch, "write_tiles", lambda *arguments, **options: None)
+    monkeypatch.setattr(dispatch, "run", lambda plan, images, *arguments: images)
+    calls, operations = host_work(40, form, *transforms)
+    few_calls, few_operations = host_work(4, form, *transforms)
+    assert calls - few_calls <= most_calls * 4 * (40 - 4), "calls per target dict"
+    assert few_calls < 1800
+    assert operations == few_operations
 
-    def calls(batch):
-        augment, images, packed = prepared(batch, Mosaic(16))
-        for _ in range(3):
-            augment(images, packed, data_keys=KEYS)
-        count = 0
 
-        def called(frame, event, argument):
-            nonlocal count
-            count += event == "call"
-
-        sys.setprofile(called)
-        try:
-            augment(images, packed, data_keys=KEYS)
-        finally:
-            sys.setprofile(None)
-        return count
-
-    assert calls(40) == calls(4) < 600
+@pytest.mark.parametrize(
+    ("arguments", "has_pass"),
+    [
+        ({"pipeline": [Mosaic(16)]}, False),
+        ({"pipeline": [Mosaic(16), gpuaug.MixUpBoxes(), v2.Identity()]}, False),
+        ({"pipeline": [Mosaic(16), v2.RandomHorizontalFlip(0.0)]}, True),
+        ({"pipeline": [Mosaic(16), v2.ToDtype(torch.float32, scale=True)]}, True),
+        ({"pipeline": [Mosaic(16), v2.SanitizeBoundingBoxes(min_size=3)]}, True),
+        ({"pipeline": [Mosaic(16)], "dtype": torch.float16}, True),
+        ({"pipeline": [Mosaic(16)], "memory_format": torch.channels_last}, True),
+    ],
+)
+def test_combined_images_that_nothing_follows_need_no_pass(arguments, has_pass, monkeypatch):
+    runs = []
+    run = dispatch.run
+    monkeypatch.setattr(dispatch, "run", lambda *arguments: runs.append(1) or run(*arguments))
+    count = 8 if len(arguments["pipeline"]) > 2 else 4
+    images = [torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8) for _ in range(count)]
+    targets = [[{"boxes": torch.tensor([[1.0, 1, 7, 7]]), "labels": torch.ones(1)} for _ in images] for _ in range(2)]
+    augment = gpuaug.fuse(**arguments)
+    results = [augment(images, targets, data_keys=KEYS) for _ in range(2)] + [augment(images)]
+    assert bool(runs) == has_pass
+    passes = [line for line in augment.explain((2, 3, 8, 8)).lines if "read" in line.what or "flip" in line.what]
+    assert bool(passes) == has_pass
+    for result, target in results[:2]:
+        assert result.shape == results[2].shape == (2, 3, 16, 16)
+        assert [record.keys() for record in target] == [{"boxes", "labels", "valid", *(["weight"] if count == 8 else [])}] * 2
 
 
 PER_BOX = {

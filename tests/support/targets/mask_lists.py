@@ -7,9 +7,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.targets import Column
+from gpuaug.core.targets import Column, owners_of
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.forms.kinds import layouts_of_masks, owners_of, tensors_and_offsets
+from gpuaug.fusion.forms.kinds import layouts_of_masks, tensors_and_offsets
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table.rows import fill_table
 
