@@ -318,20 +318,25 @@ def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequ
 
     Args:
         inputs: Inputs of a pipeline that does not combine images.
-        data_keys: Data keys of the inputs. Default: the first input is images.
+        data_keys: Data keys of the inputs. Default: the first input is images, the others are targets.
     """
     if not any(isinstance(value, list | tuple) and _are_batches(value) for value in inputs):
         return inputs
-    keys = ["input"] if data_keys is None else names_of(data_keys)
+    keys = ["input", *("targets" for _ in inputs[1:])] if data_keys is None else names_of(data_keys)
     values = list(inputs)
     for index, (key, value) in enumerate(zip(keys, inputs, strict=False)):
         if key == "input" and _are_batches(value):
             values[index] = value[0]
-        elif key == "targets":
+        elif key in ("targets", "tv_tensors"):
             lists = value.unpacked() if isinstance(value, PackedTargets) else value
-            is_nested = isinstance(lists, list | tuple) and all(isinstance(dicts, list | tuple) and dicts for dicts in lists)
+            is_nested = isinstance(lists, list | tuple) and all(_are_dicts(dicts) and dicts for dicts in lists)
             values[index] = [dicts[0] for dicts in lists] if is_nested else value
     return values
+
+
+def _are_dicts(dicts: Any) -> bool:
+    """Return whether ``dicts`` is a list of dicts."""
+    return isinstance(dicts, list | tuple) and all(issubclass(cls, Mapping) for cls in set(map(type, dicts)))
 
 
 def _are_batches(images: Any) -> bool:
@@ -363,7 +368,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
             "{'target': [t0, …], …} from the data set, with one dict per image."
         )
     for sample, dicts in enumerate(targets):
-        if not isinstance(dicts, list | tuple) or not all(issubclass(cls, Mapping) for cls in set(map(type, dicts))):
+        if not _are_dicts(dicts):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a list of {count} dicts, one per image, got {shown(dicts)}. Return "
                 "one list of dicts per sample from the data set."
