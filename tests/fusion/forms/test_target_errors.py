@@ -142,6 +142,20 @@ def test_inputs_that_are_no_tensors_get_advice_that_fits_their_type(key):
             torch.as_tensor(value)
 
 
+@pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "valid", "class", None])
+@pytest.mark.parametrize("are_listed", [True, False], ids=["one per image", "of the batch"])
+def test_target_dicts_with_another_data_key_get_the_advice_to_name_them(key, are_listed):
+    record = {"boxes": torch.zeros(2, 4), "masks": torch.zeros(2, 32, 48)}
+    keys = None if key is None else ["input", key]
+    with pytest.raises(gpuaug.GpuAugError, match="'targets'"):
+        gpuaug.fuse(K.RandomHorizontalFlip())(photographs(2), [record] * 2 if are_listed else record, data_keys=keys)
+
+
+def test_labels_of_any_other_type_are_not_taken_for_targets():
+    for labels in (["a", "b"], {"coarse": [1, 2], "fine": torch.ones(2)}, [{"name": "a"}, {}], torch.ones(1, 2, 3), None):
+        assert gpuaug.fuse(K.RandomHorizontalFlip())(photographs(2), labels, data_keys=["input", "class"])[1] is labels
+
+
 def test_the_error_about_sizes_names_two_sizes():
     rng = random.Random(0)
 
