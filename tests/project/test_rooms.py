@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_609,
     "decode": 4_505,
     "feed": 2_454,
-    "fusion": 14_124,
+    "fusion": 14_131,
     "integrations": 49,
     "loader": 1_308,
     "profiler": 1_191,

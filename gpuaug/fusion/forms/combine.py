@@ -167,7 +167,7 @@ class Combination:
                 f"boxes must be in pixels for {op.name} where images differ in size, got boxes='cxcywh_share'. Put a "
                 "gpuaug.Mosaic before it, or convert boxes in the data set."
             )
-        call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
+        call = _ImagesCall(sizes, self.size, self.device, self._boxes)
         call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
         # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres. Tiles and sizes have y before x.
@@ -443,10 +443,16 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
 class _ImagesCall(Call):
     """``Call`` with the sizes of the images, without the images."""
 
-    def __init__(self, sizes: NDArray[np.int64], channels: int, device: torch.device, boxes: BoxFormatName) -> None:
+    def __init__(self, sizes: NDArray[np.int64], combined: Size, device: torch.device, boxes: BoxFormatName) -> None:
         self.boxes = boxes
         self.conversions = NO_CONVERSIONS
         self.clip_layout = ClipLayout()
         self.frames = 0
-        self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+        self.size = Size(len(sizes), combined.channels, sizes[:, 0], sizes[:, 1])
         self.device = device
+        self._images_per_sample = len(sizes) // combined.batch
+
+    def place_of(self, index: int, *, per_frame: bool) -> str:
+        """Return the name of an image for messages, such as "image 2 of sample 3"."""
+        sample, image = divmod(index, self._images_per_sample)
+        return f"image {image} of sample {sample}"

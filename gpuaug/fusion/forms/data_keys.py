@@ -7,7 +7,7 @@ They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dic
 import functools
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -211,6 +211,19 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
             f"canvas_size of {name} must be the size of the image, {sides}, got {tuple(canvas)}. Resize "
             "boxes with their image: pass both to the transform that resizes in the dataset."
         )
+
+
+def refuse_boxes(boxes: str, clamping_mode: Any, box_format: str) -> NoReturn:
+    """Raise the error for ``tv_tensors.BoundingBoxes`` with unsupported attributes. ``boxes``: name for the message."""
+    if clamping_mode is None:
+        raise ArgumentError(
+            f"clamping_mode of {boxes} must be 'soft' or 'hard', got None. Boxes are always clipped to the image: leave "
+            "clamping_mode out."
+        )
+    raise ArgumentError(
+        f"{boxes} must be axis-aligned, got {box_format.upper()}. Pass the boxes around their corners, (n, 4, 2): "
+        "torch.cat((corners.amin(1), corners.amax(1)), 1)."
+    )
 
 
 def advice_for_masks(masks: Any) -> str:
