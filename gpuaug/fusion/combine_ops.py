@@ -77,6 +77,10 @@ class CombineOp(IdentityOp):
         """Empty, because a pass does nothing for the op."""
         return ""
 
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Any]:
+        """Empty, because torchvision has no function that combines images. The module itself repeats a sample."""
+        return []
+
     @abstractmethod
     def summary(self) -> str:
         """Short description for ``explain()``."""
@@ -101,9 +105,6 @@ class CombineOp(IdentityOp):
         }
         applies = draws["applies"] > 0.5
         return {**draws, "applies": applies, "apply_mask": applies.any(1)}
-
-    calls: Any = None
-    """No method, because torchvision has no function that combines images."""
 
     def used(self, draws: OpDraws) -> NDArray[np.bool_]:
         """Mask of the images that the canvases show, (B · groups · count,): all, or the first where the op is not applied."""

@@ -161,6 +161,8 @@ class Draws:
 
         Returns:
             Per sample, a list of (function name, keyword arguments) in order. The image, the first argument, is not included.
+            ``Mosaic``, ``MixUpBoxes`` and ``CopyPaste`` have no calls: the image is the result of the module itself, called
+            with ``draws=draws.of(sample)``.
 
         Raises:
             ArgumentError: For several views, for modules of Kornia, for mixes, and for modules that draw while they run.

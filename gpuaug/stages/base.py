@@ -288,8 +288,8 @@ class TransformStage(Stage):
             )
         if not callable(transform):
             raise ArgumentTypeError(
-                f"transform must be a callable or nn.Module, got {type(transform).__name__}. "
-                "Wrap the operation in a function of the tensors."
+                f"transform must be a callable or nn.Module, got {type(transform).__name__}. Wrap the operation in a function "
+                "of the tensors, fuse a list of transforms, and pass several stages one by one."
             )
         names = names_drawing_once(transform)
         if names:

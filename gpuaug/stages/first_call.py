@@ -132,7 +132,7 @@ class FirstCall:
             else:
                 result.update(map(id, [value, *leaves]))
             if key == "targets":
-                result.update(id(target.get(name)) for target in _target_dicts(value) for name in TARGET_KEYS)
+                result.update(id(target.get(name)) for target in target_dicts(value) for name in TARGET_KEYS)
         return result
 
     @property
@@ -157,13 +157,13 @@ class FirstCall:
         return dict(zip(self.selection.on, keys, strict=True)) if isinstance(self.selection.on, Mapping) and keys else {}
 
 
-def _target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the target dicts in a list of dicts. A sample has one dict; a clip may have a list with one dict per frame."""
+def target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the target dicts in a list of dicts. A sample has one dict, or a list with one dict per image or frame."""
     for target in targets:
         if isinstance(target, Mapping):
             yield target
         elif isinstance(target, list | tuple):
-            yield from _target_dicts(target)
+            yield from target_dicts(target)
 
 
 def _is_fused(part: Any) -> bool:

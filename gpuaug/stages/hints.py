@@ -20,7 +20,7 @@ from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, ad
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.targets import MASKS, TARGET_KEYS, TARGET_TYPES, type_name
 from gpuaug.core.torchvision_types import torchvision_class
-from gpuaug.stages.first_call import FirstCall
+from gpuaug.stages.first_call import FirstCall, target_dicts
 from gpuaug.stages.selection import Selection
 
 _MASK_NAMES = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
@@ -236,7 +236,7 @@ class _Target(NamedTuple):
             return _DATA_KEYS[self.label]
         if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
             return None
-        if any(isinstance(item, Mapping) for item in member):
+        if any(target_dicts(member)):
             return "targets" if self.name in TARGET_KEYS else None
         return "mask" if self.label == "masks" and all(isinstance(item, torch.Tensor) for item in member) else None
 

@@ -4,7 +4,7 @@ All stages of a schedule are built and bound once. When an iterator begins, the 
 (``by_epoch``) and runs these alone, so that the change depends on nothing but the epoch.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -90,11 +90,13 @@ def schedule(make: Callable[[Any], Any], values: Mapping[int, Any]) -> Stage:
     stages: dict[int, Stage] = {}
     last = None
     for epoch, value in sorted(by_epoch.items(), key=itemgetter(0)):
-        if not isinstance(value, Hashable):
+        try:
+            hash(value)
+        except TypeError:
             raise ArgumentTypeError(
-                f"values must hold hashable values, got {shown(value)}. Pass a tuple in place of a list: equal values share a "
-                "stage."
-            )
+                f"values must hold hashable values, got {shown(value)}. Equal values share a stage: pass tuples in place of "
+                "lists and arrays, and in place of a dict a key with which make looks it up."
+            ) from None
         stage = make_once(value)
         if stage is not last:
             stages[epoch] = stage

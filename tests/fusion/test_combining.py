@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import CopyPaste, GpuAugError, MixUpBoxes, Mosaic
+from gpuaug.core import batch as batches
 from gpuaug.core.packed_targets import pack_targets, unpack_targets
 
 KEYS = ["input", "targets"]
@@ -87,6 +88,24 @@ def test_fused_equals_the_modules(name, p, form):
     for sample in range(len(samples)):  # the inputs are not changed
         for given_target, source in zip(batch["target"][sample], before[sample], strict=True):
             assert given_target.keys() == source.keys()
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_torchvisions_functions_repeat_what_follows_the_modules(name):
+    """``Draws.as_torchvision`` has the calls for the combined image."""
+    transforms = PIPELINES[name](0.6)
+    samples = samples_of(len(name), 3, count_of(transforms))
+    batch = collated(samples)
+    geometry = [v2.RandomAffine(10, (0.1, 0.1), (0.7, 1.3), fill=9), v2.Resize((40, 36)), v2.RandomHorizontalFlip()]
+    augment = gpuaug.fuse([*transforms, *geometry, v2.ColorJitter(0.4)], ragged=True)
+    draws = augment.draw(batch["image"][0], seed=3)
+    images = augment(batch["image"], batch["target"], data_keys=KEYS, draws=draws)[0]
+    for index, (sample, calls) in enumerate(zip(samples, draws.as_torchvision(), strict=True)):
+        expected, _ = eager(transforms, sample, draws.of(index))
+        for function, arguments in calls:
+            expected = getattr(v2.functional, function)(expected, **arguments)
+        # A combined image may differ by a level, and the jitter and the nearest pixels of the affine map amplify that.
+        assert_values(images[index].float(), expected.float(), atol=4, share=0.02)
 
 
 def reference_mosaic(images, targets, size, centre, fill):
@@ -166,16 +185,33 @@ def test_draws_have_the_distributions_of_the_recipes():
     assert stats.kstest(weights, stats.beta(3, 3).cdf).pvalue > 1e-3
 
 
-def test_pipelines_without_combination_take_the_first_images():
-    samples = samples_of(3, 3, 4)
+@pytest.mark.parametrize("data_keys", [KEYS, ["input", "tv_tensors"], None], ids=str)
+def test_pipelines_without_combination_take_the_first_images(data_keys):
+    """Also without data keys, as a stage without ``on`` calls a pipeline, for torchvision's tensors."""
+    samples = samples_of(3, 3, 4, masks=None, keypoints=False, one_size=True)
+    if data_keys != KEYS:
+        for image, record in ((sample["image"][0], record) for sample in samples for record in sample["target"]):
+            canvas_size = tuple(image.shape[1:])
+            record["boxes"] = tv_tensors.BoundingBoxes(record["boxes"], format="XYXY", canvas_size=canvas_size)
     batch = collated(samples)
-    resize = gpuaug.fuse(v2.Resize((24, 24)), ragged=True)
-    images, targets = resize(batch["image"], batch["target"], data_keys=KEYS)
+    augment = gpuaug.fuse([v2.Resize((24, 24)), v2.RandomHorizontalFlip()], ragged=True)
+    draws = augment.draw(batch["image"][0], seed=1)
+    images, targets = augment(batch["image"], batch["target"], data_keys=data_keys, draws=draws)
     first = gpuaug.collate_ragged([(sample["image"][0], sample["target"][0]) for sample in samples])
-    expected, its_targets = resize(*first, data_keys=KEYS)
+    expected, its_targets = augment(*first, data_keys=data_keys, draws=draws)
     assert_values(images, expected)
     for record, its_record in zip(targets, its_targets, strict=True):
         assert_targets(record, its_record)
+
+
+def test_tensors_of_torchvision_beside_several_images_belong_to_the_first():
+    images = [torch.randint(0, 256, (2, 3, 8, 9), dtype=torch.uint8) for _ in range(4)]
+    masks = [tv_tensors.Mask(torch.arange(72).view(1, 8, 9) + number) for number in range(2)]
+    for container in (masks, tuple(masks), {"map": tv_tensors.Mask(torch.cat(masks))}, [{"map": mask} for mask in masks]):
+        flipped, result = gpuaug.fuse(v2.RandomHorizontalFlip(1.0))(images, container)
+        assert_values(flipped, images[0].flip(-1))
+        leaves = batches.leaves(result)
+        assert_values(torch.cat([leaf.view(-1, 8, 9) for leaf in leaves]), torch.cat(masks).as_subclass(torch.Tensor).flip(-1))
 
 
 def test_boxes_of_torchvision_have_the_new_canvas():

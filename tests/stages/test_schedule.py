@@ -1,6 +1,9 @@
 """``until`` and ``schedule``: an epoch has the batches of a loader with the stage of this epoch, bit for bit."""
 
+from functools import partial
+
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
@@ -265,6 +268,9 @@ def test_show_draws_the_stage_of_the_next_epoch(epoch, title):
     assert any(title in text for text in texts), texts
 
 
+UNHASHABLE = ([128, 128], (128, [0.1, 1.0]), {"size": 128}, np.ones(2))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -276,9 +282,11 @@ def test_show_draws_the_stage_of_the_next_epoch(epoch, title):
         (lambda: gpuaug.schedule(lambda _: noise, {}), "values must have a value for epoch 0"),
         (lambda: gpuaug.schedule(lambda _: noise, {1: 2}), "values must have a value for epoch 0"),
         (lambda: gpuaug.schedule(lambda _: noise, [(0, 1)]), "values must map epochs to values"),
-        (lambda: gpuaug.schedule(lambda _: noise, {0: [128, 128]}), "values must hold hashable values"),
+        *((partial(gpuaug.schedule, lambda _: noise, {0: value}), "values must hold hashable values") for value in UNHASHABLE),
         (lambda: gpuaug.schedule(noise(torch.ones(1)), {0: 1}), "make must be a function that returns a stage"),
         (lambda: gpuaug.schedule(lambda value: value, {0: 1}), "transform must be a callable"),
+        (lambda: gpuaug.schedule(lambda _: [noise, noise], {0: 1}), "pass several stages one by one"),
+        (lambda: gpuaug.until(1, [noise, noise], noise), "pass several stages one by one"),
         (lambda: gpuaug.until(1, noise, TransformStage(noise, name="noise")), "must have one name, got None and 'noise'"),
         (lambda: gpuaug.until(1, cached(), FeatureStage(encoder(2))), "must have no feature cache"),
     ],

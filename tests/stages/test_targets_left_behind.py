@@ -282,6 +282,24 @@ def typed(value):
     return tv_tensors.Mask(value)
 
 
+SEVERAL = {
+    "images of a mosaic": ([IMAGES] * 4, 4, fuse([gpuaug.Mosaic(8), v2.CenterCrop(4)])),
+    "the first of several images": ([IMAGES] * 2, 2, SURE_FLIP),
+    "frames of a clip": (torch.rand(2, 3, 3, 8, 8), 3, SURE_FLIP),
+}
+"""(images of two samples, number of target dicts per sample, pipeline)."""
+
+
+@pytest.mark.parametrize(("images", "count", "augment"), SEVERAL.values(), ids=SEVERAL)
+def test_lists_of_target_dicts_per_sample_get_their_data_key(images, count, augment):
+    records = [[{"boxes": BOXES.clone(), "masks": RAMP[:1].clone()} for _ in range(count)] for _ in range(2)]
+    [text] = warned((images, records), augment)
+    assert text.startswith("boxes, masks no longer match the images"), text
+    _, targets = run_line(text, augment, (images, records))
+    record = targets[0][0] if isinstance(targets[0], list) else targets[0]
+    assert "valid" in record, "the dicts are transformed"
+
+
 @pytest.mark.parametrize("extra", UNKNOWN_KEYS.values(), ids=UNKNOWN_KEYS)
 def test_unknown_keys_of_target_dicts_are_told_of(extra):
     stage = TransformStage(SURE_FLIP, on={0: "input", 1: "targets"})

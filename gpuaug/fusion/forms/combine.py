@@ -167,7 +167,7 @@ class Combination:
                 f"boxes must be in pixels for {op.name} where images differ in size, got boxes='cxcywh_share'. Put a "
                 "gpuaug.Mosaic before it, or convert boxes in the data set."
             )
-        call = _ImagesCall(sizes, self._pixels.channels, self.device, self._boxes)
+        call = _ImagesCall(sizes, self.size, self.device, self._boxes)
         call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
         # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres, in which the edges of an image are at
@@ -320,20 +320,25 @@ def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequ
 
     Args:
         inputs: Inputs of a pipeline that does not combine images.
-        data_keys: Data keys of the inputs. Default: the first input is images.
+        data_keys: Data keys of the inputs. Default: the first input is images, the others are targets.
     """
     if not any(isinstance(value, list | tuple) and _are_batches(value) for value in inputs):
         return inputs
-    keys = ["input"] if data_keys is None else names_of(data_keys)
+    keys = ["input", *("targets" for _ in inputs[1:])] if data_keys is None else names_of(data_keys)
     values = list(inputs)
     for index, (key, value) in enumerate(zip(keys, inputs, strict=False)):
         if key == "input" and _are_batches(value):
             values[index] = value[0]
-        elif key == "targets":
+        elif key in ("targets", "tv_tensors"):
             lists = value.unpacked() if isinstance(value, PackedTargets) else value
-            is_nested = isinstance(lists, list | tuple) and all(isinstance(dicts, list | tuple) and dicts for dicts in lists)
+            is_nested = isinstance(lists, list | tuple) and all(_are_dicts(dicts) and dicts for dicts in lists)
             values[index] = [dicts[0] for dicts in lists] if is_nested else value
     return values
+
+
+def _are_dicts(dicts: Any) -> bool:
+    """Return whether ``dicts`` is a list of dicts."""
+    return isinstance(dicts, list | tuple) and all(issubclass(cls, Mapping) for cls in set(map(type, dicts)))
 
 
 def _are_batches(images: Any) -> bool:
@@ -375,7 +380,7 @@ def _packed(targets: Any, batch: int, count: int, device: torch.device) -> Packe
 def _check_dicts(targets: Sequence[Any], count: int) -> None:
     """Raise an error unless each sample has a list of ``count`` dicts."""
     for sample, dicts in enumerate(targets):
-        if not isinstance(dicts, list | tuple) or not all(issubclass(cls, Mapping) for cls in set(map(type, dicts))):
+        if not _are_dicts(dicts):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a list of {count} dicts, one per image, got {shown(dicts)}. Return "
                 "one list of dicts per sample from the data set."
@@ -448,10 +453,16 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
 class _ImagesCall(Call):
     """``Call`` with the sizes of the images, without the images."""
 
-    def __init__(self, sizes: NDArray[np.int64], channels: int, device: torch.device, boxes: BoxFormatName) -> None:
+    def __init__(self, sizes: NDArray[np.int64], combined: Size, device: torch.device, boxes: BoxFormatName) -> None:
         self.boxes = boxes
         self.conversions = NO_CONVERSIONS
         self.clip_layout = ClipLayout()
         self.frames = 0
-        self.size = Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+        self.size = Size(len(sizes), combined.channels, sizes[:, 0], sizes[:, 1])
         self.device = device
+        self._images_per_sample = len(sizes) // combined.batch
+
+    def place_of(self, index: int, *, per_frame: bool) -> str:
+        """Return the name of an image for messages, such as "image 2 of sample 3"."""
+        sample, image = divmod(index, self._images_per_sample)
+        return f"image {image} of sample {sample}"

@@ -7,7 +7,7 @@ They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dic
 import functools
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, shown
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.targets import BOXES, MASKS
+from gpuaug.core.targets import BOXES, MASKS, TARGET_KEYS, holds_targets
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, check_form
 from gpuaug.fusion.pixels import IMAGE_DTYPES
@@ -65,6 +65,10 @@ def _name_of(key: Any) -> str:
     return str(_NAMES.get(data_key, data_key.name.lower()))
 
 
+_ADVICE_FOR_DICTS = "Name a list of one dict for each image 'targets', and pass the values of one dict with their data keys."
+"""Advice of the errors for dicts with another data key."""
+
+
 def _advice_for_samples(key: str, value: Any) -> str:
     """Return the advice of the error for an input that is not one tensor for the whole batch."""
     if key == "input" and isinstance(value, Mapping):
@@ -78,6 +82,8 @@ def _advice_for_samples(key: str, value: Any) -> str:
         return f"Pass its attribute data with the data key '{'bbox' if isinstance(value, Boxes) else 'keypoints'}'."
     if isinstance(value, Ragged):
         return _advice_for_ragged(key, value)
+    if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value)):
+        return _ADVICE_FOR_DICTS
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
         try:
             torch.as_tensor(value)
@@ -207,6 +213,19 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
         )
 
 
+def refuse_boxes(boxes: str, clamping_mode: Any, box_format: str) -> NoReturn:
+    """Raise the error for ``tv_tensors.BoundingBoxes`` with unsupported attributes. ``boxes``: name for the message."""
+    if clamping_mode is None:
+        raise ArgumentError(
+            f"clamping_mode of {boxes} must be 'soft' or 'hard', got None. Boxes are always clipped to the image: leave "
+            "clamping_mode out."
+        )
+    raise ArgumentError(
+        f"{boxes} must be axis-aligned, got {box_format.upper()}. Pass the boxes around their corners, (n, 4, 2): "
+        "torch.cat((corners.amin(1), corners.amax(1)), 1)."
+    )
+
+
 def advice_for_masks(masks: Any) -> str:
     """Return the advice of the error for masks of one image that are not a tensor."""
     first = masks[0] if isinstance(masks, list | tuple) and masks else masks
@@ -215,6 +234,8 @@ def advice_for_masks(masks: Any) -> str:
     if isinstance(first, np.ndarray):
         code = "masks" if first is masks else "np.stack(masks)"
         return f"Convert the masks in the dataset: torch.from_numpy({code})."
+    if isinstance(first, Mapping) and "counts" not in first:
+        return _ADVICE_FOR_DICTS
     if isinstance(first, Mapping | list | tuple):  # COCO's run lengths or polygons
         code = "[masks]" if first is masks else "masks"
         if not isinstance(first, Mapping) or not isinstance(first.get("counts"), str | bytes):
@@ -265,14 +286,20 @@ def check_fit(key: str, value: Tensor, user_value: Tensor, size: Size, device: t
         )
 
 
-def check_not_segmentation_map(labels: Any, size: Size) -> None:
-    """Raise an error if labels have the size of the images, because they are then a segmentation map, not classes.
+def check_labels(labels: Any, size: Size) -> None:
+    """Raise an error if the input ``class`` holds masks, boxes or keypoints, which would not be transformed with the images.
 
     Raises:
-        ArgumentError: If the labels have the size of the images.
+        ArgumentError: If labels have the size of the images, or contain target dicts or torchvision's tensors.
     """
     if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == size.shape[2:]:
         raise ArgumentError(
             f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
             "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
+        )
+    records = [record for record in (labels if isinstance(labels, list | tuple) else [labels]) if isinstance(record, Mapping)]
+    if holds_targets(labels) or any(not TARGET_KEYS.keys().isdisjoint(record) for record in records):
+        raise ArgumentError(
+            f"class must be one index for each image or class probabilities, got {shown(labels)}, which has masks, boxes or "
+            "keypoints. Name target dicts 'targets': data_keys=['input', 'targets'], and other containers 'tv_tensors'."
         )

@@ -33,7 +33,7 @@ from gpuaug.core.targets import (
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.forms.call import Call
-from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device
+from gpuaug.fusion.forms.data_keys import advice_for_masks, check_canvas, check_device, refuse_boxes
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.boxes import (
     POINTS,
@@ -249,22 +249,6 @@ def layouts_of_masks(offsets: Sequence[int], counts: Sequence[int], sides: Seque
     return mask_layouts.ravel()
 
 
-def _torchvision_format(box_format: Any, clamping_mode: Any, sample: int) -> str:
-    """Return the name of the format of ``tv_tensors.BoundingBoxes`` with these attributes."""
-    if clamping_mode is None:
-        raise ArgumentError(
-            f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes are always clipped to the "
-            "image: leave clamping_mode out."
-        )
-    name = str(getattr(box_format, "value", box_format)).lower()
-    if name not in TARGET_DICT_FORMATS:
-        raise ArgumentError(
-            f"boxes of sample {sample} must be axis-aligned, got {name.upper()}. Pass the boxes around their corners, "
-            "(n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
-        )
-    return name
-
-
 @dataclass(eq=False)
 class Slot:
     """Targets of one kind at one place of a container.
@@ -291,8 +275,8 @@ class Slot:
         for sample, value in zip(column.samples, column.values, strict=True) if not column.are_on(device) else ():
             if not isinstance(value, Tensor):
                 advice = advice_for_masks(value) if self.kind is MASKS else "Convert it: torch.as_tensor(…)."
-                raise ArgumentTypeError(f"{self.key} of sample {sample} must be a tensor, got {type(value).__name__}. {advice}")
-            check_device(f"{self.key} of sample {sample}", value, device)
+                raise ArgumentTypeError(f"{self._name(sample)} must be a tensor, got {type(value).__name__}. {advice}")
+            check_device(self._name(sample), value, device)
         self.target: Points | Masks = self._masks() if self.kind is MASKS else self._points()
         """The targets in one form."""
 
@@ -375,6 +359,10 @@ class Slot:
             changes["format"] = type(attributes["format"])[box_format.upper()]
         return {name: changes.get(name, value) for name, value in attributes.items()}
 
+    def _name(self, sample: int, key: str = "") -> str:
+        """Return the name of the targets of an image or frame for messages, such as "masks of sample 3"."""
+        return f"{key or self.key} of {self.call.place_of(sample, per_frame=self.per_frame)}"
+
     def _owners(self) -> Array:
         owners = owners_of(self.column.samples, self.counts)
         return owners // self.call.size.images_per_sample if self.per_frame else owners
@@ -397,13 +385,12 @@ class Slot:
             wrong = (pair for pair in zip(column.samples, column.shapes, strict=True) if len(pair[1]) != 2 or pair[1][1] != 4)
             sample, shape = next(wrong)
             raise ArgumentError(
-                f"{self.key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
-                "torch.zeros(0, 4)."
+                f"{self._name(sample)} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass torch.zeros(0, 4)."
             )
         (name, first_sample), *other_formats = first_samples.items() or [(default, 0)]
         for other_name, sample in other_formats:
             raise ArgumentError(
-                f"{self.key} of sample {sample} must have the box format of sample {first_sample}, got {other_name}. "
+                f"{self._name(sample)} must have the format of {self._name(first_sample)}, got {other_name}. "
                 "Convert all boxes to one format in the dataset."
             )
         return TARGET_DICT_FORMATS[name]
@@ -416,7 +403,7 @@ class Slot:
             if len(shape) < 2 or shape[-1] not in (2, 3) or last_axis not in (None, shape[-1]):
                 expected = "(n, K, 2) or (n, K, 3)" if last_axis is None else f"(n, K, {last_axis}), as in the samples before"
                 raise ArgumentError(
-                    f"{self.key} of sample {sample} must be {expected}, got {tuple(shape)}. "
+                    f"{self._name(sample)} must be {expected}, got {tuple(shape)}. "
                     "For an image without keypoints, pass torch.zeros(0, K, 3)."
                 )
             last_axis = shape[-1]
@@ -439,12 +426,14 @@ class Slot:
         entries = zip(column.samples, column.lengths, column.attributes, all_sides, strict=True)
         for sample, length, attributes, sides in islice(entries, count):
             if attributes.get("canvas_size", sides) != sides:
-                check_canvas(f"{self.key} of sample {sample}", attributes["canvas_size"], sides)
+                check_canvas(self._name(sample), attributes["canvas_size"], sides)
             properties = attributes.get("format"), attributes.get("clamping_mode", "soft"), length != 0
             first_samples.setdefault(properties, sample)
         names: dict[str, int] = {}
         for (box_format, clamping_mode, has_boxes), sample in first_samples.items():
-            name = default if box_format is None else _torchvision_format(box_format, clamping_mode, sample)
+            name = default if box_format is None else str(getattr(box_format, "value", box_format)).lower()
+            if box_format is not None and (clamping_mode is None or name not in TARGET_DICT_FORMATS):
+                refuse_boxes(self._name(sample), clamping_mode, name)
             if has_boxes:
                 names.setdefault(name, sample)
         return names
@@ -455,10 +444,10 @@ class Slot:
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
                 got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ArgumentError(
-                    f"valid of sample {sample} must be one bool for each of its {count} boxes, got {got}. Leave valid out if "
-                    "all boxes are valid."
+                    f"{self._name(sample, 'valid')} must be one bool for each of its {count} boxes, got {got}. Leave valid out "
+                    "if all boxes are valid."
                 )
-            check_device(f"valid of sample {sample}", value, self.call.device)
+            check_device(self._name(sample, "valid"), value, self.call.device)
 
     def _masks(self) -> Masks:
         """Check masks, and return them in one form."""
@@ -467,12 +456,12 @@ class Slot:
         for sample, shape, image_sides in zip(column.samples, column.shapes, sides, strict=True):
             if len(shape) not in (2, 3):
                 raise ArgumentError(
-                    f"{self.key} of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
+                    f"{self._name(sample)} must be (n, H, W) or (H, W), got {tuple(shape)}. "
                     "For an image without masks, pass torch.zeros(0, H, W)."
                 )
             if (shape[-2], shape[-1]) != image_sides:
                 raise ArgumentError(
-                    f"{self.key} of sample {sample} must have the size of their image, {image_sides[0]}x{image_sides[1]}, got "
+                    f"{self._name(sample)} must have the size of their image, {image_sides[0]}x{image_sides[1]}, got "
                     f"{tuple(shape)}. Resize the masks to that size."
                 )
         if len(column.dtypes) > 1:
@@ -495,7 +484,7 @@ class Slot:
         for sample, mask in zip(self.column.samples, tensors, strict=True):
             if mask.dtype is not dtype and mask.numel():
                 raise ArgumentTypeError(
-                    f"{self.key} of sample {sample} must be {dtype}, as in sample {self.column.samples[first_filled]}, got "
+                    f"{self._name(sample)} must be {dtype}, as {self._name(self.column.samples[first_filled])}, got "
                     f"{mask.dtype}. Convert all masks of a batch to one dtype."
                 )
         return [mask.to(dtype) for mask in tensors]

@@ -22,7 +22,7 @@ from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.forms.box_crop import crop_by_boxes
 from gpuaug.fusion.forms.call import Call
 from gpuaug.fusion.forms.containers import Container
-from gpuaug.fusion.forms.data_keys import check_device, check_not_segmentation_map, names_of
+from gpuaug.fusion.forms.data_keys import check_device, check_labels, names_of
 from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Masks, Points
 from gpuaug.fusion.ops.base import OpDraws, Size
@@ -68,7 +68,8 @@ class Record:
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
-                "Name all: data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
+                "Name all: data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}. Name a list of one dict for "
+                "each image 'targets'."
             )
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
@@ -80,7 +81,7 @@ class Record:
         """Labels of all images, by index of the input. Of any type unless they are mixed or converted."""
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if DATA_KEYS.get(key) is LABELS:
-                check_not_segmentation_map(value, call.size)
+                check_labels(value, call.size)
                 self._labels[index] = value
             elif key == "input" or (key in DATA_KEYS and not (key in MASKS.data_keys and isinstance(value, list | tuple))):
                 self.adapters.append(Dense(key, value, call))

@@ -7,7 +7,7 @@ dicts for which the host waits for the device, because only the device knows how
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -43,15 +43,16 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     ``per_box``, a key that in any dict does not hold one entry per box is unchanged in all dicts.
 
     Args:
-        targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
+        targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N). For
+            clips, a list of one list per clip, with one dict per frame.
         per_box: Keys that hold one entry per box in all dicts, besides ``valid``. Default: common keys, such as ``boxes``,
             ``labels``, ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``,
             ``track_ids``; the page "Detection" of the documentation lists all of these keys. Without a key ``labels``, also the
             first key that contains ``label``, as in torchvision.
 
     Returns:
-        List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, arrays, lists and tuples of
-        length B are split by image; all other values are shared by the dicts.
+        List of one dict per image, or of one list of dicts per clip, of the type of the input dicts. Of a padded dict, tensors,
+        arrays, lists and tuples of length B are split by image; all other values are shared by the dicts.
 
     Raises:
         ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
@@ -78,6 +79,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         return _sanitize_padded(targets, per_box)
     if isinstance(targets, PackedTargets) and not _may_stay_packed(targets, per_box):
         targets = targets.unpacked()
+    if isinstance(targets, list | tuple) and targets and all(isinstance(frames, list | tuple) for frames in targets):
+        records_of_clips = iter(sanitize([*chain.from_iterable(targets)], per_box=per_box))
+        return [[*islice(records_of_clips, len(frames))] for frames in targets]
     columns_by_key: Mapping[Any, Column]
     if isinstance(targets, PackedTargets):
         packed = targets
@@ -320,7 +324,7 @@ def _check_valid(record: Any, axes: int, suffix: str) -> None:
         got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
         raise ArgumentError(
             f"valid{suffix} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass valid as "
-            "gpuaug.fuse returned it."
+            "gpuaug.fuse returned it: in a list of one dict per image, or in one dict of padded tensors."
         )
 
 

@@ -222,6 +222,21 @@ def test_sanitize_of_an_empty_batch():
     assert made["boxes"].shape == (0, 4)
 
 
+@pytest.mark.parametrize("form", [list, tuple])
+def test_frames_of_clips_lose_the_boxes_that_they_lose_in_a_flat_list(form):
+    valid = [[[True, False], [], [False]], [[True] * 3, [False, True], [True]], []]
+    clips = [form(numbered(flags, frame) for frame, flags in enumerate(frames)) for frames in valid]
+    expected = iter(gpuaug.sanitize([record for frames in clips for record in frames]))
+    batches = [clips] * 2
+    stage = gpuaug.TransformStage(gpuaug.sanitize, on=None)
+    for sanitized in (gpuaug.sanitize(clips), *gpuaug.StreamedLoader(batches, [stage], device="cpu")):
+        assert [[len(record["boxes"]) for record in frames] for frames in sanitized] == [[1, 0, 0], [3, 1, 1], []]
+    for record in (record for frames in gpuaug.sanitize(clips) for record in frames):
+        expected_record = next(expected)
+        for key in ("boxes", "labels", "masks", "keypoints", "valid"):
+            assert_values(record[key], expected_record[key])
+
+
 def test_sanitize_keeps_images_without_annotations():
     bare = {"image_id": 7, "size": torch.tensor([4, 5])}
     kept = gpuaug.sanitize([numbered([True, False]), bare])

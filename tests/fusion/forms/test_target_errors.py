@@ -71,7 +71,7 @@ BAD = [
     (replaced(masks="a"), "masks of sample 2 must be a tensor, got str. Return a tensor"),
     (
         replaced(masks=torch.zeros(2, 32, 48)),
-        "masks of sample 2 must be torch.uint8, as in sample 0, got torch.float32. Convert all masks of a batch",
+        "masks of sample 2 must be torch.uint8, as masks of sample 0, got torch.float32. Convert all masks of a batch",
     ),
     (
         replaced(masks=torch.zeros(2, 32, 48, device="meta", dtype=torch.uint8)),
@@ -79,7 +79,7 @@ BAD = [
     ),
     (
         replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(32, 48))),
-        "boxes of sample 2 must have the box format of sample 0, got xywh. Convert all boxes to one format",
+        "boxes of sample 2 must have the format of boxes of sample 0, got xywh. Convert all boxes to one format",
     ),
 ]
 
@@ -140,6 +140,44 @@ def test_inputs_that_are_no_tensors_get_advice_that_fits_their_type(key):
         assert ("Name images 'input'" in text) == (key != "mask" and any(value is each for each in ragged))
         if "as_tensor" in text:
             torch.as_tensor(value)
+
+
+@pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "valid", "class", None])
+@pytest.mark.parametrize("are_listed", [True, False], ids=["one per image", "of the batch"])
+def test_target_dicts_with_another_data_key_get_the_advice_to_name_them(key, are_listed):
+    record = {"boxes": torch.zeros(2, 4), "masks": torch.zeros(2, 32, 48)}
+    keys = None if key is None else ["input", key]
+    with pytest.raises(gpuaug.GpuAugError, match="'targets'"):
+        gpuaug.fuse(K.RandomHorizontalFlip())(photographs(2), [record] * 2 if are_listed else record, data_keys=keys)
+
+
+WRONG_IN_A_DICT = {
+    "boxes": torch.zeros(1, 5),
+    "masks": torch.zeros(1, 3, 3),
+    "keypoints": torch.zeros(1, 4, 4),
+    "boxes of another canvas": tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(3, 3)),
+    "rotated boxes": tv_tensors.BoundingBoxes(torch.zeros(1, 5), format="XYWHR", canvas_size=(8, 9)),
+    "an array": np.zeros((1, 4)),
+    "an array of masks": np.zeros((1, 8, 9)),
+}
+
+
+@pytest.mark.parametrize("several", ["image", "frame"])
+@pytest.mark.parametrize("name", WRONG_IN_A_DICT)
+def test_errors_name_the_image_or_frame_of_the_sample(name, several):
+    key = next((key for key in ("masks", "keypoints") if key in name), "boxes")
+    clean = {"boxes": torch.zeros(1, 4), "masks": torch.zeros(1, 8, 9), "keypoints": torch.zeros(1, 2, 2)}
+    records = [[dict(clean) for _ in range(4)] for _ in range(3)]
+    records[1][2][key] = WRONG_IN_A_DICT[name]
+    images = [torch.rand(3, 3, 8, 9) for _ in range(4)] if several == "image" else torch.rand(3, 4, 3, 8, 9)
+    augment = gpuaug.fuse(gpuaug.Mosaic(16) if several == "image" else K.RandomHorizontalFlip())
+    with pytest.raises(gpuaug.GpuAugError, match=f"{key} of {several} 2 of sample 1 must"):
+        augment(images, records, data_keys=KEYS)
+
+
+def test_labels_of_any_other_type_are_not_taken_for_targets():
+    for labels in (["a", "b"], {"coarse": [1, 2], "fine": torch.ones(2)}, [{"name": "a"}, {}], torch.ones(1, 2, 3), None):
+        assert gpuaug.fuse(K.RandomHorizontalFlip())(photographs(2), labels, data_keys=["input", "class"])[1] is labels
 
 
 def test_the_error_about_sizes_names_two_sizes():

@@ -148,7 +148,7 @@ def test_empty_boxes_take_any_form():
     _, done = augment(torch.rand(1, 3, 20, 30), [{"boxes": torch.zeros(0, 4)}], data_keys=["input", "targets"])
     assert done[0]["boxes"].shape == (0, 4)
     records = [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}, {"boxes": torch.ones(1, 4)}]
-    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2 must have the box format of sample 1, got xyxy"):
+    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2 must have the format of boxes of sample 1, got xyxy"):
         augment(torch.rand(3, 3, 20, 30), records, data_keys=["input", "targets"])
 
 

@@ -6,6 +6,7 @@ from PIL import Image
 from support.files.encoded import encoded
 from support.messages.registry import example
 from support.messages.values import BOXES, FLIP, FLIPPED, IMAGES, MASK, fuse_some
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
@@ -164,6 +165,20 @@ def unnamed_input(told):
     stage = gpuaug.TransformStage(augment, on={0: "input", 1: "mask"})
     ((_, mask),) = gpuaug.StreamedLoader([batch], [stage], device="cpu")
     assert torch.equal(mask, MASK.flip(-1))
+
+
+@example("Name target dicts 'targets': data_keys=['input', 'targets'], and other containers 'tv_tensors'")
+def targets_as_class(told):
+    augment = gpuaug.fuse(FLIP)
+    dicts = [{"boxes": torch.tensor([[1.0, 2.0, 3.0, 4.0]])} for _ in IMAGES]
+    typed = {"map": tv_tensors.Mask(MASK[:, 0])}
+    for targets in (dicts, dicts[0], typed, [typed]):
+        with told:
+            augment(IMAGES, targets, data_keys=["input", "class"])
+    width = IMAGES.shape[-1]
+    flipped = augment(IMAGES, dicts, data_keys=["input", "targets"])[1]
+    assert flipped[0]["boxes"].tolist() == [[width - 3, 2, width - 1, 4]]
+    assert torch.equal(augment(IMAGES, typed, data_keys=["input", "tv_tensors"])[1]["map"], typed["map"].flip(-1))
 
 
 @example("Pass its values with their data keys")

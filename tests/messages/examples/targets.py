@@ -64,7 +64,7 @@ def upright(boxes, form="XYXY", **options):
     return tv_tensors.BoundingBoxes(boxes, format=form, canvas_size=(8, 8), **options)
 
 
-@example("boxes of sample … must be axis-aligned")
+@example("must be axis-aligned, got …. Pass the boxes around their corners")
 def rotated_boxes(told):
     augment = gpuaug.fuse(FLIP)
     rotated = upright(torch.tensor([[1.0, 2, 3, 3, 0]]), "XYWHR")
