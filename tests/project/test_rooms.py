@@ -68,7 +68,7 @@ BUDGETS = {
     "core": 1_644,
     "decode": 4_525,
     "feed": 2_454,
-    "fusion": 14_170,
+    "fusion": 14_171,
     "integrations": 49,
     "loader": 1_308,
     "profiler": 1_191,
