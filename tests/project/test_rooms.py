@@ -63,10 +63,10 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 752,
-    "cache": 1_090,
+    "cache": 1_168,
     "cli": 292,
-    "core": 1_609,
-    "decode": 4_505,
+    "core": 1_615,
+    "decode": 4_514,
     "feed": 2_454,
     "fusion": 14_106,
     "integrations": 49,
