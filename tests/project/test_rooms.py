@@ -63,7 +63,7 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 752,
-    "cache": 1_168,
+    "cache": 1_177,
     "cli": 292,
     "core": 1_615,
     "decode": 4_514,
