@@ -22,6 +22,7 @@ from torch import Tensor
 from gpuaug.cache.dataset import ViewToRead, view_folder, wrapped_datasets
 from gpuaug.cache.feature_cache import FeatureCache
 from gpuaug.cache.index import last_shard_number
+from gpuaug.cache.inputs import inputs_of_rows
 from gpuaug.cache.key import difference, key_of, key_parts, keys_in, write_key
 from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leaves, without, written_members
 from gpuaug.cache.recorder import Recorder
@@ -29,7 +30,7 @@ from gpuaug.cache.shards import required_safetensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
-from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError
+from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError, shown
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
@@ -98,7 +99,7 @@ class CachedStages:
         datasets = [dataset for dataset in wrapped_datasets(loader) if dataset.folder == cache.folder]
         if not datasets:
             raise ArgumentError(
-                f"The data set of a loader with a feature cache must be wrapped, got {type(loader).__name__} without it. "
+                f"The data set of a loader with {cache!r} must be wrapped by it, got {type(loader).__name__} without it. "
                 "Make the DataLoader of cache.wrap(dataset)."
             )
         self.recorder.close()
@@ -185,8 +186,9 @@ class CachedEpoch:
         batch_with_images = map_instances(lambda member: member.encoded, Rows, batch)
         if not rows or names == []:
             raise ArgumentError(
-                "Batches of a loader with a feature cache must have an image as a member, got a batch without. Pass "
-                "collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of the samples."
+                "Batches of a loader with a feature cache must have an image as a member, from wrapped data sets only, got "
+                f"{shown(batch)}. Pass collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of "
+                "the samples. If the data set consists of several, wrap all of them, or wrap the whole."
             )
         if not self.is_checked:
             self._check_decoders(batch_with_images)
@@ -351,5 +353,7 @@ class CachedBatch:
             )
             epoch.sample_count = None
         names = [rows.names[index] for index in indices]
+        inputs, hashes = inputs_of_rows(stored, [rows.inputs[index] for index in indices])
+        ids = np.column_stack([rows.row_ids[indices], hashes])
         assert epoch.folder is not None
-        epoch.cached.recorder.record(epoch.folder, epoch.epoch, rows.row_ids[indices], names, columns, lane)
+        epoch.cached.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from gpuaug.cache.index import Index
+from gpuaug.cache.inputs import digest_of, input_hashes
 from gpuaug.core import batch as batches
 from gpuaug.core.encoded import RowId
 from gpuaug.core.errors import ArgumentError, shown
@@ -119,9 +120,11 @@ class _Samples:
         results = list(map(self._with_files, samples))
         index = self.view.index(self.folder)
         if index is not None:
-            rows = index.find([files[0].row_id for _, files in results])
-            for (_, files), row in zip(results, rows, strict=True):
+            rows = index.find([files[0].row_id for _, files in results], [result for result, _ in results])
+            for (result, files), row in zip(results, rows, strict=True):
+                inputs = input_hashes(result) if row is None else {}
                 for file in files:
+                    file.inputs = inputs
                     file.row = {} if file.number and row is not None else row
         return [result for result, _ in results]
 
@@ -156,14 +159,13 @@ class _Samples:
             names.append(file_name)
             size += file_size
             time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF
-        name = "\n".join(names) if self.key is None else self._value_of_key(sample)
-        digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
-        return name, (*_HALVES.unpack(digest), size, time)
+        identity = "\n".join(names) if self.key is None else self._value_of_key(sample)
+        return str(identity), (*_HALVES.unpack(digest_of(identity, 16)), size, time)
 
-    def _value_of_key(self, sample: Any) -> str:
-        """Return the value that identifies a sample, as text."""
+    def _value_of_key(self, sample: Any) -> Any:
+        """Return the value that identifies a sample."""
         try:
-            return str(batches.member(sample, self.key))
+            return batches.member(sample, self.key)
         except (AttributeError, LookupError, TypeError):
             raise ArgumentError(
                 f"key must name a member of each sample, got {self.key!r} for {shown(sample)}. "
@@ -184,6 +186,7 @@ def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
     """Return (name, size in bytes, time of the last change or hash of the bytes) of an image."""
     if content is None:
         try:
+            path = os.path.abspath(path)
             status = os.stat(path)
         except (OSError, ValueError):  # reported when the batch is collated
             return path, 0, 0

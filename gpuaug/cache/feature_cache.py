@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from gpuaug.cache.dataset import CachedDataset, CachedIterable, view_folder
-from gpuaug.cache.index import Index, last_shard_number, shard_paths
+from gpuaug.cache.index import Index, shard_files
 from gpuaug.cache.key import keys_in
 from gpuaug.core.errors import ArgumentTypeError, shown, whole_number
 
@@ -31,8 +31,9 @@ class FeatureCache:
 
     The data set runs in every epoch: order, labels and captions are as without the cache. A row is found by the path of the
     sample's image, or by a hash of the image's bytes. It is read only if the size and the modification time of the file have
-    not changed. If a sample has no row, the cached stages run on its whole batch, and the row of the sample is recorded in the
-    view of the epoch, ``epoch % views``. If a sample occurs twice in an epoch, the row of its first occurrence is read later.
+    not changed, nor the values of members that the cached stages have written, such as boxes that move with the image. If a
+    sample has no row, the cached stages run on its whole batch, and the row of the sample is recorded in the view of the epoch,
+    ``epoch % views``. If a sample occurs twice in an epoch, the row of its first occurrence is read later.
 
     The rows are in a subfolder of ``folder``, which is named by the key of the cached stages: a hash of the weights of the
     encoder, arguments and code of the stages, decoders, seed, and versions. With another key, rows are recorded in another
@@ -65,7 +66,7 @@ class FeatureCache:
             raise ArgumentTypeError(
                 f"folder must be a path, got {shown(folder)}. Pass the name of a folder, such as 'latents'."
             )
-        self.folder = Path(os.fsdecode(folder))
+        self.folder = Path(os.path.abspath(os.fsdecode(folder)))
         self.views = whole_number("views", views, "Pass the number of epochs to record.", least=1, most=MAX_VIEWS)
         self.key = ""
         """Key of the cached stages, 16 hexadecimal digits; empty before the first epoch."""
@@ -112,10 +113,10 @@ class FeatureCache:
             lines.append(key if key == self.key or not self.key else f"{key} (recorded with other stages or settings)")
             for view in range(self.views):
                 folder = view_folder(self.folder, key, view)
-                shards = shard_paths(folder)
+                shards = shard_files(folder)
                 if shards:
-                    rows = len(Index(folder, last_shard_number(folder)))
-                    size = sum(path.stat().st_size for _, path in shards)
+                    rows = len(Index(folder, shards[-1].number))
+                    size = sum(shard.size for shard in shards)
                     lines.append(f"  view {view}: {rows:,} rows, {size / 1e6:,.1f} MB")
         return "\n".join(lines)
 

@@ -4,7 +4,8 @@ A *row* is the recorded results of the stages for one sample. A *view* is a fold
 epoch. Rows that were missing in a later epoch of the view, ``epoch % views``, are added to it. A *shard* is a file of rows,
 ``<number>-<process>-<time>.safetensors``, with ascending numbers. A ``RowId`` identifies a sample by four integers: two halves
 of a hash of its name, the size of its file, and the time of the last change of its file. In place of the time, a sample without
-a file has a hash of its bytes (``core/encoded.py``).
+a file has a hash of its bytes (``core/encoded.py``). The *inputs* of a row are the values of members of the sample that stages
+have written; a fifth integer is their hash (``inputs.py``).
 """
 
 import logging
@@ -14,43 +15,52 @@ from contextlib import suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuaug.cache.inputs import combined, input_hashes
 from gpuaug.cache.shards import SUFFIX, Shard, ShardError
 from gpuaug.core.encoded import Row, RowId
 
 _log = logging.getLogger("gpuaug")
 
 
-def shard_paths(folder: Path) -> list[tuple[int, Path]]:
-    """Return (number, path) of the shards in the folder of a view, in ascending order of the numbers."""
-    paths = []
+class ShardFile(NamedTuple):
+    """File of a shard."""
+
+    number: int
+    path: Path
+    size: int
+    time: int
+    """Time of the last change in nanoseconds."""
+
+
+def shard_files(folder: Path) -> list[ShardFile]:
+    """Return the shards in the folder of a view, in ascending order of the numbers."""
+    files = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             number = entry.name.partition("-")[0]
             if entry.name.endswith(SUFFIX) and number.isdecimal():
-                paths.append((int(number), Path(entry.path)))
-    return sorted(paths)
+                with suppress(FileNotFoundError):  # deleted by another process, or a broken link
+                    status = entry.stat()
+                    files.append(ShardFile(int(number), Path(entry.path), status.st_size, status.st_mtime_ns))
+    return sorted(files)
 
 
 def last_shard_number(folder: Path) -> int:
     """Return the largest number of a shard in the folder of a view; -1 without shards."""
-    return max((number for number, _ in shard_paths(folder)), default=-1)
+    return max((file.number for file in shard_files(folder)), default=-1)
 
 
 @cache
-def _checked_shard(path: Path, _size_and_time: tuple[int, int]) -> Shard | None:
-    """Return a shard; ``None`` if it is damaged. Cached, so that a process checks a file again only if it has changed.
-
-    Args:
-        path: Path of the shard.
-        _size_and_time: Size of the file, and time of its last change. Only part of the key of ``functools.cache``.
-    """
+def _checked_shard(file: ShardFile) -> Shard | None:
+    """Return a shard; ``None`` if it is damaged. Cached, so that a process checks a file again only if it has changed."""
     try:
-        return Shard.read(path)
+        return Shard.read(file.path)
     except ShardError as error:
-        _log.warning("The rows in %s are encoded again, because the file is damaged: %s.", path, error)
+        _log.warning("The rows in %s are encoded again, because the file is damaged: %s.", file.path, error)
         return None
 
 
@@ -64,22 +74,21 @@ class Index:
 
     def __init__(self, folder: Path, last_number: int) -> None:
         self._shards: list[Shard] = []
-        for number, path in shard_paths(folder):
-            status = path.stat()
-            shard = _checked_shard(path, (status.st_size, status.st_mtime_ns)) if number <= last_number else None
+        for file in shard_files(folder):
+            shard = _checked_shard(file) if file.number <= last_number else None
             if shard is not None:
                 self._shards.append(shard)
         # A view may have several rows of a sample: if a rank begins an epoch before another rank has written the row of an
         # earlier epoch, it encodes the sample again. ``find`` returns the first row with an id. In this order, it is the row of
         # the earliest epoch, as if the row had been written in time.
         self._shards.sort(key=lambda shard: shard.epoch)
-        ids = np.concatenate([np.empty((0, 4), np.int64), *(shard.ids for shard in self._shards)])
+        ids = np.concatenate([np.empty((0, 5), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
         shard_of_row = np.repeat(np.arange(len(lengths)), lengths)
         first_rows = np.cumsum(lengths) - lengths
         order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
-        """(N, 4) ``RowId`` of each row of all shards, in ascending order of the first of the four integers."""
+        """(N, 5) ``RowId`` and hash of the inputs of each row of all shards, in ascending order of the first integer."""
         self._positions = np.column_stack([shard_of_row, np.arange(len(ids)) - first_rows[shard_of_row]])[order]
         """(N, 2) index of the shard, and index of the row in the shard."""
         self._first_integers = np.ascontiguousarray(self._ids[:, 0])
@@ -88,22 +97,29 @@ class Index:
     def __len__(self) -> int:
         return len(np.unique(self._ids, axis=0))
 
-    def find(self, row_ids: Sequence[RowId]) -> list[Row | None]:
-        """Return the row of each sample; ``None`` if it has no row, if its image file has changed, or if the row is damaged."""
+    def find(self, row_ids: Sequence[RowId], samples: Sequence[Any]) -> list[Row | None]:
+        """Return the row of each sample; ``None`` if it has no row, if its inputs have changed, or if the row is damaged.
+
+        The inputs are the image file, and the members of the sample that the stages have written.
+        """
         searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
         begins = np.searchsorted(self._first_integers, searched).tolist()
         ends = np.searchsorted(self._first_integers, searched, side="right").tolist()
-        rows_of_samples = [
-            self._rows_between(row_id, begin, end) for row_id, begin, end in zip(row_ids, begins, ends, strict=True)
-        ]
+        rows_of_samples = [self._rows_between(*arguments) for arguments in zip(row_ids, samples, begins, ends, strict=True)]
         for shard, row_index in chain.from_iterable(rows[:1] for rows in rows_of_samples):
             shard.read_ahead(row_index)  # all rows, before the first access waits for the disk
         return [_first_undamaged(rows) for rows in rows_of_samples]
 
-    def _rows_between(self, row_id: RowId, begin: int, end: int) -> list[tuple[Shard, int]]:
+    def _rows_between(self, row_id: RowId, sample: Any, begin: int, end: int) -> list[tuple[Shard, int]]:
         """Return (shard, index of the row) of each row of a sample among the rows ``begin`` … ``end`` - 1 of ``_ids``."""
-        positions = [position for position in range(begin, end) if tuple(self._ids[position].tolist()) == row_id]
-        return [(self._shards[shard], row_index) for shard, row_index in self._positions[positions].tolist()]
+        rows = []
+        for position in range(begin, end):
+            *identity, inputs_hash = self._ids[position].tolist()
+            shard_index, row_index = self._positions[position].tolist()
+            shard = self._shards[shard_index]
+            if tuple(identity) == row_id and inputs_hash == combined(input_hashes(sample, shard.inputs).values()):
+                rows.append((shard, row_index))
+        return rows
 
 
 def _first_undamaged(rows: Sequence[tuple[Shard, int]]) -> Row | None:

@@ -4,6 +4,7 @@ A *row* is the recorded results of the stages for one sample. The *parts* of a k
 folder of a key holds its parts and its rows.
 """
 
+import copyreg
 import dis
 import hashlib
 import json
@@ -11,7 +12,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -204,9 +205,10 @@ class _Values:
                 try:
                     inner_values = list(self._inner_values(value))
                 except Exception:  # the attributes of a class of the user may raise any error
-                    if type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # no lock, open file, iterator
+                    if not _is_of_python(type(value).__module__):  # no lock, open file, iterator
                         self.unknown.add(type(value).__qualname__)
-                text = f"{getattr(value, '__qualname__', type(value).__qualname__)} {[name for name, _ in inner_values]}"
+                named = value if isinstance(value, type | FunctionType) else type(value)
+                text = f"{named.__qualname__} {[name for name, _ in inner_values]}"
             digest = digests.setdefault(".".join(path), hashlib.blake2b(digest_size=8))
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
             pending += [((*path, name)[:_DEPTH] if name else path, inner) for name, inner in reversed(inner_values)]
@@ -247,8 +249,8 @@ class _Values:
             yield from (("", element) for element in value)
         elif type(value) in (set, frozenset):
             yield "", sorted(value, key=shown_text)  # the order of a set differs between processes
-        elif isinstance(getattr(value, "definition", None), tuple):  # Fused: pipeline and options
-            yield "definition", value.definition
+        elif isinstance(value, nn.Module) and isinstance(getattr(value, "definition", None), tuple):
+            yield "definition", value.definition  # Fused: pipeline and options
         elif isinstance(value, nn.Module):
             yield "class", type(value)
             yield from (*value.named_parameters(recurse=False), *value.named_buffers(recurse=False), *value.named_children())
@@ -260,9 +262,14 @@ class _Values:
     def _pickled_values(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield (name, value) of the values that ``pickle`` would store for a value."""
         try:
-            reduced = value.__reduce_ex__(4)
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception:
-            reduced = type(value), (), vars(value)
+            if isinstance(value, Collection) and _is_of_python(type(value).__module__):  # MappingProxyType, memoryview
+                value = dict(value) if isinstance(value, Mapping) else list(value)
+                reduced = value.__reduce_ex__(4)
+            else:
+                reduced = type(value), (), vars(value)
         if isinstance(reduced, str):  # a global object, such as the function in a functools.lru_cache
             yield from (("name", reduced), ("function", getattr(value, "__wrapped__", None)))
             return
@@ -309,12 +316,16 @@ class _Values:
         """Return whether a module belongs to Python or a library. The name of a library is added to ``packages``."""
         package = str(module).partition(".")[0]
         file = str(getattr(sys.modules.get(str(module)), "__file__", ""))
-        if package in sys.stdlib_module_names:
+        if _is_of_python(package):
             return True
         is_library = package in _LIBRARIES or "site-packages" in file or "dist-packages" in file
         if is_library:
             self.packages.add(package)
         return is_library
+
+
+def _is_of_python(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _version(package: str) -> str:

@@ -101,7 +101,7 @@ def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]
 def _column(name: str, separator: str = "", key: Any = "") -> str:
     """Return the name of a column."""
     column = f"{name}{separator}{key}"
-    if _parts(column) != (name, separator, key) or column.startswith("row."):
+    if parts_of_column(column) != (name, separator, key) or column.startswith("row."):
         raise ArgumentError(
             "Names of members that stages up to the encoder write must be text without '::' and 'row.' in front, "
             f"got {column!r}. Write them to another member, with into=."
@@ -109,7 +109,7 @@ def _column(name: str, separator: str = "", key: Any = "") -> str:
     return column
 
 
-def _parts(column: str) -> tuple[str, str, str]:
+def parts_of_column(column: str) -> tuple[str, str, str]:
     """Return (member, separator, key) of a column. The separator and the key are empty if the member is a tensor."""
     name, separator, key = column.partition("::")
     return (name.removesuffix("[]"), "[]::", key) if separator and name.endswith("[]") else (name, separator, key)
@@ -121,9 +121,14 @@ def _is_column(value: Any, count: int) -> bool:
 
 
 def _is_storable(value: Any) -> bool:
-    if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
+    if type(value) is not Tensor or not is_dense(value):
         return False
     return not value.dtype.is_complex or value.dtype is torch.complex64  # safetensors stores no other complex dtype
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor can be viewed as bytes."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
@@ -155,7 +160,7 @@ def batch_of(
     computed_members: dict[str, Any] = {WHOLE: computed} if live is None else _members(computed)
     members: dict[str, Any] = {}
     for column, tensor in columns.items():
-        name, _, key = _parts(column)
+        name, _, key = parts_of_column(column)
         if has_varying_shape(column):
             if name not in members:
                 live_targets = live_members.get(name, [{}] * len(is_computed))

@@ -49,9 +49,11 @@ class Record:
     epoch: int
     """Epoch in which the rows were encoded."""
     ids: NDArray[np.int64]
-    """(N, 4) ``RowId`` of the rows."""
+    """(N, 5) ``RowId`` of the rows, and hash of their inputs."""
     names: list[str]
     """Name of the sample of each row."""
+    inputs: tuple[str, ...]
+    """Names of the inputs of the rows."""
     columns: dict[str, Tensor]
     """Name of a column → (N, …) tensor on the host, or a flat tensor if the shape varies."""
     shapes: dict[str, NDArray[np.int64]]
@@ -67,7 +69,7 @@ class Record:
     def shard_key(self) -> Any:
         """Value that is equal for records that can be concatenated in one shard."""
         columns = [(name, values.dtype, values.shape[1:]) for name, values in self.columns.items()]
-        return self.folder, self.epoch, *columns, *(shapes.shape[1] for shapes in self.shapes.values())
+        return self.folder, self.epoch, self.inputs, *columns, *(shapes.shape[1] for shapes in self.shapes.values())
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +109,7 @@ class Recorder:
         epoch: int,
         ids: NDArray[np.int64],
         names: list[str],
+        inputs: tuple[str, ...],
         columns: Mapping[str, Sequence[Tensor]],
         lane: Lane,
     ) -> None:
@@ -117,8 +120,9 @@ class Recorder:
         Args:
             folder: Folder of the shards.
             epoch: Epoch of the rows.
-            ids: (N, 4) ``RowId`` of the rows.
+            ids: (N, 5) ``RowId`` of the rows, and hash of their inputs.
             names: Name of the sample of each row.
+            inputs: Names of the inputs of the rows.
             columns: Name of a column → its part of each row, on the device.
             lane: Lane that has written the columns last. It must be current.
 
@@ -153,7 +157,7 @@ class Recorder:
             on_host[name].copy_(source, non_blocking=True)
         copied = self._lane.record_event()
         lane.make_current()
-        self._waiting.append(Record(folder, epoch, ids, names, on_host, shapes, copied, list(sources.values())))
+        self._waiting.append(Record(folder, epoch, ids, names, inputs, on_host, shapes, copied, list(sources.values())))
 
     def poll(self) -> None:
         """Pass rows that are on the host to the background thread, and free the memory of rows that the thread has read.
@@ -228,5 +232,5 @@ class Recorder:
         names = [name for record in records for name in record.names]
         ids = np.concatenate([record.ids for record in records])
         path = folder / f"{number:06d}-{os.getpid():x}-{time.time_ns():x}{SUFFIX}"
-        write_file(path, shard_content(records[0].epoch, ids, names, columns, shapes))
+        write_file(path, shard_content(folder, records[0].epoch, ids, names, columns, shapes, records[0].inputs))
         self.written += len(names)

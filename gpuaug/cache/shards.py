@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -75,20 +75,24 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def shard_content(
+    folder: Path,
     epoch: int,
     ids: NDArray[np.int64],
     names: Sequence[str],
     columns: Mapping[str, Tensor],
     shapes: Mapping[str, NDArray[np.int64]],
+    inputs: Sequence[str] = (),
 ) -> bytes:
     """Return the content of a shard.
 
     Args:
+        folder: Folder of the view.
         epoch: Epoch in which the rows were encoded.
-        ids: (N, 4) ``RowId`` of each row.
+        ids: (N, 5) ``RowId`` of each row, and hash of its inputs.
         names: Name of each row, for readers other than gpuaug.
         columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
         shapes: Name of a column of varying shape → (N, axes) shape in each row.
+        inputs: Names of the inputs of the rows (``inputs.py``).
     """
     text = [name.encode(errors="surrogateescape") for name in names]
     described = {
@@ -98,9 +102,10 @@ def shard_content(
         "row.name_end": torch.tensor([len(name) for name in text]).cumsum(0),
         **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
     }
-    shard = Shard(columns, described)
+    shard = Shard(columns, described, inputs)
     described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))])
-    metadata = {"format": "pt", "columns": json.dumps(list(columns)), "checksum": _digest(described)}
+    about = json.dumps({"view": _view_of(folder), "inputs": inputs})
+    metadata = {"format": "pt", "columns": json.dumps(list(columns)), "about": about, "checksum": _digest(described, about)}
     content: bytes = required_safetensors().torch.save({**columns, **described}, metadata)
     return content
 
@@ -111,14 +116,17 @@ class Shard:
     Args:
         columns: Name of a column → tensor.
         described: Other tensors of the shard, ``row.…``.
+        inputs: Names of the inputs of the rows.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], described: Mapping[str, Tensor]) -> None:
+    def __init__(self, columns: Mapping[str, Tensor], described: Mapping[str, Tensor], inputs: Iterable[str]) -> None:
         self._columns = columns
         self.epoch = int(described["row.epoch"])
         """Epoch in which the rows were encoded."""
         self.ids: NDArray[np.int64] = described["row.id"].numpy()
-        """(N, 4) ``RowId`` of each row."""
+        """(N, 5) ``RowId`` of each row, and hash of its inputs."""
+        self.inputs = tuple(inputs)
+        """Names of the inputs of the rows."""
         self._unchecked: dict[int, int] = {}
         """Index → checksum, of each row of a file that this process has not checked."""
         self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if has_varying_shape(name)}
@@ -126,14 +134,15 @@ class Shard:
         """(bytes of the column, offsets of the rows in the bytes, and the total length) of each column."""
         for name, column in columns.items():
             lengths = self._shapes[name].prod(1) if name in self._shapes else torch.full((len(self.ids),), column[0].numel())
-            self._bytes[name] = _as_bytes(column), [0, *(lengths.cumsum(0) * column.itemsize).tolist()]
+            self._bytes[name] = as_bytes(column), [0, *(lengths.cumsum(0) * column.itemsize).tolist()]
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Map a shard into memory.
 
         Raises:
-            ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong.
+            ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong, or the file was written
+                in the folder of another view or key.
             DeviceError: If the package safetensors is not installed.
         """
         safetensors = required_safetensors()
@@ -144,9 +153,13 @@ class Shard:
                 described = {name: file.get_tensor(name).clone() for name in file.keys() if name not in columns}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ShardError(str(error)) from error
-        if _digest(described) != metadata["checksum"]:
+        about = metadata.get("about", "")
+        if _digest(described, about) != metadata.get("checksum"):
             raise ShardError("its checksum is wrong")
-        shard = cls(columns, described)
+        facts = json.loads(about)
+        if facts["view"] != _view_of(path.parent):
+            raise ShardError(f"it belongs into the folder {facts['view']}")
+        shard = cls(columns, described, facts["inputs"])
         shard._unchecked = dict(enumerate(described["row.checksum"].tolist()))
         return shard
 
@@ -186,14 +199,20 @@ class Shard:
         return value
 
 
-def _as_bytes(tensor: Tensor) -> memoryview:
+def as_bytes(tensor: Tensor) -> memoryview:
+    """Return the values of a strided tensor on the CPU as bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _digest(described: Mapping[str, Tensor]) -> str:
-    """Return a hash of the tensors that describe the rows of a shard."""
-    digest = hashlib.blake2b(digest_size=16)
+def _view_of(folder: Path) -> str:
+    """Return the key and the view of a folder, as text."""
+    return "/".join(folder.parts[-2:])
+
+
+def _digest(described: Mapping[str, Tensor], about: str) -> str:
+    """Return a hash of the tensors and the text that describe the rows of a shard."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
     for name in sorted(described):
         digest.update(name.encode())
-        digest.update(_as_bytes(described[name]))
+        digest.update(as_bytes(described[name]))
     return digest.hexdigest()

@@ -264,17 +264,24 @@ class RowHeaders:
         missing: (B,) bool, whether the row of a sample was not in the cache.
         row_ids: (B, 4) int64, the ``RowId`` of each sample; empty if all rows were read.
         names: Name of each sample; empty if all rows were read.
+        inputs: Name → hash of the entries of each sample (``cache/inputs.py``); empty if all rows were read.
         shapes: Name of a column of varying shape → (B, axes) shape in each row. The shape of a missing row has no elements.
     """
 
-    __slots__ = ("missing", "names", "row_ids", "shapes")
+    __slots__ = ("inputs", "missing", "names", "row_ids", "shapes")
 
     def __init__(
-        self, missing: NDArray[np.bool_], row_ids: NDArray[np.int64], names: Sequence[str], shapes: dict[str, NDArray[np.int64]]
+        self,
+        missing: NDArray[np.bool_],
+        row_ids: NDArray[np.int64],
+        names: Sequence[str],
+        inputs: Sequence[Mapping[str, int]],
+        shapes: dict[str, NDArray[np.int64]],
     ) -> None:
         self.missing = missing
         self.row_ids = row_ids
         self.names = names
+        self.inputs = inputs
         self.shapes = shapes
 
 

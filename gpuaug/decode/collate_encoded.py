@@ -194,7 +194,9 @@ def _pack_rows(files: Sequence[CachedFile], pack_files: Callable[[Sequence[Cache
     encoded = pack_files(files) if any(missing) else None
     files_to_record = [] if encoded is None else files
     ids = np.array([file.row_id for file in files_to_record], np.int64)
-    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, [file.name for file in files_to_record], shapes))
+    names = [file.name for file in files_to_record]
+    inputs = [file.inputs for file in files_to_record]
+    return Rows(encoded, columns, RowHeaders(np.array(missing), ids, names, inputs, shapes))
 
 
 def _column_text(name: str, part: Tensor) -> str:

@@ -101,12 +101,14 @@ class CachedFile(EncodedFile):
         content: Bytes of the file; ``None`` for a file that is not read yet.
     """
 
-    __slots__ = ("content", "name", "number", "row", "row_id")
+    __slots__ = ("content", "inputs", "name", "number", "row", "row_id")
 
     row_id: RowId
     """Identity of the sample."""
     name: str
     """Name of the sample."""
+    inputs: Mapping[str, int]
+    """Name → hash of the entries of the sample (``cache/inputs.py``); empty if the sample has a row."""
     number: int
     """Number of the image in the sample, from 0."""
     row: Row | None
@@ -115,6 +117,7 @@ class CachedFile(EncodedFile):
     def __init__(self, path: str, content: memoryview | None) -> None:
         super().__init__(path)
         self.content = content
+        self.inputs = {}
         self.row = None
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core import devices
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Encoded, EncodedClips
+from gpuaug.core.encoded import Encoded, EncodedClips, Rows
 from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -302,14 +302,21 @@ class BoundDecode(BoundStage):
 
         Raises:
             SelectionError: If the batch has no encoded images.
+            ArgumentError: If the data set is of a feature cache that no stage has.
         """
-        encoded = instances(Encoded, self.selected(batch))
+        members = instances((Encoded, Rows), self.selected(batch))
+        if any(isinstance(member, Rows) for member in members):
+            raise ArgumentError(
+                "A stage of the loader must have the cache that has wrapped its data set, got no stage with a cache. Pass "
+                "cache= to the FeatureStage, or make the DataLoader of the data set itself."
+            )
+        # A member may occur twice.
+        encoded = list({id(member): member for member in members if isinstance(member, Encoded)}.values())
         if not encoded:
             raise SelectionError(
                 f"on must name encoded images in the batch, got {_type_names(self.selected(batch))}. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, or leave the DecodeStage out."
             )
-        encoded = list({id(member): member for member in encoded}.values())  # a member may occur twice
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
         decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]

@@ -1,8 +1,14 @@
 """Data sets of ``FeatureCache.wrap``: they are read, named and resumed as the data set of the user."""
 
+import os
+from pathlib import Path
+
+import numpy as np
 import pytest
 import safetensors.torch
-from support.cache.cached_loaders import COUNT, Files, as_dict, assert_equal, epochs_of, loader, stages
+import torch
+from PIL import Image
+from support.cache.cached_loaders import COUNT, Files, as_dict, assert_equal, epochs_of, loader, rows_of, stages, write_images
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -107,6 +113,37 @@ def test_named_samples(paths, tmp_path):
     names = [text[begin:end].decode() for begin, end in zip([0, *ends], ends, strict=False)]
     labels = [int(name.removeprefix("sample ")) for name in names]
     assert_equal(dict(zip(labels, tensors["latents"], strict=True)), first)
+
+
+def test_arrays_that_name_samples_are_compared_by_all_values(paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache")
+    content = Path(paths[0]).read_bytes()
+
+    def sample(path, index):
+        return {"image": content, "label": index, "id": np.eye(1, 5000, 2500 + index)}
+
+    first, second = epochs_of(loader(cache.wrap(Files(paths, sample), key="id"), stages(cache)), 2)
+    assert_equal(second, first)
+    assert f" {COUNT} rows" in str(cache)
+
+
+def test_relative_paths_are_of_the_current_folder(tmp_path, monkeypatch):
+    cache_folder, rows = tmp_path / "cache", []
+    for number in range(2):
+        folder = tmp_path / f"{number}"
+        names = [os.path.basename(path) for path in write_images(folder)]
+        for name in names:
+            image = Image.open(folder / name).point(lambda value, number=number: value // (number + 1))
+            image.save(folder / name.replace("png", "bmp"))  # of one size
+            os.utime(folder / name.replace("png", "bmp"), (1, 1))
+        monkeypatch.chdir(folder)
+        cache = FeatureCache(os.path.relpath(cache_folder))
+        streamed = loader(cache.wrap(Files([name.replace("png", "bmp") for name in names], as_dict)), stages(cache))
+        rows.append(rows_of(streamed))
+        monkeypatch.chdir(tmp_path)
+        assert streamed.stats().rows_encoded == COUNT
+        assert f" {COUNT * (number + 1)} rows" in str(cache)
+    assert any(not torch.equal(rows[0][label], rows[1][label]) for label in rows[0])
 
 
 @pytest.mark.parametrize("key", ["id", 2])

@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 import random
+import re
 import sys
 import types
 import warnings
@@ -59,6 +60,12 @@ class Scale:
 
     def scaled(self, images):
         return self(images)
+
+
+class Settings(dict):
+    """Dict whose items are attributes. An attribute that is absent is a ``KeyError``, as in many libraries of settings."""
+
+    __getattr__ = dict.__getitem__
 
 
 class SlottedScale:
@@ -225,10 +232,14 @@ DEPENDENCIES = {
     "closure: tensor": lambda value: {"extra": closed_over(torch.tensor(float(value)))},
     "closure: list": lambda value: {"extra": closed_over([value])},
     "closure: array": lambda value: {"extra": closed_over(np.float32(value))},
+    "closure: read-only dict": lambda value: {"extra": closed_over([1, types.MappingProxyType({"by": value})])},
+    "closure: buffer": lambda value: {"extra": closed_over([1, memoryview(bytes([value]))])},
+    "closure: pattern": lambda value: {"extra": closed_over([1, re.compile(f"{value}")])},
     "closure: distribution": lambda value: {"extra": drawn(value)},
     "closure: itself": lambda value: {"extra": recursive(value)},
     "attribute": lambda value: {"extra": Scale(value)},
     "attribute: tensor": lambda value: {"extra": Scale(torch.tensor(float(value)))},
+    "attributes that are items": lambda value: {"extra": closed_over([1, Settings(by=value)])},
     "attribute without a dict": lambda value: {"extra": SlottedScale(value)},
     "attribute of an attribute": lambda value: {"extra": Within(value)},
     "class attribute": lambda value: {"extra": with_class_attribute(value)},

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -62,6 +63,36 @@ def test_damaged_shards_are_encoded_again(paths, tmp_path):
             assert_equal(read, recorded)
         assert streamed.stats().rows_encoded <= COUNT, name
         assert streamed.stats().rows_encoded > 0 or name.startswith("bit"), name
+
+
+def exchange(first, second):
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def link_to_nothing(first, _):
+    first.unlink()
+    first.symlink_to("missing")
+
+
+@pytest.mark.filterwarnings("ignore:.*begins anew")
+@pytest.mark.parametrize("other", ["view", "key"])
+@pytest.mark.parametrize("change", [exchange, lambda first, second: shutil.copy(second, first), link_to_nothing])
+def test_shards_in_a_wrong_folder_are_not_read(change, other, paths, tmp_path):
+    cache = FeatureCache(tmp_path / "cache", views=2)
+    dataset = Files(paths, as_dict)
+    right = epochs_of(loader(cache.wrap(dataset), stages(cache)), 2)
+    key = cache.key
+    epochs_of(loader(cache.wrap(dataset), stages(cache), seed=4), 2)
+    [first] = cache.folder.glob(f"{key}/view-0/*.safetensors")
+    [second] = cache.folder.glob(f"{key}/view-1/*.safetensors" if other == "view" else f"{cache.key}/view-0/*.safetensors")
+    change(first, second)
+    str(cache)
+    streamed = loader(cache.wrap(dataset), stages(cache))
+    for epoch, rows in enumerate(epochs_of(streamed, 2)):
+        assert_equal(rows, right[epoch])
+    assert streamed.stats().rows_encoded == COUNT * (1 + (change is exchange and other == "view"))
 
 
 def test_a_run_that_was_killed_continues(paths, tmp_path, monkeypatch):

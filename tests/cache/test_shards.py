@@ -17,7 +17,7 @@ ROW_BYTES = 2**18
 def test_a_row_is_read_ahead_and_not_the_whole_file(tmp_path):
     path = tmp_path / "0-0-0.safetensors"
     rows = torch.arange(256).repeat_interleave(ROW_BYTES // 8).view(256, -1)
-    content = shard_content(0, np.arange(1024).reshape(256, 4), list(map(str, range(256))), {"rows": rows}, {})
+    content = shard_content(tmp_path, 0, np.arange(1280).reshape(256, 5), list(map(str, range(256))), {"rows": rows}, {})
     path.write_bytes(content)
     start = content.index(rows.numpy().tobytes())
     mapped = np.memmap(path, np.uint8, "r")

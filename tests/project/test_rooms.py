@@ -63,10 +63,10 @@ MOST_FILES, MOST_LINES = 16, 500
 BUDGETS = {
     "__init__": 88,
     "benchkit": 752,
-    "cache": 1_090,
+    "cache": 1_177,
     "cli": 292,
-    "core": 1_644,
-    "decode": 4_525,
+    "core": 1_650,
+    "decode": 4_534,
     "feed": 2_454,
     "fusion": 14_171,
     "integrations": 49,

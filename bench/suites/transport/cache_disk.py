@@ -136,7 +136,8 @@ def measure_readers(options: Namespace, root: Path) -> dict[str, list[tuple[floa
             dropped = loader.stats().rows_dropped
             for _ in loader:
                 pass
-        paths, read_before = files_of(rows), loader.stats().rows_read
+        paths = files_of(rows)
+        read_before = loader.stats().rows_read
         readers: dict[str, Callable[[], float]] = {
             "disk": lambda: read_files(paths, max(options.workers, 1)),
             "cached": lambda: read_epoch(loader, options.device),

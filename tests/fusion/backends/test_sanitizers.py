@@ -37,4 +37,4 @@ def test_reports_are_counted(report, tmp_path, monkeypatch, capsys):
 
 def test_a_tool_that_is_not_installed_is_skipped(monkeypatch):
     monkeypatch.setattr(sanitizers, "find_sanitizer", lambda: None)
-    assert "not installed" in sanitizers.run("memcheck", 1)["outcome"]
+    assert "not installed" in sanitizers.run("memcheck", 1, 0)["outcome"]

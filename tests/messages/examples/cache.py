@@ -8,7 +8,7 @@ from PIL import Image
 from support.messages.registry import example
 from support.video import videos
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 import gpuaug
 
@@ -48,6 +48,26 @@ def batch_without_images(told):
     with told:
         first(cache, cache.wrap(dataset), collate_fn=lambda samples: {"image": [sample["image"].path for sample in samples]})
     assert first(cache, cache.wrap(dataset), collate_fn=gpuaug.collate_encoded)["features"].shape == (2, 48)
+
+
+@example("If the data set consists of several, wrap all of them, or wrap the whole")
+def data_sets_of_which_one_is_wrapped(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    parts = [[{"image": gpuaug.read_encoded(path)}] for path in photographs()]
+    with told:
+        first(cache, ConcatDataset([cache.wrap(parts[0]), parts[1]]))
+    for dataset in (ConcatDataset([cache.wrap(part) for part in parts]), cache.wrap(ConcatDataset(parts))):
+        assert first(cache, dataset, collate_fn=gpuaug.collate_encoded)["features"].shape == (2, 48)
+
+
+@example("Pass cache= to the FeatureStage, or make the DataLoader of the data set itself")
+def wrapped_data_set_without_a_cache(told):
+    cache = gpuaug.FeatureCache(tempfile.mkdtemp())
+    dataset = [{"image": gpuaug.read_encoded(path)} for path in photographs()]
+    with told:
+        first(None, cache.wrap(dataset))
+    assert first(cache, cache.wrap(dataset))["features"].shape == (2, 48)
+    assert first(None, dataset)["features"].shape == (2, 48)
 
 
 @example("Return gpuaug.read_encoded(path), or the bytes of a file, from the data set")
