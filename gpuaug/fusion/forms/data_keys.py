@@ -214,7 +214,11 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
 
 
 def refuse_boxes(boxes: str, clamping_mode: Any, box_format: str) -> NoReturn:
-    """Raise the error for ``tv_tensors.BoundingBoxes`` with unsupported attributes. ``boxes``: name for the message."""
+    """Refuse ``tv_tensors.BoundingBoxes`` with unsupported attributes. ``boxes``: name for the message.
+
+    Raises:
+        ArgumentError: Always.
+    """
     if clamping_mode is None:
         raise ArgumentError(
             f"clamping_mode of {boxes} must be 'soft' or 'hard', got None. Boxes are always clipped to the image: leave "
