@@ -32,8 +32,8 @@ CHOSEN = (
 """Tests of the kernels of filters, in ``filters/frame.py``, and of image processors."""
 
 LOADERS = ["tests/gpu", "tests/decode"]
-WITHOUT_RACES = "not graph and not captur and not removed and not ctrl_c and not planted and not synchronise"
-"""Tests without CUDA graphs, and without races that are created on purpose."""
+WITHOUT_RACES = "not graph and not captur and not removed and not ctrl_c and not interrupt and not planted and not synchronise"
+"""Tests without CUDA graphs, without interrupts, which would end a call of the sanitizer, and without races on purpose."""
 
 TORCH_PLUGIN = ["-p", "support.gpu.torch_sanitizer"]
 
