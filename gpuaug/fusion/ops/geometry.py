@@ -389,8 +389,8 @@ def _resize_of(start: PerSample, count: PerSample, target: PerSample, half_pixel
 
 def _axis_matrices(x: tuple[PerSample, PerSample], y: tuple[PerSample, PerSample]) -> Array:
     """Matrices, (1, 3, 3) or (B, 3, 3), with (scale, shift) of x and of y."""
-    # np.broadcast_arrays and np.tile take three times as long.
-    matrix = np.zeros((max(map(np.size, (*x, *y))), 3, 3))
+    # np.broadcast_arrays and np.tile take five times as long.
+    matrix = np.zeros((np.broadcast(*x, *y).size, 3, 3))
     matrix[:, 0, 0], matrix[:, 0, 2] = x
     matrix[:, 1, 1], matrix[:, 1, 2] = y
     matrix[:, 2, 2] = 1
