@@ -48,8 +48,8 @@ class LimitError(Exception):
     """A file exceeds a limit, contradicts itself, or is not a regular file. The message is a clause, for ``Header.problem``."""
 
 
-class Metadata:
-    """Count of the metadata of one file. ``add`` raises an error where the file exceeds a limit."""
+class MetadataLimits:
+    """Counter of the metadata and chunks of one file, which raises an error where the file exceeds a limit."""
 
     __slots__ = ("_bytes", "_chunks", "_segments")
 

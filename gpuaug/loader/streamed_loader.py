@@ -51,8 +51,8 @@ class StreamedLoader:
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator. A batch is any nesting of tuples, lists,
-            mappings, named tuples and dataclasses with tensors. A loop over a generator that ends early loses the batches that
-            were read ahead.
+            mappings, named tuples and dataclasses with tensors. If the loop over a generator is left early, the batches that
+            were read ahead are lost.
         stages: Stages that run after the copy, in order: ``TransformStage``, ``FeatureStage``, or any callable on the images.
             May be replaced between epochs.
         device: Device to copy batches to. Default: the device of a loader that Accelerate has prepared; for other loaders the
@@ -111,6 +111,7 @@ class StreamedLoader:
         source = loader if prepared is None else prepared.dataloader
         open_prepared = None if prepared is None else prepared.open
         batch_feed = Feed(source, feed, feed_bytes, devices.as_device(device), open_prepared)
+        # ``reason``: why batches do not travel in page-locked slots; empty if they do.
         device_setup = DeviceSetup(device, warn_pageable=bool(batch_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
@@ -218,8 +219,8 @@ class StreamedLoader:
 
         Calls ``set_epoch`` of the wrapped loader if it has this method; otherwise of its sampler, its batch sampler, the
         samplers that they wrap as ``sampler`` or ``batch_sampler``, and its dataset, if they have the method. Without a call of
-        ``set_epoch``, an iterator's epoch is one more than the epoch of the last iterator, or the epoch of one of these objects
-        if it is larger.
+        ``set_epoch``, an iterator's epoch is one more than the epoch of the last iterator, or the epoch that the sampler or
+        the dataset reports, whichever is larger.
 
         Args:
             epoch: Epoch, from 0.
@@ -259,7 +260,8 @@ class StreamedLoader:
     def stats(self) -> Stats:
         """Return the counters.
 
-        Later batches change the counters of the returned object. The byte counts change only at the next ``stats()``.
+        Later batches change the counters of the returned object. Bytes, rows of a feature cache, and replaced files change only
+        at the next ``stats()``.
         """
         stats = self._shared.stats
         held = self._shared.device_setup.held_bytes()
@@ -284,7 +286,8 @@ class StreamedLoader:
         """Begin an iterator.
 
         Args:
-            depth: Depth of a measurement, in which a feature cache is not used; ``None``: the depth of the loader.
+            depth: Depth of an iterator that measures or shows the stages (``Inspection``), for which a feature cache is not
+                used; ``None``: the depth of the loader.
             bound_stages: Stages to run; ``None``: the stages of the loader in the epoch of the iterator.
         """
         self._warn_if_ranks_read_the_same()
@@ -295,7 +298,7 @@ class StreamedLoader:
         with rng.generator_lock:
             shared.device_setup.fix_device_index()
             rank = rng.default_rank() if self._rank is None else self._rank
-            shared.progress.prepare()
+            shared.progress.prepare()  # takes the epoch of a loader that Accelerate has prepared
             epoch = shared.progress.next_epoch
             stages = shared.device_setup.stages_at(epoch)
             bound_stages = [bound for bound, _ in stages] if bound_stages is None else bound_stages
@@ -305,13 +308,14 @@ class StreamedLoader:
             if cached_stages is not None:
                 position = Position(self.seed, epoch, rank, 0)
                 cached = cached_stages.begin(self.loader, position, stages, is_used=depth is None)
+            # Host batches in use at once: launched batches, and batches on which decoding threads or a feature cache work.
             max_ahead = self._depth + max(max_submitted, int(cached is not None))
             feed_iterator = shared.feed.open(shared.lanes.current_stream, max_ahead, shared.progress.start(rank))
             self._feed_iterators.add(feed_iterator)
-            start = shared.progress.begin(feed_iterator.state_at_start)
-            first_position = Position(self.seed, start.epoch, rank, start.batch)
+            first_state = shared.progress.begin(feed_iterator.state_at_start)
+            first_position = Position(self.seed, first_state.epoch, rank, first_state.batch)
             depth = self._depth if depth is None else depth
-            iterator = PipelinedIterator(shared, feed_iterator, bound_stages, start, first_position, depth, cached)
+            iterator = PipelinedIterator(shared, feed_iterator, bound_stages, first_state, first_position, depth, cached)
             self._iterators.add(iterator)
         return iterator
 

@@ -2,8 +2,8 @@
 
 A *signature* is the key of a graph. Whether a batch runs from a graph must not depend on the loader's ``depth``. So the choice
 depends only on the sequence of batches of one iterator: not on graphs of earlier iterators, nor on the current size of the
-pool. The memory of a graph is measured at the first batch of its signature, which runs without a graph. The size of the pool
-determines only when graphs of earlier iterators are deleted.
+pool, which determines only when graphs of earlier iterators are deleted. The memory of a graph is measured at the first batch
+of its signature, which runs without a graph.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ Signature = tuple[Any, ...]
 """Shapes, dtypes and strides of the inputs, arithmetic settings of torch, and addresses of the weights."""
 
 MAX_GRAPHS = 64
-"""Maximum number of graphs per encoder and lane. A graph takes driver memory that PyTorch does not count."""
+"""Maximum number of graphs per encoder and *lane* (CUDA stream). A graph takes driver memory that PyTorch does not count."""
 MAX_SIGNATURES = 4096
-"""Maximum number of signatures that an iterator stores. Batches with further signatures run without a graph."""
+"""Maximum number of signatures per iterator (``cuda_graph.py``). Batches with further signatures run without a graph."""
 
 
 class MemoryNeed(NamedTuple):
@@ -61,9 +61,10 @@ class Signatures:
         """Result of ``should_capture`` for each signature that has occurred twice."""
 
     def should_capture(self, signature: Signature, max_bytes: int) -> bool:
-        """Return whether to capture a graph at the second occurrence of a signature.
+        """Return whether to capture a graph of a signature. Call from its second occurrence on, when ``needs`` has its memory.
 
-        True until the graphs of the signatures for which it was true reach ``max_bytes`` or ``MAX_GRAPHS``.
+        The result is the same for all calls with a signature: whether its graph fits beside the graphs of all signatures that
+        were accepted before (``fit``). A smaller graph may be accepted after a larger one was not.
         """
         if signature not in self._choices:
             needs = [self.needs[other] for other, is_captured in self._choices.items() if is_captured]
@@ -74,30 +75,30 @@ class Signatures:
 class Pool:
     """Device memory that the graphs of one ``GraphRunner`` share.
 
-    After the last graph of a pool is deleted, PyTorch's cache keeps the memory of the pool. The cache is emptied only when the
-    next pool is created, because emptying waits for the device.
+    The runner drops the pool with its last graph. PyTorch's cache then keeps the memory of the pool. The cache is emptied only
+    when the next pool is created, because emptying waits for the device.
     """
 
-    is_cached_after_deletion = False
-    """Whether the cache holds memory of a deleted pool."""
+    is_deleted_pool_cached = False
+    """Whether the cache holds memory of a deleted pool, of any runner."""
 
     def __init__(self) -> None:
-        if Pool.is_cached_after_deletion:
-            Pool.is_cached_after_deletion = False
+        if Pool.is_deleted_pool_cached:
+            Pool.is_deleted_pool_cached = False
             with suppress(RuntimeError):  # another thread may be capturing a graph
                 torch.cuda.synchronize()  # with expandable segments, empty_cache waits only for the allocating stream
                 torch.cuda.empty_cache()
         self.handle = torch.cuda.graph_pool_handle()
 
     def __del__(self) -> None:
-        Pool.is_cached_after_deletion = True
+        Pool.is_deleted_pool_cached = True
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the pool has reserved, summed over its segments; 0 if the allocator does not report them."""
         try:
             # Not memory_snapshot(self.handle): in PyTorch 2.14 and earlier it releases references that it does not own, to the
-            # integers of the handle, which corrupts Python's memory in a process with more than 256 pools.
+            # integers of the handle. Integers above 256 are not shared in Python, so a process with more pools is corrupted.
             segments = torch.cuda.memory_snapshot()
         except RuntimeError:  # backend:cudaMallocAsync has no snapshots
             return 0
@@ -107,8 +108,8 @@ class Pool:
 class PeakAllocation:
     """Peak of the bytes that a call allocates, read from PyTorch's counters after each of its operations.
 
-    PyTorch's own peak counters are not reset. All bytes that an operation allocates, workspaces included, count as still
-    allocated at its end.
+    PyTorch's own peak counters are not reset. The result is an upper bound: the peak within an operation is taken as the bytes
+    in use before the operation, and all bytes that it allocates, workspaces included.
     """
 
     def __init__(self) -> None:
@@ -119,13 +120,16 @@ class PeakAllocation:
     def update(self) -> None:
         """Update the peak. Call after each operation."""
         current, total = self._read()
-        self.peak_bytes = max(self.peak_bytes, self._current - self._start + total - self._total)
+        used_before = self._current - self._start
+        allocated = total - self._total
+        self.peak_bytes = max(self.peak_bytes, used_before + allocated)
         self._current = current
         self._total = total
 
     @staticmethod
     def _read() -> tuple[int, int]:
-        # Requested bytes, because the sizes of blocks depend on earlier deallocations.
+        # (bytes in use, bytes of all allocations so far). Requested bytes, because the sizes of blocks depend on earlier
+        # deallocations.
         requested = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {}).get("all", {})
         return requested.get("current", 0), requested.get("allocated", 0)
 

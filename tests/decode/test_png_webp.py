@@ -249,7 +249,7 @@ def test_text_behind_the_pixels_counts_with_that_before_them(monkeypatch):
     before = [(b"zTXt", b"key\0\0" + zlib.compress(bytes(995)))]
     assert same(png(2, 8, 5, 7, before=before))
     assert not same(png(2, 8, 5, 7, before=before, behind=[TEXT]))
-    monkeypatch.setattr(png_format, "_MAX_PLAIN_BYTES", 1000)
+    monkeypatch.setattr(png_format, "_MAX_SPNG_BYTES", 1000)
     assert not same(png(2, 8, 5, 7, behind=[(b"tEXt", b"key\0" + bytes(1001))]))
 
 

@@ -175,7 +175,7 @@ def test_graphs_captured_ahead_are_those_that_are_replayed_and_draw_nothing_of_t
 
 
 def test_bytes_of_graphs_are_those_of_the_device_and_shared(monkeypatch):
-    monkeypatch.setattr(Pool, "is_cached_after_deletion", False)  # or the first capture would empty the cache
+    monkeypatch.setattr(Pool, "is_deleted_pool_cached", False)  # or the first capture would empty the cache
     encoder = Vae(width=64).cuda().requires_grad_(False)
     shapes = [(8, 3, 256, 256), (8, 3, 192, 256), (8, 3, 256, 192), (4, 3, 256, 256)]
     data = [torch.rand(shape).pin_memory() for shape in shapes]

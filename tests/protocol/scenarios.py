@@ -161,7 +161,7 @@ def install(patch, **options):
     patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
     patch.setattr(cuda_graph, "_OUTPUT_TYPES", (Buffer,))
     patch.setattr(graph_memory, "torch", FakeTorch(cuda))
-    patch.setattr(graph_memory.Pool, "is_cached_after_deletion", False)
+    patch.setattr(graph_memory.Pool, "is_deleted_pool_cached", False)
     patch.setattr(feature, "default_max_bytes", lambda device: 1 << 30)
     return cuda
 

@@ -205,7 +205,7 @@ def test_memory_of_graphs_is_given_back_when_others_are_captured_after_them(monk
             pass
 
     calls, pools = [], iter("abc")
-    monkeypatch.setattr(graph_memory.Pool, "is_cached_after_deletion", False)
+    monkeypatch.setattr(graph_memory.Pool, "is_deleted_pool_cached", False)
     monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
     monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -246,7 +246,7 @@ def test_a_pool_whose_only_graph_was_interrupted_is_not_used_again(monkeypatch, 
             pass
 
     pools, handles = [], iter("abc")
-    monkeypatch.setattr(graph_memory.Pool, "is_cached_after_deletion", False)
+    monkeypatch.setattr(graph_memory.Pool, "is_deleted_pool_cached", False)
     monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
     monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)

@@ -5,7 +5,7 @@ import struct
 
 from gpuaug.decode.formats import pil
 from gpuaug.decode.formats.header import Header, ImageFormat
-from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_SEGMENTS, MIN_TILE_PIXELS, LimitError, Metadata
+from gpuaug.decode.limits import MAX_PYTHON_BYTES, MAX_SEGMENTS, MIN_TILE_PIXELS, LimitError, MetadataLimits
 
 _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))(?=[ \t-\r]+[0-9#])").match
 """Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
@@ -25,7 +25,7 @@ _BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
 
 def _parse_gif(data: memoryview) -> Header:
     """Parse the header. Count the blocks of extensions before the first image, because PIL reads block by block."""
-    metadata = Metadata()
+    limits = MetadataLimits()
     position = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 0x80 else 0)
     while position + 2 < len(data) and data[position] not in b",;":  # an image, or the end
         start = position
@@ -34,12 +34,12 @@ def _parse_gif(data: memoryview) -> Header:
             position += 2
             while position < len(data) and data[position]:
                 if is_comment:
-                    metadata.add(data[position])
+                    limits.add(data[position])
                 else:
-                    metadata.add_chunk()
+                    limits.add_chunk()
                 position += 1 + data[position]
         position += 1
-        metadata.add(position - start)
+        limits.add(position - start)
     return pil.parse(data, GIF.names)
 
 
@@ -48,16 +48,16 @@ def _parse_netpbm(data: memoryview) -> Header:
 
     Comments after ``MAX_PYTHON_BYTES`` are not counted, because ``pil.parse`` refuses text files that are larger.
     """
-    metadata = Metadata()
+    limits = MetadataLimits()
     if bytes(data[:2]) in (b"P1", b"P2", b"P3"):
         for _ in range(bytes(data[:MAX_PYTHON_BYTES]).count(b"#")):
-            metadata.add(0)
+            limits.add(0)
     return pil.parse(data, NETPBM.names)
 
 
 def _parse_jpeg_2000(data: memoryview) -> Header:
     """Parse the header. Count the boxes, and the segments of the codestream before its first tile."""
-    metadata = Metadata()
+    limits = MetadataLimits()
     position = 0
     while bytes(data[position : position + 2]) != b"\xff\x4f" and position + 8 <= len(data):  # boxes
         length, box_type = struct.unpack_from(">I4s", data, position)
@@ -70,7 +70,7 @@ def _parse_jpeg_2000(data: memoryview) -> Header:
             break
         if length < header_size:
             break
-        metadata.add(length)
+        limits.add(length)
         position += length
     size = None
     position += 2
@@ -78,7 +78,7 @@ def _parse_jpeg_2000(data: memoryview) -> Header:
         marker, length = struct.unpack_from(">HH", data, position)
         if marker in (0xFF90, 0xFFD9) or length < 2:  # SOT or EOC
             break
-        metadata.add(length)
+        limits.add(length)
         if marker == 0xFF51:
             size = size or _check_siz(data, position + 6)
         position += 2 + length

@@ -13,7 +13,7 @@ from gpuaug.decode.formats.exif import orientation
 from gpuaug.decode.formats.header import Header, ImageFormat
 from gpuaug.decode.formats.imagecodecs import decode_as_stored
 from gpuaug.decode.layout import ImageInfo, Layout
-from gpuaug.decode.limits import MAX_TEXT_BYTES, Metadata
+from gpuaug.decode.limits import MAX_TEXT_BYTES, MetadataLimits
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """First bytes of a PNG."""
@@ -24,11 +24,14 @@ _DEPTH, _COLOUR_TYPE = 24, 25
 _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 """Number of channels of a 16-bit PNG, by colour type."""
 
-_PLAIN_COLOUR_TYPES = (0, 2, 6)
-"""Colour types that libspng decodes: grey, RGB and RGBA. PIL decodes palettes as fast; libspng fails for grey with alpha."""
+_SPNG_COLOUR_TYPES = (0, 2, 6)
+"""Colour types that libspng decodes: grey, RGB and RGBA.
 
-_MAX_PLAIN_BYTES = 2**26
-"""Maximum size in bytes of a PNG for libspng. PIL limits the text in a PNG, and a larger file may exceed this limit."""
+For palettes libspng is no faster than PIL, and for grey with alpha it fails.
+"""
+
+_MAX_SPNG_BYTES = 2**26
+"""Maximum size in bytes of a PNG for libspng. PIL rejects more than 64 MiB of text, which only a larger file can contain."""
 
 _is_chunk_type = re.compile(rb"\w{4}").fullmatch
 
@@ -43,25 +46,26 @@ def _parse(data: memoryview) -> Header:
     if header.problem:
         return header
     header = header._replace(orientation=orientation(exif, xmp))
-    if is_plain and data[_DEPTH] == 8 and data[_COLOUR_TYPE] in _PLAIN_COLOUR_TYPES:
-        return header._replace(format=Format.PNG)
+    if is_plain and data[_DEPTH] == 8 and data[_COLOUR_TYPE] in _SPNG_COLOUR_TYPES:
+        return header._replace(format=Format.PNG)  # decoded by libspng
     if not is_deep:
-        return header
+        return header  # decoded by PIL: the format is ``Format.OTHER``
     channels = _CHANNELS[data[_COLOUR_TYPE]]
     return header._replace(
         channels=channels,
         stored_channels=channels,
         format=Format.DEEP,
         type=SAMPLE_TYPES.index("uint16"),
-        label_max=0 if channels > 2 else 255,
+        label_max=0 if channels > 2 else 255,  # of grey, as PIL converts it to bytes; colours are no labels
     )
 
 
 def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
-    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels, and whether its chunks are plain.
+    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after the pixels, and whether its chunks are plain.
 
-    In a *plain* PNG, PIL accepts all chunks if libspng can decode the pixels. PIL checks the chunks before the pixels when it
-    reads the header. The chunks after the pixels, which libspng ignores, must be of types that PIL never rejects.
+    The chunks are *plain* if PIL rejects none of them in a file whose pixels libspng can decode. PIL checks the chunks before
+    the pixels when it reads the header. The chunks after the pixels, which libspng ignores, must be of types that PIL never
+    rejects.
 
     EXIF is the content of the last chunk that is ``eXIf``, or ``tEXt`` with the key ``exif``. Without such a chunk, EXIF is
     decoded from the hexadecimal text that ImageMagick writes.
@@ -78,30 +82,31 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
     Cost:
         About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
     """
-    metadata = Metadata()
+    limits = MetadataLimits()
     exif = b""
     position = 8
     texts: dict[bytes, tuple[bytes, memoryview]] = {}  # only the last text of a key is decompressed
-    animated = after_pixels = limits_text = False
-    is_plain = len(data) <= _MAX_PLAIN_BYTES
+    animated = after_pixels = has_compressed_text = False
+    is_plain = len(data) <= _MAX_SPNG_BYTES
     while True:
         length = int.from_bytes(data[position : position + 4])
         chunk_type = bytes(data[position + 4 : position + 8])
         content = data[position + 8 : position + 8 + length]
         position += length + 12
         if chunk_type in (b"IDAT", b"fdAT"):
-            metadata.add_chunk()
+            limits.add_chunk()
             is_plain = is_plain and chunk_type == b"IDAT"
             after_pixels = True
             continue
-        # PIL limits the total size of text, so it may reject text after compressed text. An animation begins with fcTL, and its
-        # first frame may cover only a part of the image.
-        limits_text = limits_text or chunk_type in (b"zTXt", b"iTXt")
-        never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not limits_text)
+        # PIL limits the total size of decompressed text, so it may reject any text that follows compressed text.
+        has_compressed_text = has_compressed_text or chunk_type in (b"zTXt", b"iTXt")
+        never_rejected = chunk_type in (b"IEND", b"eXIf", b"tIME") or (chunk_type == b"tEXt" and not has_compressed_text)
+        # An animation begins with fcTL; its first frame may cover only a part of the image. In a truncated file, a chunk type
+        # is shorter than four bytes.
         is_plain = is_plain and chunk_type != b"fcTL" and (never_rejected if after_pixels else len(chunk_type) == 4)
         if chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
             break  # PIL stops before the second frame of an animation
-        metadata.add(length)
+        limits.add(length)
         if chunk_type == b"eXIf":
             exif = b"Exif\0\0" + bytes(content)
         elif chunk_type in _TEXT_CHUNKS:
@@ -118,7 +123,7 @@ def read_metadata(data: memoryview) -> tuple[bytes, bytes, bool]:
     if not exif and hexadecimal_exif:
         try:  # the first three lines are a header
             exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
-        except ValueError:  # PIL raises an error, so the orientation must be 1, even if XMP has one
+        except ValueError:  # PIL fails to read this EXIF, and then does not turn the image by XMP either
             xmp = b""
     return exif, xmp, is_plain
 
@@ -140,7 +145,7 @@ def _text(chunk_type: bytes, content: bytes) -> bytes:
 
 
 def _decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, _buffer: Any) -> NDArray[Any] | str | None:
-    """Decode a 16-bit PNG. ``Loops`` decodes other PNGs."""
+    """Decode a 16-bit PNG. See ``ImageFormat.decode``. ``None`` for PNGs of 8 bits, which libspng or PIL decodes."""
     if info.format != Format.DEEP:
         return None
     # imagecodecs adds alpha for a transparent colour (tRNS).

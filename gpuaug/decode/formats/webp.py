@@ -5,7 +5,7 @@ import struct
 from gpuaug.core.encoded import Format
 from gpuaug.decode.formats.exif import orientation
 from gpuaug.decode.formats.header import Header, ImageFormat
-from gpuaug.decode.limits import Metadata
+from gpuaug.decode.limits import MetadataLimits
 
 _WEBP_ALPHA, _WEBP_EXIF, _WEBP_XMP = 0x10, 0x08, 0x04
 """Flags of the chunk VP8X."""
@@ -22,7 +22,7 @@ def _parse(data: memoryview) -> Header:
         LimitError: If the chunks exceed a limit.
         struct.error: If the file ends before its size.
     """
-    metadata = Metadata()
+    limits = MetadataLimits()
     first = bytes(data[12:16])
     end = min(8 + int.from_bytes(data[4:8], "little"), len(data))
     flags = 0
@@ -53,13 +53,13 @@ def _parse(data: memoryview) -> Header:
         content = data[position + 8 : min(position + 8 + length, end)]
         position += 8 + length + length % 2
         if chunk_type in (b"VP8 ", b"VP8L", b"ALPH", b"ANMF"):
-            metadata.add_chunk()
+            limits.add_chunk()
             if chunk_type == b"ALPH":
                 has_alpha = True
             elif chunk_type == b"VP8L" and len(content) >= 5:
                 has_alpha = has_alpha or bool(content[4] >> 4 & 1)
             continue
-        metadata.add(length)
+        limits.add(length)
         if chunk_type == b"EXIF" and flags & _WEBP_EXIF and not exif:
             exif = bytes(content)
         elif chunk_type == b"XMP " and flags & _WEBP_XMP and not xmp:

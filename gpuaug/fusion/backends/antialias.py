@@ -9,10 +9,13 @@ from gpuaug.fusion.ops.geometry import Filter
 from gpuaug.fusion.pixels import fixed_point, round_half_up
 
 MOST_WEIGHTS = 2**24
-"""Maximum number of weights that are in memory at once. More would be needed to enlarge an image of 20,000 pixels 16 times."""
+"""Maximum number of weights in memory at once: those that enlarge a side of 1,024 pixels to 16,384.
+
+A resize along one axis has a matrix of (output side · input side) weights. Larger matrices are computed in pieces.
+"""
 
 PixelReader = Callable[[Tensor, Tensor], Tensor]
-"""Function that returns the pixels of one image at the lines (h,) and columns (w,), integers, as (C, h, w) float32."""
+"""Function that returns the pixels of one image at the rows (h,) and columns (w,), whole numbers, as (C, h, w) float32."""
 
 
 def resize_antialiased(
@@ -29,8 +32,9 @@ def resize_antialiased(
     Args:
         read: Function that reads the image.
         resampling: Scale in input pixels per output pixel, first input pixel and number of input pixels along x, then along y.
-        x: Indices of the output columns to compute, (W',). They may lie outside the resized image.
-        y: Indices of the output rows to compute, (H',). They may lie outside the resized image.
+        x: Indices in the resized image of the columns to return, (W',). Columns outside the image are allowed; the caller
+            replaces them.
+        y: Indices in the resized image of the rows to return, (H',), likewise.
         filter_name: Antialiasing filter.
         rounds_axes: Whether to round values in [0, 255] to integers after each axis.
     """
@@ -42,33 +46,33 @@ def resize_antialiased(
     return _resize_columns(resized.mT, y, scale_y, filter_name, rounds_axes).mT
 
 
-def _resize_columns(pixels: Tensor, outputs: Tensor, scale: float, filter_name: Filter, rounds: bool) -> Tensor:
-    """Resize (C, h, w) to (C, h, len(outputs)). See ``resize_antialiased``."""
+def _resize_columns(pixels: Tensor, output_columns: Tensor, scale: float, filter_name: Filter, rounds: bool) -> Tensor:
+    """Resize (C, h, w) to (C, h, len(output_columns)). See ``resize_antialiased``."""
     count = pixels.shape[-1]
     results = []
-    pieces = outputs.split(max(MOST_WEIGHTS // count, 1))
+    pieces = output_columns.split(max(MOST_WEIGHTS // count, 1))
     for piece in pieces:
-        first, last = (0, count) if len(pieces) == 1 else _columns_read(piece, scale, count)
-        weights = filter_weights(piece, scale, first, last, filter_name)
-        source = pixels[..., first:last]
+        start, stop = (0, count) if len(pieces) == 1 else _columns_read(piece, scale, count)
+        weights = filter_weights(piece, scale, start, stop, filter_name)
+        source = pixels[..., start:stop]
         if rounds:
             results.append(round_half_up(source @ fixed_point(weights, weights.new_tensor(scale)).T))
             continue
         result = source @ weights.T
-        # Not checked on a GPU, because the host would wait for the result of the check.
-        is_finite = result.device.type == "cuda" or bool(result.isfinite().all())
-        # One NaN makes the whole product NaN, because 0 · NaN is NaN.
-        results.append(result if is_finite else _weighted_sums(source, weights))
+        # A NaN or an infinite pixel makes all outputs of its row NaN, because 0 · NaN is NaN. Not checked on a GPU, because the
+        # host would wait for the result of the check.
+        is_accepted = result.device.type == "cuda" or bool(result.isfinite().all())
+        results.append(result if is_accepted else _weighted_sums(source, weights))
     return torch.cat(results, -1)
 
 
-def _columns_read(outputs: Tensor, scale: float, count: int) -> tuple[int, int]:
-    """Return (first, last + 1) of a range of columns that contains all columns with a weight in one of ``outputs``."""
-    reach = 2 * max(scale, 1.0) + 1
-    first = int((int(outputs.min()) + 0.5) * scale - reach)
-    last = int((int(outputs.max()) + 0.5) * scale + reach)
-    first = min(max(first, 0), count - 1)
-    return first, max(min(last + 1, count), first + 1)
+def _columns_read(output_columns: Tensor, scale: float, count: int) -> tuple[int, int]:
+    """Return (start, stop) of a range of the ``count`` input columns with all columns from which the outputs are computed."""
+    reach = 2 * max(scale, 1.0) + 1  # half of the cubic filter, in input pixels, and one pixel for roundings
+    first = int((int(output_columns.min()) + 0.5) * scale - reach)
+    last = int((int(output_columns.max()) + 0.5) * scale + reach)
+    start = min(max(first, 0), count - 1)
+    return start, max(min(last + 1, count), start + 1)
 
 
 def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
@@ -76,18 +80,23 @@ def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
     return torch.stack([pixels[..., row != 0] @ row[row != 0] for row in weights], -1)
 
 
-def filter_weights(outputs: Tensor, scale: float, first: int, last: int, filter_name: Filter) -> Tensor:
-    """Return the weights of the input pixels ``first`` … ``last - 1`` in each output pixel, (len(outputs), count) float32.
+def filter_weights(outputs: Tensor, scale: float, start: int, stop: int, filter_name: Filter) -> Tensor:
+    """Return the weights of the input pixels ``start`` … ``stop - 1`` in each output pixel.
 
     The weights of an output pixel sum to 1; to 0 for an output pixel that lies too far outside the image.
 
-    The triangle filter is two pixels wide, and the cubic filter (a = -1/2) four, in pixels of the smaller image.
+    The triangle filter is two pixels wide, and the cubic filter (a = -1/2) four: pixels of the input or the output, whichever
+    has fewer.
+
+    Shape:
+        - outputs: (n,), indices of output pixels
+        - returns: (n, stop - start) float32
 
     Source:
         ``_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa`` of PyTorch.
     """
     centre = ((outputs.float() + 0.5) * scale)[:, None]
-    pixel = torch.arange(first, last, dtype=torch.float32, device=outputs.device)
+    pixel = torch.arange(start, stop, dtype=torch.float32, device=outputs.device)
     distance = ((pixel + 0.5 - centre) * min(1 / scale, 1.0)).abs()
     if filter_name == "triangle":
         pixel_weights = (1 - distance).clamp(min=0)
@@ -95,6 +104,6 @@ def filter_weights(outputs: Tensor, scale: float, first: int, last: int, filter_
         near = (1.5 * distance - 2.5) * distance * distance + 1
         far = -0.5 * (((distance - 5) * distance + 8) * distance - 4)
         pixel_weights = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
-    # The total is 0 for output pixels outside the image, which the caller fills.
+    # The total is 0 for output pixels outside the image. The torch executor replaces these pixels by the fill.
     total = pixel_weights.sum(1, keepdim=True)
     return pixel_weights / torch.where(total == 0, 1.0, total)

@@ -15,8 +15,8 @@ from gpuaug.fusion.processors.families import Family, OneFloatSize, OneSize, Pix
 TESTED = ("5.24.0",)
 """Versions of transformers whose processors the tests compare."""
 
-_CUBIC = {2: False, 3: True, "bilinear": False, "bicubic": True, None: False}
-"""Interpolation of PIL or torchvision → whether it is bicubic."""
+_IS_CUBIC = {2: False, 3: True, "bilinear": False, "bicubic": True, None: False}
+"""Interpolation of PIL or torchvision → whether it is bicubic. ``None`` is the default, bilinear."""
 
 
 class Definition(NamedTuple):
@@ -54,14 +54,17 @@ def read(processor: Any) -> Definition:
         refuse("do_normalize", "True if do_rescale is False")
     pads = kind.__name__ == "PixtralImageProcessor"
     padding = getattr(processor, "do_pad", None)
-    has_no_setting = padding is None and getattr(kind, "do_pad", None) is None  # Pixtral's class pads always before 5.24
-    if bool(padding) != pads and not has_no_setting:
+    # Before transformers 5.24 Pixtral's class has no do_pad, and always pads. Since then, do_pad=None of a processor turns the
+    # padding off, although the class has True.
+    lacks_do_pad = padding is None and getattr(kind, "do_pad", None) is None
+    if bool(padding) != pads and not lacks_do_pad:
         refuse("do_pad", str(pads))
-    cubic = _CUBIC.get(getattr(processor.resample, "value", processor.resample))
-    if cubic is None:
+    is_cubic = _IS_CUBIC.get(getattr(processor.resample, "value", processor.resample))
+    if is_cubic is None:
         refuse("resample", "bilinear or bicubic")
     family = read_family(processor)
-    return Definition(kind.__name__, family, Resampling(bool(cubic), family.rounds, _levels(processor)))
+    resampling = Resampling(cubic=bool(is_cubic), rounds=family.rounds, levels=_levels(processor))
+    return Definition(kind.__name__, family, resampling)
 
 
 def version_of_transformers() -> str:
@@ -77,8 +80,8 @@ def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
     )
 
 
-def _sides(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the numbers of a size. ``choices``: possible keys of the size, such as height and width."""
+def _size_values(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the values of the setting ``name``, a dict. ``choices``: accepted sets of keys, such as height and width."""
     value = getattr(processor, name)
     value = {"height": value, "width": value} if isinstance(value, int) else dict(value or {})
     sides = {key: int(side) for key, side in value.items() if side is not None}
@@ -88,16 +91,19 @@ def _sides(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, .
     _refuse(processor, name, " or ".join(" and ".join(keys) for keys in choices))
 
 
-_SQUARE = ("height", "width")
+_HEIGHT_WIDTH = ("height", "width")
 
 
 def _one_size(processor: Any, family: type[OneSize] = OneSize) -> OneSize:
     if not getattr(processor, "do_center_crop", False):
-        return family(_sides(processor, "size", _SQUARE), None)
-    return family(_sides(processor, "size", _SQUARE, ("shortest_edge",)), _sides(processor, "crop_size", _SQUARE))
+        return family(_size_values(processor, "size", _HEIGHT_WIDTH), None)
+    return family(
+        _size_values(processor, "size", _HEIGHT_WIDTH, ("shortest_edge",)), _size_values(processor, "crop_size", _HEIGHT_WIDTH)
+    )
 
 
-def _float_size(processor: Any) -> OneSize:
+def _one_size_of_floats(processor: Any) -> OneSize:
+    """Return the family of DINOv3's processor, which rescales bytes to floats before it resizes them."""
     if not processor.do_rescale:
         _refuse(processor, "do_rescale", "True")
     return _one_size(processor, OneFloatSize)
@@ -106,13 +112,14 @@ def _float_size(processor: Any) -> OneSize:
 def _pixtral(processor: Any) -> PixtralFamily:
     if getattr(processor, "do_center_crop", False):
         _refuse(processor, "do_center_crop", "False")
-    size = _sides(processor, "size", ("longest_edge",), _SQUARE)
-    return PixtralFamily((size[0], size[-1]), _sides(processor, "patch_size", _SQUARE))
+    size = _size_values(processor, "size", ("longest_edge",), _HEIGHT_WIDTH)
+    return PixtralFamily((size[0], size[-1]), _size_values(processor, "patch_size", _HEIGHT_WIDTH))
 
 
 def _qwen(processor: Any) -> QwenFamily:
-    smallest, largest = _sides(processor, "size", ("shortest_edge", "longest_edge"))
-    return QwenFamily(processor.patch_size, processor.merge_size, processor.temporal_patch_size, smallest, largest)
+    # Under these keys the processor has numbers of pixels of an image.
+    min_pixels, max_pixels = _size_values(processor, "size", ("shortest_edge", "longest_edge"))
+    return QwenFamily(processor.patch_size, processor.merge_size, processor.temporal_patch_size, min_pixels, max_pixels)
 
 
 def _siglip2(processor: Any) -> Siglip2Family:
@@ -125,14 +132,18 @@ _READERS: dict[str, tuple[str, Callable[[Any], Family]]] = {
     "SiglipImageProcessor": ("siglip.image_processing_siglip", _one_size),
     "CLIPImageProcessor": ("clip.image_processing_clip", _one_size),
     "ViTImageProcessor": ("vit.image_processing_vit", _one_size),
-    "DINOv3ViTImageProcessor": ("dinov3_vit.image_processing_dinov3_vit", _float_size),
+    "DINOv3ViTImageProcessor": ("dinov3_vit.image_processing_dinov3_vit", _one_size_of_floats),
     "PixtralImageProcessor": ("pixtral.image_processing_pixtral", _pixtral),
 }
 """Class of transformers → its module and the function that reads its settings."""
 
 
 def _levels(processor: Any) -> Tensor:
-    """Return the value of each byte of each channel, (3, 256) float32, with the roundings of the processor."""
+    """Return the values to which the processor converts the bytes 0 to 255 of each channel, (3, 256) float32.
+
+    The processor multiplies mean and standard deviation by 1 / rescale, and leaves the bytes as they are. So does this
+    function, because the roundings differ otherwise.
+    """
     levels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 256)
     rescale = processor.rescale_factor if processor.do_rescale else 1.0
     if not processor.do_normalize:

@@ -53,7 +53,8 @@ from gpuaug.fusion.program.intermediates import (
 from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, OpPass, Plan
 
 # Values of the constants of ``gather_kernel``: ``INTERPOLATION``, ``FILTER`` (antialiasing), ``RAGGED_LAYOUT``, ``MAX_VALUE``,
-# and the padding mode of ``MAP_BEFORE`` and ``MAP_AFTER``. The empty string stands for none.
+# and the padding mode of ``MAP_BEFORE`` and ``MAP_AFTER``: 0 for no index maps, 1 for index maps without padding. The empty
+# string stands for none. ``UINT16_UNIT`` is ``torch.uint16``.
 _INTERPOLATIONS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _RAGGED_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
@@ -64,13 +65,16 @@ TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (
 """(height, width) of the tile of a thread block, by type of the interpolation. Threads of a warp lie along x."""
 
 MEAN_TILE = (32, 32)
-"""(height, width) of a tile in a pass that needs a mean. Larger tiles have fewer blocks, and thereby fewer sums to add."""
+"""(height, width) of a tile in a pass that needs a mean: 1,024 pixels, four times as many as in a warp.
+
+Larger tiles have fewer blocks, and thereby fewer sums to add.
+"""
 
 ANTIALIASED_TILE = (8, 64)
 """(height, width) of a tile in an antialiased resize. A block is one warp, which computes one line after another."""
 
 MOST_SAMPLES = 65535
-"""Maximum number of samples, or masks, per launch: CUDA limits the second axis of a grid."""
+"""Maximum number of images of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
 
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | FilterLaunch]] = {
     "blur": blur_launches,
@@ -82,8 +86,8 @@ OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | F
 }
 """Function that prepares the launches of a pass whose front is an op, by ``FrontOp.kernel``.
 
-Arguments: the pass; its input, (B, C, H, W) of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides; the parameter
-table from the first column of the pass on, (B, K) float32; its output, like the input.
+Arguments: the pass; its input, (B, C, H, W) of a dtype in ``IMAGE_DTYPES``, any strides; the parameter table from the first
+column of the pass on, (B, K) float32; its output, like the input.
 """
 
 CONTRAST_BLOCK = 1024
@@ -106,7 +110,7 @@ def run(
         table: Parameter table.
         dtype: Dtype of the result.
         memory_format: Memory format of the result.
-        canvases: ``Plan.canvases``, (height, width) of the buffers between passes, if images differ in size there.
+        canvases: Result of ``Plan.canvases``: (height, width) of the buffers between passes, if images differ in size there.
 
     Shape:
         - images: (B · T, C, H, W), any strides, with T frames per clip, or 1; or a ragged batch of B
@@ -119,10 +123,10 @@ def run(
     Cost:
         The launches of the passes, some 10 µs of host time each, and memory for the images between passes (``types_written``).
     """
-    samples = table.shape[0] * max(plan.source.images_per_sample, plan.out.images_per_sample)
-    if samples > MOST_SAMPLES:
+    image_count = table.shape[0] * max(plan.source.images_per_sample, plan.out.images_per_sample)  # with the frames of clips
+    if image_count > MOST_SAMPLES:
         raise ArgumentError(
-            f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {samples}. "
+            f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {image_count}. "
             "Lower batch_size or views."
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
@@ -130,7 +134,7 @@ def run(
     if not is_current(images.device):
         with on_device(images.device):
             return run(plan, images, table, dtype, memory_format, canvases)
-    key = types_written, dtype_of(images), dtype
+    key = types_written, dtype_of(images), dtype  # the function tells this entry from launches
     dtypes = plan.passes[-1].launch_cache.get(key)
     if dtypes is None:
         dtypes = types_written(plan.passes, dtype_of(images), dtype)
@@ -159,11 +163,13 @@ def _run_passes(
             out = torch.empty(out_shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].route_column < 0:
             out = torch.empty(out_shape, dtype=dtypes[index], device=images.device)
-        else:  # a pass reads a sample from one of two buffers, and writes it to one of them
+        else:
+            # A sample skips passes of which no op applies to it, and stays in its buffer. The kernels read from the table from
+            # which of the two buffers to read each sample, and to which to write it (``select_buffers``).
             if buffers is None:
                 buffers = torch.empty((2, *out_shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
-        pass_table = pass_.rows_of(table)
+        pass_table = pass_.rows_of(table)  # the columns of the pass
         if isinstance(pass_, GatherPass):
             gather(pass_, source, pass_table, out)
         else:
@@ -171,6 +177,7 @@ def _run_passes(
             front_source = repeat_per_view(source, len(out))
             if pass_.front.kernel == "torch":
                 pass_table = pass_table.repeat_interleave(pass_.out.images_per_sample, 0)
+                # as_on_gpu: the tensors of Triton's interpreter are on the CPU.
                 values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), pass_table, as_on_gpu=True)
                 out.copy_(converted(values, out.dtype))
                 source = out
@@ -225,10 +232,10 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     layout, strides, shortest_side = _source_layout(images)
     if pass_.source.channels != channels:  # the gather repeats the only channel
         strides = (strides[0], 0, *strides[2:])
-        layout = "hwc" if layout == "chw" else layout
+        layout = "hwc" if layout == "chw" else layout  # equal for one channel; for "chw" the kernel would compute its stride
     # Whether the source is images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
-    images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
+    images_of_all_views = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
     is_rgb = channels == 3
     in_unit_range = gives_unit_range(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else MEAN_TILE if pass_.needs_mean else TILES[front.interpolation]
@@ -240,12 +247,13 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
         "VIEWS_AND_FRAMES": (
-            images_per_view != len(images),
+            images_of_all_views != len(images),
             pass_.out.images_per_sample,
             pass_.columns.frames,
             pass_.source.images_per_sample,
         ),
-        "SOURCE_W": strides[3],
+        "SOURCE_W": strides[3],  # strides along x, in elements, are called SOURCE_W and OUT_W
+        # Whether all four taps of a pixel are read next to each other, also taps with weight 0, which must then not be NaN.
         "ADJACENT_TAPS": in_unit_range
         and front.interpolation == "resample"
         and not front.nearest
@@ -256,6 +264,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
             _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0,
             front.rounds_axes and dtype_of(images) == torch.uint8,
         ),
+        # Whether two pixels of 16-bit values, six values, are stored as three 32-bit words.
         "WORDS": out.stride(1) == 1 and is_rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
         "PROGRAM": point_program_with_flags(pass_, in_unit_range=in_unit_range),
@@ -289,19 +298,21 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     constants["SUM_COUNT"] = next_power_of_2(blocks)
     contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
     program = constants["PROGRAM"]
-    contrast_entry = len(program) - len(pass_.point_ops) + contrast_index
+    # The program may begin with a conversion of the gather's result to bytes.
+    conversions = len(program) - len(pass_.point_ops)
+    contrast_entry = conversions + contrast_index
     # The color jitter with the contrast is split: the launch of the sums ends with its adjustments before the contrast. A
     # launch on saved pixels begins with the contrast; a second gather begins with the source.
-    code, mask_column, flags, *byte_rule = program[contrast_entry]
-    sum_program = (*program[:contrast_entry], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST, *byte_rule))
-    contrast_program = ((code, mask_column, flags | FROM_CONTRAST, *byte_rule), *program[contrast_entry + 1 :])
-    # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that skips samples,
-    # because ``contrast_kernel`` does not read the buffer route.
+    code, op_column, flags, *byte_rule = program[contrast_entry]
+    sum_program = (*program[:contrast_entry], (code, op_column, flags & ~CONTRAST | BEFORE_CONTRAST, *byte_rule))
+    contrast_program = ((code, op_column, flags | FROM_CONTRAST, *byte_rule), *program[contrast_entry + 1 :])
+    # Pixels are saved in 16 bits per value, so only for an output of 16 bits. They are not saved in a pass that writes to one
+    # of two buffers, because ``contrast_kernel`` writes to the first buffer. The last pass writes to the result.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     can_save = may_store_16_bits(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
     saves_pixels = is_rgb and in_unit_range and can_save and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
-    sum_constants |= {"CONTRAST_COLUMN": mask_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
+    sum_constants |= {"CONTRAST_COLUMN": op_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
     integers = (*image_sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
     grey_sums_launch = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, warps=warps)
     if not saves_pixels:

@@ -8,8 +8,10 @@ Each op runs in two launches. The first, ``table_kernel``, computes *tables* fro
     CLAHE          one per tile of the channel: new level, uint8            a blend of the entries in the four nearest tiles
     auto contrast  one: minimum and maximum of the channel, float32         (value - minimum) / (maximum - minimum)
 
-A *level* is a byte, 0 to 255, to which ``to_level`` maps a value in [0, 1]. A *tile* of CLAHE is one cell of a regular grid
-over the image.
+A *level* is a byte, 0 to 255, to which ``to_level`` maps a value in [0, 1]. In this file a *tile* is a tile of CLAHE: one cell
+of a regular grid over the image. In names of ``tiles.py`` and in ``map_levels``, it is the tile of pixels of a thread block.
+
+``x + 0.0 * y`` gives the number ``x`` the shape of ``y``, because ``tl.div_rn`` does not broadcast.
 """
 
 from typing import Any
@@ -72,7 +74,7 @@ def table_kernel(
         param_table: Parameter table, (B, K). Columns of a row: apply mask (with ``PICKS_OP``: code of the op, 0 for
             neither); with CLAHE also the clip limit, the maximum number of pixels that count for one level.
         row_stride: Stride between rows of ``param_table``.
-        source_b, source_c, source_h, SOURCE_W: Strides of ``source`` along its four axes.
+        source_b, source_c, source_h, SOURCE_W: Strides of ``source`` along its four axes (not its sizes).
 
     Constants:
         FRAMES: Images per row of ``param_table``.
@@ -85,10 +87,12 @@ def table_kernel(
         BLOCK: Number of pixels that are read at once.
         SPLITS: Number of tables per channel: tiles with CLAHE, else splits.
         GRID_H, GRID_W: Number of tiles of CLAHE along y and x; 0 for other ops.
-        ROUTE_COLUMN: Column of the buffer route (``BasePass.route_column``), which says which samples are skipped; or -1.
+        ROUTE_COLUMN: Column of ``param_table`` that says from which of two buffers a sample is read, or that the pass skips
+            the sample (``BasePass.route_column``); -1: no sample is skipped.
 
     Grid: (``SPLITS``, B, C).
     """
+    # The address of the output, the last result, is not used: ``tables`` and the stride 0 stand in for the output.
     skipped, sample, plane, row, pointer, _ = select_sample(
         source, tables, param_table, row_stride, source_b, source_c, 0, FRAMES, ROUTE_COLUMN
     )
@@ -170,6 +174,7 @@ def map_by_table(
             counts += tl.load(table + split * LEVELS + all_levels)
         result = tl.reshape(tl.gather(equalize_table(counts, channel_pixels, KEEPS_VALUES), tl.ravel(level), 0), level.shape)
     if KEEPS_VALUES:
+        # Entries of -1 keep the value, with the roundings of a conversion to [0, 255] and back, as in Kornia's equalize.
         result = tl.where(result < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), result)
     return tl.where(value == value, result, value)
 
@@ -188,6 +193,7 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, SPLITS: 
     for split in tl.static_range(1, SPLITS):
         minimum = tl.minimum(minimum, tl.load(table + split * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
         maximum = tl.maximum(maximum, tl.load(table + split * ENTRIES + 1))
+    # ``==`` is for two equal infinities. A range up to CONSTANT_RANGE (ops/filters.py) comes from rounding errors.
     is_constant = (minimum == maximum) | (maximum - minimum <= CONSTANT_RANGE)
     if EPSILON == 0:
         minimum = tl.where(is_constant, 0.0, minimum)
@@ -203,11 +209,12 @@ def blend_tables(
 ):  # fmt: skip
     """Apply CLAHE: return the bilinear mean of the entries for the level of a pixel in the tables of the four nearest tiles.
 
-    ``value``: pixels of one channel, (ACROSS, ALONG) float32. ``table``: address of the tables of the channel, (``GRID_H``,
-    ``GRID_W``, LEVELS) uint8. ``above``, ``below``, ``left``,
-    ``right``: indices of the tiles along y and along x. ``weight_above``, ``weight_left``: weights of ``above`` and ``left``
-    (``nearest_tiles``). ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
+    ``value``: pixels of one channel, float32, of any two-dimensional shape. ``table``: address of the tables of the channel,
+    (``GRID_H``, ``GRID_W``, LEVELS) uint8. ``above``, ``below``, ``left``, ``right``: indices of the tiles along y and along x.
+    ``weight_above``, ``weight_left``: weights of ``above`` and ``left`` (``nearest_tiles``). ``FACTOR``, ``OFFSET``: map from
+    values in [0, 1] to levels (``to_level``).
     """
+    # ``as_float(…, True)`` converts the bytes to float32, still from 0 to 255. ``div_by_255`` scales their mean at the end.
     level_entry = table + to_level(clamp01(value), FACTOR, OFFSET)
     top_left = as_float(load_flattened(level_entry + (above * GRID_W + left) * LEVELS), True)
     top_right = as_float(load_flattened(level_entry + (above * GRID_W + right) * LEVELS), True)
@@ -223,19 +230,22 @@ def map_levels(
     plane, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Map pixels by the tables that ``table_kernel`` wrote for their channel. See ``filter_kernel`` for the arguments.
+    """Map pixels by the tables that ``table_kernel`` wrote for their channel. A function of ``filter_kernel``.
 
-    ``intermediate``: address of the tables of the channel. ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``,
-    ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``, ``GRID_W``, ``EPSILON``): constants of ``table_kernel``, and ``EPSILON`` of
-    ``stretch``.
+    ``filter_kernel`` describes the arguments; ``tile_start``, ``ALONG`` and ``ACROSS`` are not used here. ``plane``: address of
+    the channel. ``row``: address of the sample's row of the parameter table. ``intermediate``: address of the tables of the
+    channel. ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``, ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``,
+    ``GRID_W``, ``EPSILON``): constants of ``table_kernel``, and ``EPSILON`` of ``stretch``.
     """
     PICKS_OP: tl.constexpr = SETTINGS[0]
     ENTRIES: tl.constexpr = SETTINGS[1]
     FACTOR: tl.constexpr = SETTINGS[2]
     OFFSET: tl.constexpr = SETTINGS[3]
+    KEEPS_VALUES: tl.constexpr = SETTINGS[4]
     SPLITS: tl.constexpr = SETTINGS[5]
     GRID_H: tl.constexpr = SETTINGS[6]
     GRID_W: tl.constexpr = SETTINGS[7]
+    EPSILON: tl.constexpr = SETTINGS[8]
     address = plane + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
     value = load_exact_tile(address, x < width, BYTES)
     if GRID_H > 0:
@@ -244,20 +254,20 @@ def map_levels(
         left, right, weight_left = nearest_tiles(x, width, GRID_W)
         value = blend_tables(value, intermediate, above, below, weight_above, left, right, weight_left, GRID_W, FACTOR, OFFSET)
     elif (tl.load(row) == EQUALIZE) if PICKS_OP else (ENTRIES == LEVELS):
-        value = map_by_table(value, intermediate, height * width, FACTOR, OFFSET, SETTINGS[4], SPLITS)
+        value = map_by_table(value, intermediate, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
     else:
-        value = stretch(value, intermediate, ENTRIES, SETTINGS[8], SPLITS)
+        value = stretch(value, intermediate, ENTRIES, EPSILON, SPLITS)
     return value
 
 
 def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare both launches of a pass whose front is equalize, CLAHE or auto contrast.
+    """Prepare both launches of a pass whose *front*, its first op, is equalize, CLAHE or auto contrast.
 
     Args:
         pass_: Pass that the launches run.
-        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
+        source: (B, C, H, W) input, of a dtype in ``IMAGE_DTYPES``.
         param_table: (B, K) parameter table.
-        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
+        out: (B, C, H, W) output, of a dtype in ``IMAGE_DTYPES``.
     """
     op = pass_.front
     batch, channels, height, width = source.shape
@@ -268,7 +278,9 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor
     grid_h, grid_w = op.grid if isinstance(op, Clahe) else (0, 0)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     splits = grid_h * grid_w or splits
+    # Without a choice per sample, both names stand for the only op.
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
+    # In the order of ``SETTINGS`` of ``map_levels``.
     settings: dict[str, Any] = {
         "PICKS_OP": equalize_op is not contrast_op,
         "ENTRIES": op.entries,
