@@ -53,8 +53,17 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("image", [read, content, content_of_the_first])
-@pytest.mark.parametrize("name", TARGETS)
+# Each target once, and each kind of image once; all pairs in the long variant.
+SHORT = [*zip(TARGETS, itertools.cycle((read, content, content_of_the_first)), strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in SHORT))
+        for pair in itertools.product(TARGETS, (read, content, content_of_the_first))
+    ],
+)
 def test_a_row_is_read_only_for_the_target_from_which_it_was_made(name, image, paths, tmp_path):
     target, transform, on, written = TARGETS[name]
     captions = itertools.count()  # no stage reads them: they may change
