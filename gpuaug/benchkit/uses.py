@@ -27,8 +27,8 @@ _STEP_ALONE = "step alone, batch resident"
 _RATIO_TOLERANCE = 0.03
 """Tolerance for the difference between two ratios of a variant's rate to the baseline's.
 
-The first is computed per round, of which the median is taken; the second from the median rates over all rounds. They are equal
-if the speed of the machine is constant. If they differ by more than the tolerance, ``verdict`` says that it has changed.
+The first ratio is the median of the ratios of the rounds. The second is the ratio of the median rates over all rounds. They are
+equal if the speed of the machine is constant. If they differ by more than the tolerance, ``verdict`` says that it has changed.
 """
 
 

@@ -7,6 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import internals
 from support.batches.ragged import copies, images_of, pack, targets_of
 from support.comparison.torchvision_replay import replayed
 from support.comparison.values import assert_values
@@ -15,7 +16,9 @@ from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.fusion.program.sizes import check_canvas
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.program.sizes import check_canvases
+from gpuaug.fusion.table.rows import draws_of_plan_ops
 
 BILINEAR = InterpolationMode.BILINEAR
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -173,7 +176,20 @@ def test_a_tall_and_a_wide_image_do_not_need_all_memory(sizes, canvases):
 
 
 def test_large_canvases_that_images_fill_are_accepted():
-    check_canvas(np.full((1024, 2), 1200), 3)
+    check_canvases(np.full((1024, 2), 1200), 3)
+
+
+def test_the_limit_of_an_image_is_that_of_a_frame_of_a_clip():
+    augment = gpuaug.fuse([v2.Resize(4320), v2.RandomInvert(), v2.CenterCrop(20)], ragged=True)
+    sides, frames = (1080, 1920), 64
+    shapes = Shapes(np.full((frames, 2), sides), 3, "chw", frames=frames)
+    clip = Ragged(
+        torch.zeros(1, dtype=torch.uint8).expand(shapes.num_elements), torch.zeros((frames, 3), dtype=torch.int64), shapes
+    )
+    size = Size(1, 3, *(np.array([side]) for side in sides), frames)
+    plan = internals.program(augment, torch.uint8).segments.at(0, size, masks=False, points=False).plan
+    draws = draws_of_plan_ops(plan.ops, internals.drawn(augment.draw(clip)))
+    assert plan.canvases(size, [draws]) == ((4320, 7680),)
 
 
 MIXES_CHANNELS = {

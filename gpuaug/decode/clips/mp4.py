@@ -5,7 +5,7 @@ billions of samples: samples of one size, fragments without a size per sample, e
 numbers are read first. A file consists of boxes: a size of four bytes, a type code of four bytes, and content. The demuxer
 accepts boxes at almost any depth, so all occurrences of the type codes in the headers of the file are read, without their
 nesting. The content of the boxes that are read begins with a version of one byte and flags of three bytes. Numbers are
-big-endian. Positions of fields are those of ISO/IEC 14496-12.
+big-endian. ISO/IEC 14496-12 defines the offsets of the fields.
 """
 
 import re

@@ -203,8 +203,8 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
         """Decode a WebP, or the first frame of an animation if the frame covers the canvas.
 
         As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. The first 10 integers of
-        ``words`` are a ``WebPIterator``, of which 2 is (width, height) of the frame, 5 the address of its chunks and 6 their
-        length. The last two integers are a ``WebPData``: address and length of the file.
+        ``words`` are a ``WebPIterator``: integer 2 is (width, height) of the frame, integer 5 the address of its chunks, and
+        integer 6 their length. The last two integers are a ``WebPData``: address and length of the file.
         """
         words[:10] = 0
         words[10] = file

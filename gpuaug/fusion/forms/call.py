@@ -82,7 +82,7 @@ class Call:
         sides = list(zip(size.height.tolist(), size.width.tolist(), strict=True))
         return [sides[sample] for sample in samples]
 
-    def place_of(self, index: int, *, per_frame: bool) -> str:
+    def image_name(self, index: int, *, per_frame: bool) -> str:
         """Return the name of an image or clip for messages, such as "sample 3"; with ``per_frame`` of a frame."""
         sample, frame = divmod(index, self.size.images_per_sample if per_frame else 1)
         return f"frame {frame} of sample {sample}" if per_frame else f"sample {sample}"

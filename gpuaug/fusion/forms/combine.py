@@ -462,7 +462,7 @@ class _ImagesCall(Call):
         self.device = device
         self._images_per_sample = len(sizes) // combined.batch
 
-    def place_of(self, index: int, *, per_frame: bool) -> str:
+    def image_name(self, index: int, *, per_frame: bool) -> str:
         """Return the name of an image for messages, such as "image 2 of sample 3"."""
         sample, image = divmod(index, self._images_per_sample)
         return f"image {image} of sample {sample}"

@@ -104,7 +104,7 @@ class Points:
             input_sizes: See ``transform``.
             box_rows: (m,) indices of these boxes in ``values``.
             corners: (m, 4) XYXY float32, their corners.
-            valid: (m,) mask of those of them that are valid.
+            valid: (m,) bool, whether each of these boxes is valid.
         """
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         mapped, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
@@ -361,7 +361,7 @@ class Slot:
 
     def _name(self, sample: int, key: str = "") -> str:
         """Return the name of the targets of an image or frame for messages, such as "masks of sample 3"."""
-        return f"{key or self.key} of {self.call.place_of(sample, per_frame=self.per_frame)}"
+        return f"{key or self.key} of {self.call.image_name(sample, per_frame=self.per_frame)}"
 
     def _owners(self) -> Array:
         owners = owners_of(self.column.samples, self.counts)

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import UNCHANGED
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
-from gpuaug.fusion.program.sizes import check_canvas, check_limits, check_mixed_channels, check_sizes
+from gpuaug.fusion.program.sizes import check_canvases, check_limits, check_mixed_channels, check_sizes
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
@@ -243,7 +243,7 @@ class Plan:
             views: Draws by op, per view.
 
         Raises:
-            ArgumentError: If the canvases would be too large (``check_canvas``).
+            ArgumentError: If the canvases would be too large (``check_canvases``).
         """
         if not any(pass_.out.ragged for pass_ in self.passes):
             return ()
@@ -254,8 +254,9 @@ class Plan:
                 current_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
                 sides[index, view, :, 0] = current_size.height
                 sides[index, view, :, 1] = current_size.width
-        for sides_of_pass in sides:
-            check_canvas(sides_of_pass.reshape(-1, 2), size.channels * size.images_per_sample)
+        for pass_, sides_of_pass in zip(self.passes, sides, strict=False):
+            image_sides = sides_of_pass.reshape(-1, 2).repeat(pass_.out.images_per_sample, 0)  # of all frames of clips
+            check_canvases(image_sides, pass_.out.channels)
         return tuple((height, width) for height, width in sides.max((1, 2), initial=0).tolist())
 
 

@@ -20,7 +20,7 @@ from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
 
 CANVAS_FILL = 1 / 16
-"""Minimum share of large canvases that must be covered by images. See ``check_canvas``."""
+"""Minimum share of large canvases that must be covered by images. See ``check_canvases``."""
 
 _PAD_ADVICE = "Pad or resize before it"
 """Advice for images that do not fit an op."""
@@ -265,7 +265,7 @@ def check_sides(op: Op, size: Size, context: str = "") -> None:
         )
 
 
-def check_canvas(sides: NDArray[np.int64], values_per_pixel: int) -> None:
+def check_canvases(sides: NDArray[np.int64], channels: int) -> None:
     """Raise an error for images of different sizes whose canvases would be too large.
 
     Between passes, each image is stored on a canvas of the largest height and the largest width. Kernels index the values of a
@@ -273,15 +273,15 @@ def check_canvas(sides: NDArray[np.int64], values_per_pixel: int) -> None:
     ``CANVAS_FILL`` of them: a tall and a wide image in one batch could otherwise need all memory.
 
     Args:
-        sides: (N, 2) heights and widths of the images of all views.
-        values_per_pixel: Number of values per pixel: channels, times the number of frames of a clip.
+        sides: (N, 2) heights and widths of the images of all views. Every frame of a clip is an image.
+        channels: Number of channels.
 
     Raises:
         ArgumentError: If the canvases are too large.
     """
     height, width = sides.max(0, initial=0).tolist()
-    values = height * width * values_per_pixel
-    filled = int(sides.prod(1).sum()) * values_per_pixel
+    values = height * width * channels
+    filled = int(sides.prod(1).sum()) * channels
     if values >= ELEMENTS_LIMIT or len(sides) * values >= max(ELEMENTS_LIMIT, filled / CANVAS_FILL):
         tallest, widest = (f"{tall}x{wide}" for tall, wide in sides[sides.argmax(0)].tolist())
         raise ArgumentError(

@@ -5,7 +5,7 @@ size of its image, which is known only when the batch arrives. So the uniform nu
 ahead, with all other columns, for several batches at once. When a batch arrives, one small launch computes its windows from
 the uniform numbers. This takes less host time than drawing for one batch.
 
-Columns of a *full table* (``DeviceCropColumns``), of which the passes read only the first two groups:
+Columns of a *full table* (``DeviceCropColumns``). The passes read only the first two groups of columns:
 
     0                        columns of the passes; the launch writes the columns of the crop
     ``Plan.width``           with boxes or keypoints: matrix of all ops, which the launch writes

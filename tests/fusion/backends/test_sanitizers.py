@@ -1,9 +1,10 @@
 """The program that runs kernels under sanitizers: it counts what they report. A script stands in for NVIDIA's tool."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
-from support.gpu import sanitizers
+from support.gpu import sanitizers, torch_sanitizer
 
 from bench.harness.result_check import check_result
 
@@ -38,3 +39,15 @@ def test_reports_are_counted(report, tmp_path, monkeypatch, capsys):
 def test_a_tool_that_is_not_installed_is_skipped(monkeypatch):
     monkeypatch.setattr(sanitizers, "find_sanitizer", lambda: None)
     assert "not installed" in sanitizers.run("memcheck", 1, 0)["outcome"]
+
+
+def test_accesses_inside_of_freed_memory_are_forgotten():
+    accesses = SimpleNamespace(accesses=dict.fromkeys((100, 150, 199, 200, 250)))
+    memory = torch_sanitizer.Memory(accesses)
+    memory.starts = [100, 200]
+    memory.freed(100)
+    assert list(accesses.accesses) == [100, 200, 250]  # the sanitizer forgets the first address itself
+    accesses.accesses[160] = None
+    memory.allocated(150)
+    assert list(accesses.accesses) == [100, 200, 250]
+    assert memory.starts == [150, 200]

@@ -1,8 +1,9 @@
 """pytest plugin for ``TORCH_CUDA_SANITIZER=1``: what PyTorch's sanitizer must know about memory and threads.
 
-The sanitizer stores accesses by the address of a tensor's first element. It forgets them when memory with exactly this address
-is freed or allocated. An image of a ragged batch begins inside of such memory, so that its accesses would be compared with
-those of the next batch at the same address, which the allocator has ordered. This plugin forgets all accesses inside.
+The sanitizer stores accesses by the address of a tensor's first element. It forgets the accesses at an address when memory that
+begins there is freed or allocated. An image of a ragged batch begins inside of allocated memory. Without this plugin, accesses
+to the image would be compared with accesses to an image of a later batch at the same address, although the allocator orders both
+batches. The plugin forgets the accesses at all addresses of memory that is freed or allocated.
 
 The sanitizer takes ``unsafe_split``, which returns views, for a kernel that writes, because the signature names no aliases.
 """
@@ -11,8 +12,6 @@ import bisect
 import functools
 import re
 import threading
-
-from torch.cuda import _gpu_trace, _sanitizer
 
 
 class Memory:
@@ -55,6 +54,8 @@ def one_at_a_time(method, lock):
 
 def pytest_configure():
     """Extend the sanitizer, which ``import torch`` has enabled."""
+    from torch.cuda import _gpu_trace, _sanitizer
+
     handler = _sanitizer.cuda_sanitizer.dispatch.event_handler
     memory, lock = Memory(handler.tensors_accessed), threading.RLock()
     _gpu_trace.register_callback_for_memory_allocation(one_at_a_time(memory.allocated, lock))

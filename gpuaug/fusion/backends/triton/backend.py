@@ -164,8 +164,8 @@ def _run_passes(
         elif plan.passes[-1].route_column < 0:
             out = torch.empty(out_shape, dtype=dtypes[index], device=images.device)
         else:
-            # A sample skips passes of which no op applies to it, and stays in its buffer. The kernels read from the table from
-            # which of the two buffers to read each sample, and to which to write it (``select_buffers``).
+            # A sample skips a pass if none of its ops applies to the sample, and stays in its buffer. The parameter table tells
+            # the kernels the buffer that each sample is read from, and the buffer that it is written to (``select_buffers``).
             if buffers is None:
                 buffers = torch.empty((2, *out_shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
