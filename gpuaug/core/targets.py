@@ -335,7 +335,7 @@ class FlatColumn(Column):
 
 def indices_of(samples: Sequence[int]) -> NDArray[np.int64]:
     """Return ``Column.samples`` as an array. A range is twenty times faster than a list."""
-    return np.arange(samples.start, samples.stop) if isinstance(samples, range) else np.array(samples, np.int64)
+    return np.arange(samples.start, samples.stop, samples.step) if isinstance(samples, range) else np.array(samples, np.int64)
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +17,7 @@ from torchvision import tv_tensors
 from gpuaug.core import batch as batches
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import pack_targets, unpack_targets
-from gpuaug.core.targets import Column, PackedTargets, holds_targets
+from gpuaug.core.targets import Column, PackedTargets, holds_targets, indices_of
 
 
 def in_memory_of_its_own(shape, dtype):
@@ -164,3 +165,9 @@ def test_a_joined_column_is_as_its_tensors_say(name):
         attributes = ("row_shape", "lengths", "dtypes")
         assert [getattr(column, each) for each in attributes] == [getattr(expected, each) for each in attributes]
         assert column.are_on(torch.device("cpu")) == expected.are_on(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("samples", [range(3), range(2, 9, 3), range(0), [1, 5], []])
+def test_indices_of_a_column_are_those_of_a_list(samples):
+    indices = indices_of(samples)
+    assert (indices.dtype, indices.tolist()) == (np.int64, list(samples))

@@ -255,8 +255,8 @@ class Plan:
                 sides[index, view, :, 0] = current_size.height
                 sides[index, view, :, 1] = current_size.width
         for pass_, sides_of_pass in zip(self.passes, sides, strict=False):
-            image_sides = sides_of_pass.reshape(-1, 2).repeat(pass_.out.images_per_sample, 0)  # of all frames of clips
-            check_canvases(image_sides, pass_.out.channels)
+            # Each frame of a clip has a canvas of its own.
+            check_canvases(sides_of_pass.reshape(-1, 2).repeat(pass_.out.images_per_sample, 0), pass_.out.channels)
         return tuple((height, width) for height, width in sides.max((1, 2), initial=0).tolist())
 
 

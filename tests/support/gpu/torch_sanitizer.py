@@ -2,8 +2,8 @@
 
 The sanitizer stores accesses by the address of a tensor's first element. It forgets the accesses at an address when memory that
 begins there is freed or allocated. An image of a ragged batch begins inside of allocated memory. Without this plugin, accesses
-to the image would be compared with accesses to an image of a later batch at the same address, although the allocator orders both
-batches. The plugin forgets the accesses at all addresses of memory that is freed or allocated.
+to the image would be compared with accesses to an image of a later batch at the same address, although the allocator orders
+both batches. The plugin forgets the accesses at all addresses of memory that is freed or allocated.
 
 The sanitizer takes ``unsafe_split``, which returns views, for a kernel that writes, because the signature names no aliases.
 """
