@@ -95,7 +95,7 @@ def added(before):
     earlier = (before or {"settings": {"runs": 0, "cpu_s": 0.0}})["settings"]
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_s = earlier["cpu_s"] + sum(each.ru_utime + each.ru_stime for each in usage)
-    totals = {"runs": earlier["runs"] + 1, "cpu_s": cpu_s}
+    totals = {**earlier, "runs": earlier["runs"] + 1, "cpu_s": cpu_s}
     return results.result("fuzz", rows=[*rows.values()], settings=totals, device=torch.device("cpu"))
 
 
