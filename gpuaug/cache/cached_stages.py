@@ -28,13 +28,13 @@ from gpuaug.cache.members import MemberLeaves, batch_of, columns_of, member_leav
 from gpuaug.cache.recorder import Recorder
 from gpuaug.cache.shards import required_safetensors
 from gpuaug.core import batch as batches
-from gpuaug.core.batch import Batch
+from gpuaug.core.batch import Batch, members_of_type
 from gpuaug.core.encoded import Encoded, EncodedClips, Rows, has_varying_shape
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, IteratorEndedError, shown
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lane, Lanes
-from gpuaug.decode.members import instances, map_instances
+from gpuaug.decode.members import map_instances
 from gpuaug.decode.stage import BoundDecode
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.feature import FeatureStage
@@ -179,7 +179,7 @@ class CachedEpoch:
                 "This iterator cannot continue, because a newer one reads other rows through the same wrapped data set. Call "
                 "cache.wrap(dataset) once for each loader, and end an epoch before the next one begins."
             )
-        rows = instances(Rows, batch)
+        rows = members_of_type(Rows, batch)
         names = None
         if not isinstance(batch, Rows) and rows:
             names = [name for name in batches.member_names(batch) if isinstance(batches.member(batch, name), Rows)]
@@ -218,7 +218,7 @@ class CachedEpoch:
         decoded: set[int] = set()  # ``id`` of each member that an earlier stage decodes
         for bound in [*cached, *self.later_stages]:
             if isinstance(bound, BoundDecode):
-                members = [member for member in instances(Encoded, bound.selected(batch)) if id(member) not in decoded]
+                members = [member for member in members_of_type(Encoded, bound.selected(batch)) if id(member) not in decoded]
                 decoded.update(map(id, members))
                 is_cached = bound in cached
                 if any(isinstance(member, EncodedClips) is is_cached for member in members):

@@ -12,12 +12,14 @@ import operator
 import sys
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, MutableSequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.ragged import Ragged
+
+T = TypeVar("T")
 
 Batch = Any
 """A batch: the result of the user's collate function."""
@@ -142,9 +144,15 @@ def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], boo
     """
     if is_selected(batch):
         return function(batch)
-    if type(batch) is dict:  # twice as fast as the general case
+    cls = type(batch)
+    if cls is dict:  # twice as fast as the general case
         changed = {key: map_members(function, is_selected, value) for key, value in batch.items()}
         return batch if _all_identical(changed.values(), batch.values()) else changed
+    if cls is tuple or cls is list:
+        values = [map_members(function, is_selected, value) for value in batch]
+        return batch if _all_identical(values, batch) else cls(values)
+    if cls in _LEAF_TYPES:
+        return batch
     return _replace_changed(batch, functools.partial(map_members, function, is_selected)) if is_container(batch) else batch
 
 
@@ -208,6 +216,39 @@ def _append_leaves(batch: Batch, result: list[Any]) -> None:
         return
     for value in inner:
         _append_leaves(value, result)
+
+
+def members_of_type(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[T]:
+    """List the leaves and containers of type ``type_``, in order. The members of a listed container are not visited.
+
+    Args:
+        type_: Type or types, none of which is a tensor, a number or text.
+        batch: Any nesting of containers.
+
+    Examples:
+        >>> members_of_type(tuple, {"a": (1, (2,)), "b": [3, (4,)]})
+        [(1, (2,)), (4,)]
+    """
+    result: list[T] = []
+    _append_members_of_type(type_, batch, result)
+    return result
+
+
+def _append_members_of_type(type_: type[T] | tuple[type[T], ...], batch: Batch, result: list[T]) -> None:
+    """Append the leaves and containers of type ``type_`` to ``result``."""
+    if isinstance(batch, type_):
+        result.append(batch)
+        return
+    inner: Collection[Any] = ()
+    if type(batch) is dict:
+        inner = batch.values()
+    elif type(batch) in (tuple, list):
+        inner = batch
+    elif is_container(batch):
+        inner = [member(batch, name) for name in member_names(batch)]
+    if not _LEAF_TYPES.issuperset(map(type, inner)):
+        for value in inner:
+            _append_members_of_type(type_, value, result)
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:

@@ -75,6 +75,14 @@ class Format(IntEnum):
     """WebP."""
 
 
+def is_among(values: NDArray[np.integer[Any]], numbers: Sequence[int]) -> NDArray[np.bool_]:
+    """Return the mask of the header fields in [0, 255] that are among ``numbers``; for a batch much faster than ``np.isin``."""
+    mask = np.zeros(256, np.bool_)
+    mask[list(numbers)] = True
+    among: NDArray[np.bool_] = mask[values]
+    return among
+
+
 SAMPLE_TYPES = ("uint8", "uint16", "int16")
 """dtypes of pixels. ``HEADER`` stores an index into this tuple."""
 

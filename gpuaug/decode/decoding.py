@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.batch import Batch
+from gpuaug.core.batch import Batch, members_of_type
 from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import DecodeError
 from gpuaug.core.ragged import Ragged
@@ -26,7 +26,7 @@ from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.hints import DecodedMember
 from gpuaug.decode.layout import BatchLayout, WindowsOf, source_indices
 from gpuaug.decode.layout import problems as image_problems
-from gpuaug.decode.members import instances, map_instances, with_samples_from
+from gpuaug.decode.members import map_instances, with_samples_from
 from gpuaug.decode.work import Work
 from gpuaug.stages.base import DecodedSamples
 
@@ -171,8 +171,8 @@ class Decoding:
         self.replaced_samples = self._all_problems.keys() - replaced_earlier
         if not self.replaced_samples:
             return batch
-        placeholder_counts = [placeholder.count for placeholder in instances(DecodingPlaceholder, batch)]
-        self._check_counts([*placeholder_counts, *map(len, instances(Encoded, batch))])
+        placeholder_counts = [placeholder.count for placeholder in members_of_type(DecodingPlaceholder, batch)]
+        self._check_counts([*placeholder_counts, *map(len, members_of_type(Encoded, batch))])
         self._log_problems()
         sources = source_indices(self._count, self._all_problems)
         are_fields = all(encoded.headers.member for encoded in self._encoded)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers
+from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers, is_among
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.decode.decoders.base import FileDecoder
 
@@ -180,7 +180,7 @@ class Layout(BatchLayout):
         if options.channels == "labels":
             self.channels = 1
         self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
-        is_jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
+        is_jpeg = is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(is_jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
@@ -211,6 +211,8 @@ class Layout(BatchLayout):
             self.windows = np.where(windowed[:, None], requested.table, self.windows)
             for decoder_index, decoder in enumerate(decoders):
                 selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
+                if not selected.any():
+                    continue
                 self.windows[selected] = decoder.enlarge(self.windows[selected], table[selected], self.scales[selected])
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows, full_sizes=self.shapes.full_sizes)
         self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Set, Sized
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -16,24 +16,10 @@ from gpuaug.core.errors import DecodeError
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.targets import PackedTargets
 
-T = TypeVar("T")
-
 
 def map_instances(function: Callable[[Any], Any], type_: type | tuple[type, ...], batch: Batch) -> Batch:
     """Return a batch with ``function`` applied to each member of type ``type_``, which may itself be a container type."""
     return batches.map_members(function, lambda value: isinstance(value, type_), batch)
-
-
-def instances(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[T]:
-    """Return the members of a batch of type ``type_``, in order. A member that occurs twice is listed twice."""
-    members: list[T] = []
-
-    def collect(member: T) -> T:
-        members.append(member)
-        return member
-
-    map_instances(collect, type_, batch)
-    return members
 
 
 def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: type, *, are_fields: bool) -> Batch:
@@ -105,7 +91,7 @@ class _Replacement:
         """
         if not isinstance(container, tuple | list) or batches.is_namedtuple(container) or len(container) != self._count:
             return False
-        if instances((self._decoded_type, Encoded), container):
+        if batches.members_of_type((self._decoded_type, Encoded), container):
             return False  # such as a list of B members with B images each
         if self._are_fields:  # default_collate collates tuples of numbers and text only; other tuples stay samples
             return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core import devices
-from gpuaug.core.batch import Batch
+from gpuaug.core.batch import Batch, members_of_type
 from gpuaug.core.encoded import Encoded, EncodedClips, Rows
 from gpuaug.core.errors import (
     ArgumentError,
@@ -39,7 +39,6 @@ from gpuaug.decode.decoders.hybrid import LARGE_THREADS
 from gpuaug.decode.decoding import Decoding, DecodingPlaceholder
 from gpuaug.decode.hints import DecodedMember, Hints
 from gpuaug.decode.layout import Options
-from gpuaug.decode.members import instances
 from gpuaug.stages.base import BoundStage, HeldBytes, Stage
 from gpuaug.stages.selection import On
 
@@ -304,7 +303,7 @@ class BoundDecode(BoundStage):
             SelectionError: If the batch has no encoded images.
             ArgumentError: If the data set is of a feature cache that no stage has.
         """
-        members = instances((Encoded, Rows), self.selected(batch))
+        members = members_of_type((Encoded, Rows), self.selected(batch))
         if any(isinstance(member, Rows) for member in members):
             raise ArgumentError(
                 "A stage of the loader must have the cache that has wrapped its data set, got no stage with a cache. Pass "
@@ -320,7 +319,7 @@ class BoundDecode(BoundStage):
         if self.name not in iterator_state:
             iterator_state[self.name] = Pools(self.threads)
         decoded = [DecodedMember(member, member.headers, self.decoder.options) for member in encoded]
-        earlier = [placeholder.decoded_member for placeholder in instances(DecodingPlaceholder, batch)]
+        earlier = [placeholder.decoded_member for placeholder in members_of_type(DecodingPlaceholder, batch)]
         self._hints.check(batch, decoded, earlier, self.other_selections)
         readers = self._readers(batch, stages)
         windows = [partial(self._windows, member, batch, position, readers.get(id(member))) for member in encoded]
@@ -329,7 +328,7 @@ class BoundDecode(BoundStage):
             iterator_state[self.name],
             encoded,
             windows,
-            earlier=[placeholder.decoding for placeholder in instances(DecodingPlaceholder, batch)],
+            earlier=[placeholder.decoding for placeholder in members_of_type(DecodingPlaceholder, batch)],
             max_replaced=None if self.stage.on_error == "raise" else self.stage.max_replaced,
             position=position,
         )
@@ -337,7 +336,7 @@ class BoundDecode(BoundStage):
 
     def _readers(self, batch: Batch, stages: Sequence[BoundStage]) -> dict[int, BoundStage]:
         """Return ``id`` of an ``Encoded`` that occurs once in a host batch → the first stage that reads it."""
-        counts = Counter(map(id, instances(Encoded, batch)))
+        counts = Counter(map(id, members_of_type(Encoded, batch)))
         readers: dict[int, BoundStage] = {}
         for stage in stages:
             if isinstance(stage, BoundDecode):
@@ -346,7 +345,7 @@ class BoundDecode(BoundStage):
                 values = stage.selection.read(batch)
             except SelectionError:  # the stage reads a member that an earlier stage adds
                 break
-            for member in map(id, instances(Encoded, values)):
+            for member in map(id, members_of_type(Encoded, values)):
                 if counts[member] == 1:  # other occurrences of a member are not cropped
                     readers.setdefault(member, stage)
         return readers

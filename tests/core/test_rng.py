@@ -131,7 +131,10 @@ def test_stage_seeds_belong_to_its_thread(monkeypatch):
     assert here == CallSeeds(Position(0, 0, 0, 0), "a").next()
 
 
-def test_concurrent_threads_get_distinct_seeds():
+def test_concurrent_threads_get_distinct_seeds(monkeypatch):
+    # Locks are not fair: with such a short switch interval on a busy machine, a thread may wait longer than the default.
+    monkeypatch.setattr(rng, "DRAW_WAIT_S", WAIT_S)
+
     def several(begin):
         begin.wait()
         return [next_seed() for _ in range(5000)]

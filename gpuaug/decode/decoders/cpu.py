@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import Format
+from gpuaug.core.encoded import Format, is_among
 from gpuaug.core.streams import Event
 from gpuaug.decode.decoders import turbojpeg
 from gpuaug.decode.decoders.base import HostDecoder, Resources
@@ -67,7 +67,7 @@ class Cpu(HostDecoder):
         Enlarged windows need no scratch buffer and no copy. For a copy, a thread acquires the interpreter's lock once more per
         image: 16 cores decoded 8 700 images per second with the copy, and 12 100 without.
         """
-        selected = np.isin(table["format"], WINDOW_FORMATS) & np.isin(table["channels"], (1, 3)) & (table["sampling"] > 0)
+        selected = is_among(table["format"], WINDOW_FORMATS) & is_among(table["channels"], (1, 3)) & (table["sampling"] > 0)
         if turbojpeg.library() is not None:
             windows[selected] = turbojpeg.regions(windows[selected], table[selected], scales[selected])
         return windows

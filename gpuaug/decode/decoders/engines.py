@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import Format
+from gpuaug.core.encoded import Format, is_among
 from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
@@ -34,7 +34,7 @@ _GREY = 0
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
     """Return the (B,) mask of the JPEGs whose chroma subsampling and size the engines support. The format is not checked."""
-    fits: NDArray[np.bool_] = np.isin(table["sampling"], SAMPLINGS)
+    fits = is_among(table["sampling"], SAMPLINGS)
     fits &= np.maximum(table["height"], table["width"]) <= MAX_ENGINE_SIDE
     return fits
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import Format
+from gpuaug.core.encoded import Format, is_among
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
@@ -153,7 +153,7 @@ class Hybrid(FileDecoder):
         """Return the (B,) mask of the baseline and progressive JPEGs with a supported chroma subsampling and size."""
         pixels = table["height"].astype(np.int64) * table["width"]
         is_taken = fits_nvjpeg(table)
-        is_taken &= np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MAX_PIXELS)
+        is_taken &= is_among(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MAX_PIXELS)
         return is_taken
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import Format
+from gpuaug.core.encoded import Format, is_among
 from gpuaug.decode.c_calls import LOW, addresses, compile_once, compiled_or_python
 from gpuaug.decode.decoders import libspng, libwebp, turbojpeg
 from gpuaug.decode.decoders.turbojpeg import (
@@ -69,8 +69,8 @@ class Loops:
         selected = np.zeros(len(jobs), np.bool_)
         if layout.channels in PIXEL_FORMATS and layout.dtype == torch.uint8:
             selected[indices] = layout.orientations[indices] == 1
-        is_jpeg = (jobs["whole"] == 0) & np.isin(jobs["format"], WINDOW_FORMATS) & np.isin(jobs["channels"], (1, 3))
-        is_png_or_webp = np.isin(jobs["format"], PNG_AND_WEBP)
+        is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
+        is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
         masks = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
         self._loops = [(decode_jobs, mask) for loop, mask in masks if mask.any() and (decode_jobs := loop()) is not None]
 
