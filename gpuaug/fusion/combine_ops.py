@@ -129,13 +129,14 @@ class CombineOp(IdentityOp):
         tiles[..., 11] = np.arange(sizes.shape[0] * self.count).reshape(-1, self.count)
         return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
 
-    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
+    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
         """Write the places and the regions of the images; by default, images are fitted to the canvas, and centred.
 
         Args:
             draws: Draws of the op.
-            sizes: (M, count, 2) heights and widths of the images.
-            tiles: (M, count, 12) tiles, whose regions are the canvases.
+            sizes: (M, n, 2) heights and widths of n consecutive images of each group.
+            tiles: (M, n, 12) tiles, whose regions are the canvases.
+            first: Index of the first of the n images in its group.
         """
         fit(tiles, sizes, tiles[..., 8:10])
         tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
@@ -165,13 +166,14 @@ class MosaicOp(CombineOp):
         y, x = np.floor(self.size / 4 + sampler.uniform(2 * self.groups) * (self.size / 2)).reshape(2, self.groups, -1)
         return {"y": y.T, "x": x.T}
 
-    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64]) -> None:
+    def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
         """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
-        centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).repeat(self.count, 1).reshape(sizes.shape)
+        after = _AFTER[first : first + sizes.shape[1]]
+        centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).reshape(-1, 1, 2)
         fit(tiles, sizes, np.full(2, self.size // 2))
-        tiles[..., :2] = centres - (1 - _AFTER) * tiles[..., 2:4]
-        tiles[..., 4:6] = centres * _AFTER
-        tiles[..., 6:8] = np.abs(self.size * _AFTER - centres)
+        tiles[..., :2] = centres - (1 - after) * tiles[..., 2:4]
+        tiles[..., 4:6] = centres * after
+        tiles[..., 6:8] = np.abs(self.size * after - centres)
         not_applied = ~draws["applies"].ravel()
         if not_applied.any():
             first_tiles = tiles[not_applied, 0]
@@ -278,10 +280,15 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     starts = np.zeros_like(sizes)
     ends = sizes
     if isinstance(ops[0], MosaicOp):
-        placement = ops[0].placement(draws[0], np.repeat(sizes, count, 0))
-        tiles_of_image = placement.tiles[image::count]
-        top_left = tiles_of_image[:, :2]
-        resized = tiles_of_image[:, 2:4]
+        # Only this image is placed: NumPy releases the interpreter's lock for arrays of more than 500 values, and then waits
+        # for the threads that decode.
+        group, first = divmod(image, ops[0].count)
+        draws_of_group = {name: draws[0][name][:, [group]] for name in ("applies", *ops[0].parameters)}
+        tiles = np.zeros((len(sizes), 1, 12), np.int64)
+        tiles[..., 8:10] = ops[0].size
+        ops[0].place(draws_of_group, sizes[:, None], tiles, first)
+        top_left = tiles[:, 0, :2]
+        resized = tiles[:, 0, 2:4]
         visible_lines = np.maximum(-top_left, 0), np.minimum(ops[0].size - top_left, resized) - 1
         # Source lines of the first and the last visible line. Two lines are interpolated. One more is read on each side,
         # because kernels round otherwise.
