@@ -12,6 +12,8 @@ from typing import Any
 
 from kornia import augmentation as K
 from kornia.augmentation import random_generator
+from kornia.filters import median
+from torch import Tensor
 
 from gpuaug.core.torchvision_types import class_of, names_used
 
@@ -69,3 +71,9 @@ def with_frames_second(video: K.VideoSequential) -> K.VideoSequential:
     copied = copy.copy(video)
     vars(copied).update(data_format="BTCHW", _temporal_channel=1)
     return copied
+
+
+def median_of_square(images: Tensor, side: int) -> Tensor:
+    """Median of ``side`` x ``side`` pixels, 3 or 5, for images (B, C, H, W). Kornia's function convolves on a GPU, in TF32."""
+    medians: Tensor = median._median_blur_network(images, side)
+    return medians

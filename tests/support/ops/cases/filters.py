@@ -23,6 +23,24 @@ CASES = [
         alone=False,
     ),
     Case(
+        K.RandomBoxBlur,
+        "kernel_size border_type normalized same_on_batch p keepdim",
+        {"box blur": {"kernel_size": (3, 5), "border_type": "constant"}},
+        steps(
+            {"own": ROUNDING, "reach": None, "spreads": True},
+            kernel_size=st.tuples(*[st.sampled_from([1, 3, 5, 11])] * 2),
+            border_type=st.sampled_from(["constant", "reflect", "replicate", "circular"]),
+            normalized=st.booleans(),
+        ),
+    ),
+    Case(
+        K.RandomMedianBlur,
+        "kernel_size same_on_batch p keepdim",
+        {"median": {"kernel_size": (3, 3)}},
+        steps({"reach": None, "spreads": True}, kernel_size=st.sampled_from([3, (5, 5)])),
+        exact=True,
+    ),
+    Case(
         K.RandomEqualize,
         "same_on_batch p keepdim",
         {"equalize": {}},
