@@ -1,4 +1,4 @@
-"""Kornia's modules whose output pixel depends on other pixels: blurs, sharpness, equalize, CLAHE and auto contrast.
+"""Kornia's modules whose output pixel depends on other pixels: blurs, sharpness, equalize, CLAHE, auto contrast and JPEG.
 
 Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
 column is the apply mask: 1 to apply the op, 0 to skip it. A *level* is one of the 256 values of uint8.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
-from gpuaug.fusion.ops.kornia_private import median_of_square
+from gpuaug.fusion.ops.kornia_private import coded_as_jpeg, median_of_square
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import ROUNDED, divided_by_largest, to_bytes
 
@@ -423,6 +423,24 @@ class EqualizeOrContrast(LevelsOp):
         """Apply both ops, and select the picked one per sample."""
         equalize, contrast = (op.apply(images, rows) for op in self.picks)
         return torch.where(column(rows, 0) == EQUALIZE, equalize, contrast)
+
+
+class JPEG(FrontOp):
+    """``RandomJPEG``: the loss of a JPEG file of a random quality, in the arithmetic of Kornia's differentiable codec.
+
+    Pass type: a pass of its own, which PyTorch computes for the whole batch.
+    """
+
+    lowers = (K.RandomJPEG,)
+    kernel = "torch"
+    names = ("jpeg_quality",)
+    channel_counts = (3,)
+    description = "JPEG of quality {bounds[jpeg_quality][0]:g} to {bounds[jpeg_quality][1]:g}"
+    launches = 330  # type: ignore[assignment]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp values to [0, 1], compress and decompress."""
+        return coded_as_jpeg(images.clamp(0, 1), rows[:, 1])
 
 
 def sides_of(size: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Blurs, sharpness, equalize, CLAHE and auto contrast, against Kornia on the same draws."""
+"""Blurs, sharpness, equalize, CLAHE, auto contrast and JPEG, against Kornia on the same draws."""
 
 import kornia.augmentation as K
 import pytest
@@ -93,6 +93,15 @@ def test_motion_blur_ignores_nan_with_a_weight_of_0():
     draws = augment.draw(images.shape, seed=0)
     got, clean = augment(images, draws=draws), augment(images.nan_to_num(0), draws=draws)
     assert_values(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
+
+
+@pytest.mark.parametrize("same_on_batch", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_jpeg_equals_kornia(p, same_on_batch):
+    pipeline = K.AugmentationSequential(K.RandomJPEG((1.0, 100.0), same_on_batch, p))
+    for seed, shape in enumerate([(5, 3, 32, 48), (2, 3, 37, 21), (1, 3, 1, 1), (0, 3, 32, 32)]):
+        images = photographs(*shape, dtype=torch.float32 if seed else torch.uint8)
+        assert_replays(pipeline, images * 3 - 1 if seed else images, seed)
 
 
 LEVELS = {

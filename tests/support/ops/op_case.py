@@ -70,7 +70,7 @@ class Case:
     def rgb(self):
         """Whether it takes images of three channels only."""
         kind = LOWERED[self.kind]
-        return getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp)
+        return kind.channel_counts == (3,) or (getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp))
 
     @property
     def name(self):

@@ -89,4 +89,10 @@ CASES = [
         steps({"own": ROUNDING, "gain": 5.0, "spreads": True}, sharpness=ranges(0.0, 3.0)),
         alone=False,
     ),
+    Case(
+        K.RandomJPEG,
+        "jpeg_quality same_on_batch p keepdim",
+        {"JPEG": {"jpeg_quality": (5.0, 90.0)}, "JPEG, one number": {"jpeg_quality": 30.0}},
+        steps({"own": ROUNDING, "of_exact": True, "spreads": True, "rgb": True}, jpeg_quality=ranges(1.0, 100.0)),
+    ),
 ]
