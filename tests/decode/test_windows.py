@@ -29,7 +29,7 @@ PIPELINES = {
     "torchvision's crop": lambda: v2.Compose([v2.RandomResizedCrop(16, antialias=True), v2.ToDtype(torch.float32, scale=True)]),
     "RandomCrop": lambda: v2.RandomCrop(16, padding=3, pad_if_needed=True),
     "CenterCrop": lambda: v2.CenterCrop(14),
-    "a fallback behind": lambda: K.AugmentationSequential(*CROP, K.RandomMedianBlur(p=1.0)),
+    "a fallback behind": lambda: K.AugmentationSequential(*CROP, K.RandomMedianBlur(7, p=1.0)),
 }
 
 

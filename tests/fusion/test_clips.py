@@ -40,7 +40,7 @@ KORNIA = {
     "warps": lambda: [K.RandomAffine(20.0, (0.1, 0.1)), K.RandomPerspective()],
     "mixup": lambda: [K.RandomMixUpV2(p=1.0), K.RandomInvert()],
     "cutmix": lambda: [K.RandomCutMixV2(p=1.0, use_correct_lambda=True)],
-    "what Kornia runs": lambda: [K.RandomMedianBlur(), K.RandomRotation(30.0), K.RandomMosaic((20, 24), p=0.7)],
+    "what Kornia runs": lambda: [K.RandomMedianBlur(7), K.RandomRotation(30.0), K.RandomMosaic((20, 24), p=0.7)],
 }
 
 
@@ -179,7 +179,7 @@ def test_explain_counts_a_call_of_torchvisions_for_each_clip():
 
 @left_to_kornia
 def test_draws_of_clips_are_told_by_clip():
-    augment = gpuaug.fuse([K.RandomRotation(30.0, p=1.0), K.RandomMedianBlur(p=1.0)])
+    augment = gpuaug.fuse([K.RandomRotation(30.0, p=1.0), K.RandomMedianBlur(7, p=1.0)])
     draws = augment.draw((3, 5, 3, 8, 8), seed=0)
     assert draws.shape == (3, 5, 3, 8, 8)
     assert len(draws) == 3
@@ -241,7 +241,7 @@ def test_clips_without_frames_are_refused_beside_targets_and_in_video_containers
 @pytest.mark.parametrize("same_on_frame", [True, False])
 @pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
 @pytest.mark.parametrize(
-    "modules", [[], [K.RandomMedianBlur(p=1.0)], [K.RandomHorizontalFlip(), K.RandomCrop((8, 8))]], ids=len
+    "modules", [[], [K.RandomMedianBlur(7, p=1.0)], [K.RandomHorizontalFlip(), K.RandomCrop((8, 8))]], ids=len
 )
 @pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
 def test_labels_of_clips_are_smoothed(modules, data_format, same_on_frame):

@@ -37,7 +37,7 @@ def test_draws_of_color_jitter_leave_unused_factors_out():
 
 @left_to_kornia
 def test_draws_of_a_sample_leave_skipped_modules_out():
-    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomMedianBlur(p=0.5)))
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomMedianBlur(7, p=0.5)))
     draws = augment.draw((64, 3, 8, 8), seed=1)
     masks = [item.data["batch_prob"] > 0.5 for item in draws.as_kornia()]
     assert all(0 < mask.sum() < 64 for mask in masks)
@@ -62,7 +62,7 @@ def test_draws_of_modules_left_to_kornia_hold_one_number_per_sample():
         [
             K.RandomMotionBlur(3, 35.0, 0.5, resample="bicubic", p=0.5),
             K.RandomThinPlateSpline(p=1.0),
-            K.ImageSequential(K.RandomMedianBlur(p=1.0)),
+            K.ImageSequential(K.RandomMedianBlur(7, p=1.0)),
         ]
     )
     draws = augment.draw((4, 3, 16, 16), seed=3)  # as many as the shape has sides, and jitter has factors
@@ -114,9 +114,12 @@ def test_draws_of_a_mix_container_name_the_picked_mix(pick):
 
 
 PICKED = {
-    "all": lambda: [K.RandomMedianBlur(p=1.0), K.RandomHorizontalFlip(p=0.5)],
-    "one": lambda: [K.RandomMedianBlur(p=1.0)],
-    "two left to Kornia": lambda: [K.RandomMedianBlur(p=0.5), K.RandomFisheye(*[torch.tensor([-0.3, 0.3])] * 2, torch.ones(2))],
+    "all": lambda: [K.RandomMedianBlur(7, p=1.0), K.RandomHorizontalFlip(p=0.5)],
+    "one": lambda: [K.RandomMedianBlur(7, p=1.0)],
+    "two left to Kornia": lambda: [
+        K.RandomMedianBlur(7, p=0.5),
+        K.RandomFisheye(*[torch.tensor([-0.3, 0.3])] * 2, torch.ones(2)),
+    ],
     "fused": lambda: [K.RandomRotation(20.0), K.RandomInvert()],
 }
 

@@ -94,7 +94,7 @@ class Halved(torch.nn.Module):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (K.RandomMedianBlur(), "no lowering for this type"),
+        (K.RandomThinPlateSpline(), "no lowering for this type"),
         (Doubled(), "a subclass of RandomInvert that overrides apply_transform"),
         (Halved(), "not one of Kornia's modules"),
         (K.RandomCrop((8, 8), p=0.5), "with p=0.5 the size of the output depends on the draw"),
@@ -144,7 +144,7 @@ class DrawingImages(v2.Transform):
     [
         lambda: [Drawing(), K.RandomHorizontalFlip()],
         lambda: K.AugmentationSequential(K.RandomHorizontalFlip(), Drawing()),
-        lambda: K.AugmentationSequential(K.ImageSequential(Drawing(), K.RandomMedianBlur(), random_apply=1)),
+        lambda: K.AugmentationSequential(K.ImageSequential(Drawing(), K.RandomMedianBlur(7), random_apply=1)),
         lambda: DrawingImages(),
         lambda: v2.Compose([v2.RandomInvert(), v2.Lambda(lambda image: image * random.random())]),
         lambda: v2.RandomOrder([DrawingImages(), v2.GaussianNoise()]),
@@ -173,7 +173,7 @@ def test_modules_of_the_user_are_keyed_in_all_libraries_outside_of_a_loader(pipe
 @left_to_kornia
 def test_explain_lists_launches_and_bytes_of_each_module():
     made = gpuaug.fuse(
-        [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomMedianBlur(), K.RandomRotation(10.0)],
+        [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomThinPlateSpline(), K.RandomRotation(10.0)],
         dtype=torch.bfloat16,
     ).explain((64, 3, 256, 256))
     first, eager, last = made.lines
@@ -198,7 +198,7 @@ def test_explain_counts_the_bytes_between_passes(dtype, between):
 
 @left_to_kornia
 def test_notebook_shows_what_explain_says_as_a_table():
-    explained = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMedianBlur(), K.RandomResizedCrop((8, 8))]).explain(
+    explained = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMedianBlur(7), K.RandomResizedCrop((8, 8))]).explain(
         (4, 3, 64, 64)
     )
     (heading, *rows), (head, *notes) = tables.read(explained._repr_html_())

@@ -20,7 +20,7 @@ PIPELINES = {
     **{name: make for group in pipelines.GROUPS for name, make in getattr(pipelines, group).items()},
     **{name: make for name, make in clips.FIRST.items() if not name.startswith("chosen")},
     "a policy": lambda: [K.RandomHorizontalFlip(), K.auto.RandAugment(n=2, m=8)],
-    "what Kornia runs": lambda: [K.RandomCrop((14, 14)), K.RandomMedianBlur(), K.RandomHorizontalFlip()],
+    "what Kornia runs": lambda: [K.RandomCrop((14, 14)), K.RandomMedianBlur(7), K.RandomHorizontalFlip()],
     "gates": lambda: [
         v2.RandomApply([v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)], p=0.5),
         v2.RandomResizedCrop(16),

@@ -354,8 +354,8 @@ NOT_SIZED = {
     "erasing first": ([K.RandomErasing(), K.CenterCrop(8)], "got RandomErasing_0: it reads other pixels of an image, or their"),
     "mix first": ([K.RandomMixUpV2(), K.CenterCrop(8)], "got RandomMixUpV2_0: it reads other pixels of an image, or their"),
     "kornia first": (
-        [K.RandomMedianBlur(), K.CenterCrop(8)],
-        "one size with ragged=True, got RandomMedianBlur_0: no lowering for this type. Put",
+        [K.RandomThinPlateSpline(), K.CenterCrop(8)],
+        "one size with ragged=True, got RandomThinPlateSpline_0: no lowering for this type. Put",
     ),
     "by chance": (
         [K.RandomResizedCrop((8, 8), p=0.5)],

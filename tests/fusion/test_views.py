@@ -88,7 +88,7 @@ def test_views_of_a_single_image():
     )
     one_plan, apart = (
         [K.RandomHorizontalFlip(keepdim=True)],
-        [K.RandomHorizontalFlip(keepdim=True), K.RandomMedianBlur(keepdim=True)],
+        [K.RandomHorizontalFlip(keepdim=True), K.RandomMedianBlur(7, keepdim=True)],
     )
     for modules in (one_plan, apart):
         assert gpuaug.fuse(modules, views=2)(image).shape == (2, 3, 16, 16)
@@ -170,7 +170,7 @@ def test_repr_of_draws_has_their_views():
 BY_CHANCE = {
     "crop": lambda: [K.RandomCrop((8, 8), p=0.5)],
     "resized crop": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((8, 8), p=0.5)],
-    "left to Kornia": lambda: [K.RandomMedianBlur(), K.RandomCrop((8, 8), cropping_mode="resample", p=0.5)],
+    "left to Kornia": lambda: [K.RandomMedianBlur(7), K.RandomCrop((8, 8), cropping_mode="resample", p=0.5)],
 }
 
 

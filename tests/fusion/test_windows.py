@@ -66,7 +66,7 @@ OTHERS = st.sampled_from(
         lambda: v2.RandomAffine(40, scale=(0.4, 1.0), fill=99),
         lambda: K.ColorJitter(0.4, 0.4, 0.4, 0.1),
         lambda: K.RandomGaussianBlur((3, 3), (0.5, 1.5)),
-        lambda: K.RandomMedianBlur(),
+        lambda: K.RandomMedianBlur(7),
         lambda: K.RandomErasing(p=1.0),
         lambda: K.RandomMixUpV2(),
         lambda: K.auto.RandAugment(2, 9),

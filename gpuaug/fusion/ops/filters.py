@@ -1,4 +1,4 @@
-"""Kornia's modules whose output pixel depends on other pixels: blurs, sharpness, equalize, CLAHE and auto contrast.
+"""Kornia's modules whose output pixel depends on other pixels: blurs, sharpness, equalize, CLAHE, auto contrast and JPEG.
 
 Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
 column is the apply mask: 1 to apply the op, 0 to skip it. A *level* is one of the 256 values of uint8.
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
+from gpuaug.fusion.ops.kornia_private import coded_as_jpeg, median_of_square
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import ROUNDED, divided_by_largest, to_bytes
 
@@ -41,8 +42,11 @@ EQUALIZE, CONTRAST = 1, 2
 """Codes of the picked op in column 0 of the row of ``EqualizeOrContrast``. 0 for a sample that picked neither."""
 
 
-class ConvolutionOp(FrontOp):
-    """Base class of ops that convolve the image with a blur kernel. ``_read`` of subclasses also sets ``kernel_size``."""
+class NeighbourhoodOp(FrontOp):
+    """Base class of blurs: an output pixel depends on the pixels of a rectangle around it, the *blur kernel*.
+
+    ``_read`` of subclasses also sets ``kernel_size``.
+    """
 
     takes_any_range = True
 
@@ -64,7 +68,7 @@ class ConvolutionOp(FrontOp):
         return f"kernel_size={self.kernel_size} reaches further than the image" if reflects or repeats else None
 
 
-class BlurOp(ConvolutionOp):
+class BlurOp(NeighbourhoodOp):
     """``RandomGaussianBlur``: separable Gaussian blur.
 
     Pass type: filter with two launches for a large kernel; with one launch up to 33 x 33 from bytes into bfloat16.
@@ -78,14 +82,13 @@ class BlurOp(ConvolutionOp):
 
     def _read(self, module: Any) -> None:
         super()._read(module)
-        size: Any = self.settings["kernel_size"]
-        self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.kernel_size = sides_of(self.settings["kernel_size"])
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         if any(side % 2 == 0 or side < 1 for side in self.kernel_size):
             return f"kernel_size={self.settings['kernel_size']} has an even side"
-        return "sigma may be 0" if self.bounds["sigma"][0] <= 0 else None
+        return "sigma may be 0" if any(lower <= 0 for lower, _ in self.bounds.values()) else None
 
     @property
     def launches(self) -> int:
@@ -113,7 +116,40 @@ class BlurOp(ConvolutionOp):
         return images
 
 
-class MotionBlurOp(ConvolutionOp):
+class BoxBlur(BlurOp):
+    """``RandomBoxBlur``: mean of a rectangle of pixels, which is a Gaussian blur whose standard deviation is infinite."""
+
+    lowers = (K.RandomBoxBlur,)
+    names = ()  # type: ignore[assignment]
+    description = "box blur {kernel_size[0]}x{kernel_size[1]}"
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write infinite standard deviations."""
+        out[:, 1:] = np.inf
+
+
+class MedianBlur(NeighbourhoodOp):
+    """``RandomMedianBlur``: median of a square of pixels, per channel. NaN if one of the pixels is not finite."""
+
+    lowers = (K.RandomMedianBlur,)
+    kernel = "median"
+    description = "median {kernel_size[0]}x{kernel_size[1]}"
+    border = "reflect"
+
+    def _read(self, module: Any) -> None:
+        self.kernel_size = sides_of(self.settings["kernel_size"])
+
+    def unsupported(self) -> str | None:
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
+        supported = self.kernel_size in ((3, 3), (5, 5))
+        return None if supported else f"kernel_size={self.settings['kernel_size']} is neither 3x3 nor 5x5"
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Compute the medians."""
+        return median_of_square(images, self.kernel_size[0])
+
+
+class MotionBlurOp(NeighbourhoodOp):
     """``RandomMotionBlur``: weighted mean of the pixels along a line.
 
     The row lists the taps of the line: at most ``TAPS_PER_SIDE`` times the side of the blur kernel, not all its pixels. Unlike
@@ -387,6 +423,29 @@ class EqualizeOrContrast(LevelsOp):
         """Apply both ops, and select the picked one per sample."""
         equalize, contrast = (op.apply(images, rows) for op in self.picks)
         return torch.where(column(rows, 0) == EQUALIZE, equalize, contrast)
+
+
+class JPEG(FrontOp):
+    """``RandomJPEG``: the loss of a JPEG file of a random quality, in the arithmetic of Kornia's differentiable codec.
+
+    Pass type: a pass of its own, which PyTorch computes for the whole batch.
+    """
+
+    lowers = (K.RandomJPEG,)
+    kernel = "torch"
+    names = ("jpeg_quality",)
+    channel_counts = (3,)
+    description = "JPEG of quality {bounds[jpeg_quality][0]:g} to {bounds[jpeg_quality][1]:g}"
+    launches = 330  # type: ignore[assignment]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp values to [0, 1], compress and decompress."""
+        return coded_as_jpeg(images.clamp(0, 1), rows[:, 1])
+
+
+def sides_of(size: Any) -> tuple[int, int]:
+    """(height, width) of a blur kernel whose setting is one number or two."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:

@@ -12,7 +12,11 @@ from typing import Any
 
 from kornia import augmentation as K
 from kornia.augmentation import random_generator
+from kornia.enhance import jpeg
+from kornia.filters import median
+from torch import Tensor
 
+from gpuaug.core.settings import on_host
 from gpuaug.core.torchvision_types import class_of, names_used
 
 
@@ -69,3 +73,24 @@ def with_frames_second(video: K.VideoSequential) -> K.VideoSequential:
     copied = copy.copy(video)
     vars(copied).update(data_format="BTCHW", _temporal_channel=1)
     return copied
+
+
+def median_of_square(images: Tensor, side: int) -> Tensor:
+    """Median of ``side`` x ``side`` pixels, 3 or 5, for images (B, C, H, W). Kornia's function convolves on a GPU, in TF32."""
+    medians: Tensor = median._median_blur_network(images, side)
+    return medians
+
+
+def coded_as_jpeg(images: Tensor, quality: Tensor) -> Tensor:
+    """Compress and decompress images, (B, 3, H, W) in [0, 1], with a quality per image, (B,).
+
+    This is ``kornia.enhance.jpeg_codec_differentiable`` without its check of the qualities, for which the host waits.
+    """
+    height, width = images.shape[2:]
+    padded = jpeg._perform_padding(images)[0]
+    luma_steps, chroma_steps = jpeg._default_quantization_tables(images.device, images.dtype)
+    tables = {"quantization_table_y": luma_steps[None], "quantization_table_c": chroma_steps[None]}
+    with on_host():  # Kornia creates tensors on the default device, and reads them
+        coefficients = jpeg._jpeg_encode(padded, quality, **tables)
+        decoded: Tensor = jpeg._jpeg_decode(*coefficients, quality, *padded.shape[2:], **tables)
+    return decoded[:, :, :height, :width]

@@ -205,6 +205,7 @@ ROWS = {
     "rotation": [K.RandomRotation(30.0)],
     "levels": [K.RandomAutoContrast(p=0.5), K.RandomClahe(p=0.5)],
     "perspective": [K.RandomPerspective(p=1.0), K.RandomEqualize(p=0.5)],
+    "median": [K.RandomMedianBlur(5, p=0.5)],
     "motion blur": [K.RandomMotionBlur(5, 180.0, 0.5, border_type="reflect", p=0.5)],
     "sharpness": [K.RandomSharpness(p=0.5)],
 }
@@ -233,6 +234,7 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
 @pytest.mark.parametrize(
     ("name", "kernel", "dtype"),
     [
+        pytest.param("median", "median_blur", torch.bfloat16),
         pytest.param("motion blur", "motion_blur", torch.bfloat16),
         pytest.param("sharpness", "sharpen", torch.bfloat16),
         pytest.param("levels", "map_levels", torch.bfloat16),

@@ -30,7 +30,7 @@ PIPELINES = {
     "colour alone": lambda p: [K.RandomInvert(p=p), K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=p)],
     "a module of Kornia's between": lambda p: [
         K.RandomRotation(30.0, p=p),
-        K.RandomMedianBlur(p=1.0),
+        K.RandomMedianBlur(7, p=1.0),
         K.RandomRotation(30.0, p=p),
     ],
     "a module of Kornia's that moves pixels between": lambda p: [

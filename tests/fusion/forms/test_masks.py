@@ -37,7 +37,7 @@ EXACT = {
     "erasing twice": lambda p: [K.RandomErasing((0.1, 0.3), value=0.5, p=p), K.RandomErasing((0.1, 0.3), p=p)],
     "a module of Kornia's between": lambda p: [
         K.RandomHorizontalFlip(p=p),
-        K.RandomMedianBlur(p=p),
+        K.RandomMedianBlur(7, p=p),
         K.RandomResizedCrop((20, 24)),
     ],
 }

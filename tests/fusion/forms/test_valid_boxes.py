@@ -57,7 +57,9 @@ def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
 
 
 @pytest.mark.parametrize(
-    "between", [[], [K.RandomAffine(0.0, resample="bicubic", p=1.0)], [K.RandomMedianBlur(p=1.0)]], ids=["", "moves", "colours"]
+    "between",
+    [[], [K.RandomAffine(0.0, resample="bicubic", p=1.0)], [K.RandomMedianBlur(7, p=1.0)]],
+    ids=["", "moves", "colours"],
 )
 @pytest.mark.parametrize("key", ["bbox_xyxy", "bbox_xywh"])
 @left_to_kornia

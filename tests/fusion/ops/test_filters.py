@@ -1,4 +1,4 @@
-"""Blur, sharpness, equalize, CLAHE and auto contrast, against Kornia on the same draws."""
+"""Blurs, sharpness, equalize, CLAHE, auto contrast and JPEG, against Kornia on the same draws."""
 
 import kornia.augmentation as K
 import pytest
@@ -17,6 +17,12 @@ FILTERS = {
     "blur, replicate": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), border_type="replicate", p=p),
     "blur, same": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), same_on_batch=True, p=p),
     "blur, one pixel": lambda p: K.RandomGaussianBlur(1, (0.5, 3.0), p=p),
+    "box blur": lambda p: K.RandomBoxBlur((3, 11), p=p),
+    "box blur, one pass": lambda p: K.RandomBoxBlur((5, 7), "constant", normalized=False, p=p),
+    "box blur, circular": lambda p: K.RandomBoxBlur(5, "circular", p=p),
+    "box blur, replicate": lambda p: K.RandomBoxBlur((1, 9), "replicate", same_on_batch=True, p=p),
+    "median": lambda p: K.RandomMedianBlur(p=p),
+    "median, wide": lambda p: K.RandomMedianBlur(5, same_on_batch=True, p=p),
     "motion blur": lambda p: K.RandomMotionBlur((3, 12), 360.0, 1.0, p=p),
     "motion blur, quarter turns": lambda p: K.RandomMotionBlur(5, (90.0, 90.0), (1.0, 1.0), border_type="replicate", p=p),
     "motion blur, ties": lambda p: K.RandomMotionBlur(9, (-30.0, -30.0), 1.0, border_type="reflect", p=p),
@@ -42,6 +48,8 @@ def test_blur_sharpness_and_clahe_equal_kornia(name, p):
     ("module", "reason"),
     [
         (K.RandomGaussianBlur(5, (0.0, 3.0)), "sigma may be 0"),
+        (K.RandomBoxBlur((4, 3)), "kernel_size=(4, 3) has an even side"),
+        (K.RandomMedianBlur((3, 5)), "kernel_size=(3, 5) is neither 3x3 nor 5x5"),
         (K.RandomMotionBlur((1, 5), 9.0, 0.5), "a drawn kernel_size may be below 3"),
         (K.RandomMotionBlur(3, 9.0, 0.5, resample="bicubic"), 'resample="bicubic"'),
         (K.RandomClahe(slow_and_differentiable=True), "slow_and_differentiable=True"),
@@ -54,7 +62,7 @@ def test_filter_settings_left_to_kornia(module, reason):
     assert f"left to Kornia: {reason}" in str(gpuaug.fuse(module).explain())
 
 
-@pytest.mark.parametrize("name", ["blur, wide", "motion blur, ties", "sharpness"])
+@pytest.mark.parametrize("name", ["blur, wide", "box blur", "median, wide", "motion blur, ties", "sharpness"])
 @left_to_kornia
 def test_images_too_small_to_filter_raise_kornias_error(name):
     with pytest.raises(ValueError, match="cannot filter an image this small"):
@@ -70,7 +78,7 @@ def test_images_with_no_more_pixels_than_clahe_has_tiles_raise_kornias_error(siz
         augment(photographs(2, 3, *size))
 
 
-@pytest.mark.parametrize("name", ["blur", "blur, wide", "blur, constant", "sharpness"])
+@pytest.mark.parametrize("name", ["blur", "blur, wide", "blur, constant", "box blur, one pass", "median, wide", "sharpness"])
 def test_filters_of_nan_and_out_of_range_values_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
     images[0, 1, 9, 20] = images[1, 2, 0, 0] = torch.nan
@@ -85,6 +93,15 @@ def test_motion_blur_ignores_nan_with_a_weight_of_0():
     draws = augment.draw(images.shape, seed=0)
     got, clean = augment(images, draws=draws), augment(images.nan_to_num(0), draws=draws)
     assert_values(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
+
+
+@pytest.mark.parametrize("same_on_batch", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_jpeg_equals_kornia(p, same_on_batch):
+    pipeline = K.AugmentationSequential(K.RandomJPEG((1.0, 100.0), same_on_batch, p))
+    for seed, shape in enumerate([(5, 3, 32, 48), (2, 3, 37, 21), (1, 3, 1, 1), (0, 3, 32, 32)]):
+        images = photographs(*shape, dtype=torch.float32 if seed else torch.uint8)
+        assert_replays(pipeline, images * 3 - 1 if seed else images, seed)
 
 
 LEVELS = {

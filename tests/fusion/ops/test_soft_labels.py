@@ -23,7 +23,7 @@ PIPELINES = {
     "either": lambda: K.AugmentationSequential(K.RandomMixUpV2(), K.RandomCutMixV2(p=0.7), random_apply=1),
     "mixup, cutmix": lambda: [K.RandomMixUpV2(), K.RandomHorizontalFlip(), K.RandomCutMixV2(use_correct_lambda=True)],
     "cutmix, mixup": lambda: [K.RandomCutMixV2(), K.RandomMixUpV2(p=0.5), K.RandomMixUpV2()],
-    "cutmix, equalize, mixup": lambda: [K.RandomCutMixV2(), K.RandomMedianBlur(p=0.0), K.RandomMixUpV2()],
+    "cutmix, equalize, mixup": lambda: [K.RandomCutMixV2(), K.RandomMedianBlur(7, p=0.0), K.RandomMixUpV2()],
     "none": lambda: K.RandomHorizontalFlip(),
 }
 

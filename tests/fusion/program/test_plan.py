@@ -154,4 +154,4 @@ def test_warp_of_a_drawn_size_of_more_than_2_20_columns_is_refused():
 
 @left_to_kornia
 def test_what_kornia_runs_is_kornias_to_count():
-    assert gpuaug.fuse(K.RandomMedianBlur(p=0.0)).draw((1, 1, 1, 2**24)).shape == (1, 1, 1, 2**24)
+    assert gpuaug.fuse(K.RandomMedianBlur(7, p=0.0)).draw((1, 1, 1, 2**24)).shape == (1, 1, 1, 2**24)

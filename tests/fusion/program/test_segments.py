@@ -23,7 +23,7 @@ def names(segment):
 
 @left_to_kornia
 def test_a_module_left_to_kornia_stands_alone_between_two_plans():
-    segments = segments_of(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomMedianBlur(), K.RandomVerticalFlip())
+    segments = segments_of(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomMedianBlur(7), K.RandomVerticalFlip())
     found = segments.all_segments(SIZE)
     assert [names(segment) for segment in found] == [
         ["RandomHorizontalFlip_0", "RandomInvert_1"],
@@ -39,8 +39,8 @@ def test_a_module_left_to_kornia_stands_alone_between_two_plans():
     ("modules", "views", "whole"),
     [
         ([K.RandomInvert(), K.RandomGaussianBlur((3, 3), (0.5, 1.0))], 2, True),
-        ([K.RandomInvert(), K.RandomMedianBlur()], 1, False),
-        ([K.RandomMedianBlur()], 1, False),
+        ([K.RandomInvert(), K.RandomMedianBlur(7)], 1, False),
+        ([K.RandomMedianBlur(7)], 1, False),
         ([K.RandomInvert(), K.RandomMixUpV2()], 1, True),
         ([K.RandomInvert(), K.RandomMixUpV2()], 2, False),
         ([K.auto.RandAugment(1, 10)], 2, True),
@@ -64,7 +64,7 @@ def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
 
 @left_to_kornia
 def test_a_segment_sees_the_size_that_the_one_before_it_gives():
-    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomMedianBlur(), K.RandomInvert()).all_segments(SIZE)
+    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomMedianBlur(7), K.RandomInvert()).all_segments(SIZE)
     assert (first.plan.source.height, first.plan.out.height, first.plan.out.width) == (32, 20, 24)
     assert (last.plan.source.height, last.plan.source.width) == (20, 24)
 

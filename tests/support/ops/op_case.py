@@ -10,7 +10,7 @@ from support.ops.random_steps import ROUNDING
 
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import ChannelOp, PointOp
-from gpuaug.fusion.ops.filters import ConvolutionOp, SharpnessOp
+from gpuaug.fusion.ops.filters import NeighbourhoodOp, SharpnessOp
 from gpuaug.fusion.ops.geometry import GatherOp
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -64,13 +64,13 @@ class Case:
     @property
     def moves(self):
         """Whether it moves pixels or looks at their neighbours."""
-        return issubclass(LOWERED[self.kind], GatherOp | ConvolutionOp | SharpnessOp)
+        return issubclass(LOWERED[self.kind], GatherOp | NeighbourhoodOp | SharpnessOp)
 
     @property
     def rgb(self):
         """Whether it takes images of three channels only."""
         kind = LOWERED[self.kind]
-        return getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp)
+        return kind.channel_counts == (3,) or (getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp))
 
     @property
     def name(self):

@@ -36,7 +36,7 @@ PIPELINES = {
     ],
     "a module of Kornia's between": lambda p: [
         K.RandomHorizontalFlip(p=p),
-        K.RandomMedianBlur(p=1.0),
+        K.RandomMedianBlur(7, p=1.0),
         K.RandomRotation(30.0, p=p),
     ],
 }

@@ -22,6 +22,7 @@ from gpuaug.fusion.backends.triton.channels import channels_launch
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur_launches
 from gpuaug.fusion.backends.triton.filters.levels import levels_launches
+from gpuaug.fusion.backends.triton.filters.median import median_launch
 from gpuaug.fusion.backends.triton.filters.motion_blur import motion_blur_launch
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpness_launch
 from gpuaug.fusion.backends.triton.gather import gather_kernel
@@ -80,6 +81,7 @@ OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | F
     "blur": blur_launches,
     "channels": channels_launch,
     "levels": levels_launches,
+    "median": median_launch,
     "mix": mix_launch,
     "motion_blur": motion_blur_launch,
     "sharpness": sharpness_launch,

@@ -29,6 +29,9 @@ FILTERS = {
     "narrow": K.RandomGaussianBlur((3, 5), (0.5, 2.0), p=0.5),
     "one pixel": K.RandomGaussianBlur((1, 11), (0.5, 2.0), border_type="constant", p=1.0),
     "all in the middle": K.RandomGaussianBlur(3, (1e-4, 1e-3), p=1.0),
+    "box": K.RandomBoxBlur((5, 3), border_type="constant", p=0.5),
+    "median": K.RandomMedianBlur(p=0.5),
+    "median, wide": K.RandomMedianBlur(5, p=1.0),
     "motion": K.RandomMotionBlur((3, 7), 180.0, 1.0, p=0.5),
     "motion, reflected": K.RandomMotionBlur(9, 180.0, 0.5, border_type="reflect", resample="bilinear", p=1.0),
     "motion, replicated": K.RandomMotionBlur(41, 180.0, 0.5, border_type="replicate", p=1.0),
@@ -56,6 +59,7 @@ STRIPS = {
     "black border, bytes": (K.RandomGaussianBlur((7, 23), (0.5, 2.0), border_type="constant", p=1.0), (33, 50), torch.uint8),
     "replicated, narrow": (K.RandomGaussianBlur((9, 23), (0.5, 2.0), border_type="replicate", p=0.5), (20, 9), torch.uint8),
     "circular": (K.RandomGaussianBlur((31, 3), (3.0, 9.0), border_type="circular", p=1.0), (35, 34), torch.uint8),
+    "box": (K.RandomBoxBlur((7, 33), p=0.5), (33, 34), torch.uint8),
 }
 """Blurs by products of matrices, which are made for bfloat16: here for float16, since the interpreter only cuts that off."""
 
@@ -135,6 +139,7 @@ def fault_in_strips(name, channels, memory_format):
 def failures(*, every):
     """Names of the filters whose kernels differ from torch, and on which images."""
     few = {"narrow": ("bytes", "kept", "grey"), "one pixel": ("bytes", "kept", "grey")}
+    few["median"] = "holes", "bytes", "kept", "grey"
     few["motion"] = "holes", "bytes", "kept", "grey"
     few["sharpness"] = "holes", "bytes", "kept", "grey"
     few |= dict.fromkeys(

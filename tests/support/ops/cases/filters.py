@@ -23,6 +23,24 @@ CASES = [
         alone=False,
     ),
     Case(
+        K.RandomBoxBlur,
+        "kernel_size border_type normalized same_on_batch p keepdim",
+        {"box blur": {"kernel_size": (3, 5), "border_type": "constant"}},
+        steps(
+            {"own": ROUNDING, "reach": None, "spreads": True},
+            kernel_size=st.tuples(*[st.sampled_from([1, 3, 5, 11])] * 2),
+            border_type=st.sampled_from(["constant", "reflect", "replicate", "circular"]),
+            normalized=st.booleans(),
+        ),
+    ),
+    Case(
+        K.RandomMedianBlur,
+        "kernel_size same_on_batch p keepdim",
+        {"median": {"kernel_size": (3, 3)}},
+        steps({"reach": None, "spreads": True}, kernel_size=st.sampled_from([3, (5, 5)])),
+        exact=True,
+    ),
+    Case(
         K.RandomEqualize,
         "same_on_batch p keepdim",
         {"equalize": {}},
@@ -70,5 +88,11 @@ CASES = [
         {"sharpness": {"sharpness": (0.5, 4.0)}, "sharpness, one number": {"sharpness": 0.7}},
         steps({"own": ROUNDING, "gain": 5.0, "spreads": True}, sharpness=ranges(0.0, 3.0)),
         alone=False,
+    ),
+    Case(
+        K.RandomJPEG,
+        "jpeg_quality same_on_batch p keepdim",
+        {"JPEG": {"jpeg_quality": (5.0, 90.0)}, "JPEG, one number": {"jpeg_quality": 30.0}},
+        steps({"own": ROUNDING, "of_exact": True, "spreads": True, "rgb": True}, jpeg_quality=ranges(1.0, 100.0)),
     ),
 ]
