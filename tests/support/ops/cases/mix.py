@@ -56,5 +56,6 @@ CASES = [
         steps(MOVES, grid=st.sampled_from([(1, 2), (2, 1), (2, 2), (1, 3), (3, 2)]), ensure_perm=st.booleans()),
         more_draws={"jigsaw, any order": {"grid": (3, 1), "ensure_perm": False}, "jigsaw, three tiles": {"grid": (3, 1)}},
         exact=True,
+        alone=False,
     ),
 ]
