@@ -209,7 +209,7 @@ class Mosaic(MixOp):
     lowers = (K.RandomMosaic,)
     supported_keys = ("input",)  # Kornia adds a box without area for every box that the window does not show
     kernel = "torch"
-    launches = 20  # type: ignore[assignment]
+    launches = 25  # type: ignore[assignment]
     is_random = False  # type: ignore[assignment]  # the rows of samples that skip the op describe their output, too
     keeps_unit_range = True
     stores_coordinates = True
@@ -295,7 +295,7 @@ class Jigsaw(FrontOp):
     takes_any_range = True
     supported_keys = ("input", "class")
     kernel = "torch"
-    launches = 6  # type: ignore[assignment]
+    launches = 8  # type: ignore[assignment]
     description = "jigsaw of {grid[0]}x{grid[1]} tiles"
 
     def _read(self, module: Any) -> None:
