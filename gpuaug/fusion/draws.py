@@ -302,8 +302,9 @@ def _for_frames(params: Any, size: Size) -> Any:
     for name, value in params.items():
         axis = 1 if name in ("crop_src", "mix_pairs") else 0
         repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
-        if name in _BATCH_INDICES:
+        is_mosaic = name == "permutation" and "src" in params  # the permutation of a jigsaw is of its tiles
+        if name in _BATCH_INDICES or is_mosaic:
             frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
-            repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
+            repeated = repeated * size.frames + (frame[:, None] if name in ("batch_idx", "permutation") else frame)
         result[name] = repeated
     return result

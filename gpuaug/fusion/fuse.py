@@ -352,8 +352,8 @@ class Fused(nn.Module):
         size, views, is_video = record.call.size, self.options.views, record.call.is_video
         program = self._program(record.call.dtype, is_video=is_video)
         plan = self._plan_of(program, record.plan_key, size, masks=record.has_masks, points=record.has_points)
-        for op in program.mixes:
-            record.check_mix(op)
+        for op in program.limited_ops:
+            record.check_keys(op)
         if program.box_crop is not None:
             record.boxes_for_crop(program.box_crop)
         self._last_call[:] = ((size, record.call.device, record.call.dtype),)

@@ -40,7 +40,9 @@ KORNIA = {
     "warps": lambda: [K.RandomAffine(20.0, (0.1, 0.1)), K.RandomPerspective()],
     "mixup": lambda: [K.RandomMixUpV2(p=1.0), K.RandomInvert()],
     "cutmix": lambda: [K.RandomCutMixV2(p=1.0, use_correct_lambda=True)],
-    "what Kornia runs": lambda: [K.RandomMedianBlur(7), K.RandomRotation(30.0), K.RandomMosaic((20, 24), p=0.7)],
+    "mosaic": lambda: [K.RandomMosaic((20, 24), p=0.7), K.RandomBrightness((0.5, 1.5))],
+    "jigsaw": lambda: [K.RandomJigsaw((2, 3), p=0.7), K.RandomInvert()],
+    "what Kornia runs": lambda: [K.RandomMedianBlur(7), K.RandomRotation(30.0)],
 }
 
 

@@ -26,9 +26,11 @@ SIZING = (K.RandomResizedCrop, K.Resize, K.CenterCrop, K.RandomCrop, K.PadTo)
 def mixed_with(draws, index):
     """Samples that have something of a sample: itself, and those that it was mixed into."""
     found = {index}
-    for drawn in (drawn for drawn in internals.drawn(draws) if isinstance(drawn, dict) and "partner" in drawn):
-        if drawn["apply_mask"].all():
+    for drawn in (drawn for drawn in internals.drawn(draws) if isinstance(drawn, dict)):
+        if "partner" in drawn and drawn["apply_mask"].all():
             found |= {sample for sample, partner in enumerate(drawn["partner"]) if partner in found}
+        if "images" in drawn:  # of a mosaic
+            found |= {sample for sample, images in enumerate(drawn["images"].tolist()) if found & set(images)}
     return found
 
 

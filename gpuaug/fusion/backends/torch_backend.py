@@ -27,6 +27,7 @@ from gpuaug.fusion.backends.readers import (
     repeat_per_view,
 )
 from gpuaug.fusion.ops.base import FrontOp, RowOp
+from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import (
     LARGEST,
@@ -66,7 +67,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         Some tens of launches per pass on a GPU, and several copies of the images.
     """
     first_pass, *other_passes = plan.passes
-    tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.images_per_sample for pass_ in plan.passes}}
+    tables = {frames: rows_of_frames(plan, table, frames) for frames in {pass_.out.images_per_sample for pass_ in plan.passes}}
     dtype = dtype_of(images)
     if dtype in LARGEST and dtype != torch.uint8:  # torch supports few functions of uint16
         images = replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
@@ -86,7 +87,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     return result
 
 
-def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
+def rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
     """Return one row per image, (V · B · T, K), for a table with one row per clip of ``frames`` frames."""
     if frames == 1:
         return table
@@ -150,8 +151,10 @@ def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: 
     apply = op.apply_on_cpu if images.device.type == "cpu" and not as_on_gpu else op.apply
     if isinstance(op, FrontOp) and op.kernel == "torch":
         piece_length = max(MOST_VALUES // images[0].numel(), 1)
-        pieces = zip(images.split(piece_length), op_table.split(piece_length), strict=True)
-        applied = torch.cat([apply(*piece) for piece in pieces])
+        row_pieces = op_table.split(piece_length)
+        # A mosaic reads all images of the batch.
+        image_pieces = [images] * len(row_pieces) if isinstance(op, MixOp) else images.split(piece_length)
+        applied = torch.cat([apply(*piece) for piece in zip(image_pieces, row_pieces, strict=True)])
     else:
         applied = apply(images, op_table)
     applied = to_bytes(applied, op.to_bytes or UNCHANGED)

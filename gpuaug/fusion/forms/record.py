@@ -25,7 +25,7 @@ from gpuaug.fusion.forms.containers import Container
 from gpuaug.fusion.forms.data_keys import check_device, check_labels, names_of
 from gpuaug.fusion.forms.dense import Dense
 from gpuaug.fusion.forms.kinds import Masks, Points
-from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
@@ -174,22 +174,22 @@ class Record:
             )
         return boxes[0].target if boxes else None  # type: ignore[return-value]
 
-    def check_mix(self, op: MixOp) -> None:
-        """Raise an error for inputs that cannot be mixed. Call before any pass.
+    def check_keys(self, op: Op) -> None:
+        """Raise an error for inputs that ``op`` does not support, and for labels that cannot be mixed. Call before any pass.
 
         Raises:
-            ArgumentError: If there are inputs other than images and labels.
-            ArgumentTypeError: If labels are not a tensor.
-            DeviceError: If labels are not on the device of the images.
+            ArgumentError: If an input is not in ``op.supported_keys``.
+            ArgumentTypeError: If labels to be mixed are not a tensor.
+            DeviceError: If labels to be mixed are not on the device of the images.
         """
         unsupported_keys = [key for key in self.all_keys if key not in op.supported_keys]
         if unsupported_keys:
             raise ArgumentError(
-                f"data_keys must be among {', '.join(op.supported_keys)} where {op.name} mixes images, got "
-                f"{', '.join(unsupported_keys)}. Mixing is not supported beside these: mix in the dataset, or leave the mix "
-                "out."
+                f"data_keys must be among {', '.join(op.supported_keys)} with {op.name}, got {', '.join(unsupported_keys)}. "
+                f"Run {op.name} in the dataset, or leave it out."
             )
-        self._check_labels()
+        if isinstance(op, MixOp):
+            self._check_labels()
 
     def _check_labels(self) -> None:
         """Raise an error if labels are not a tensor on the device of the images."""

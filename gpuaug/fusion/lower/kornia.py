@@ -62,14 +62,14 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
     reason = untested_version() or _unsupported_choice(container, items)
     if reason is not None:
         return Leaf(name, EagerKornia(name, container, reason))
-    mixes = [item.op for item in items if isinstance(item, Leaf) and isinstance(item.op, mix.MixOp)]
+    mixes = [item.op for item in items if isinstance(item, Leaf) and isinstance(item.op, mix.MixUp | mix.CutMix)]
     return Leaf(name, OneMix(name, container, mixes, pick, container.random_apply_weights.tolist()))
 
 
 def _unsupported_choice(container: Any, items: Sequence[Tree]) -> str | None:
     """Return the reason why Kornia runs a container with ``random_apply``, which holds ``items``; ``None`` if it is fused."""
     ops = [item.op if isinstance(item, Leaf) else None for item in items]
-    if not ops or not all(isinstance(op, mix.MixOp) and not isinstance(op, OneMix) for op in ops):
+    if not ops or not all(isinstance(op, mix.MixUp | mix.CutMix) for op in ops):
         return "random_apply is fused for containers of MixUp and CutMix alone"
     # Kornia runs exactly one mix, also if random_apply picks several. If random_apply may pick none, Kornia never runs a mix.
     if container.random_apply[0] == 0:

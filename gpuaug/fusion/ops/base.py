@@ -155,10 +155,7 @@ class Op(ABC):
     """
 
     description: ClassVar[str]
-    """Short description for ``Fused.explain()``, in which ``{name}`` stands for the attribute with this name.
-
-    Not set by classes that override ``describe``.
-    """
+    """Short description for ``Fused.explain()``; ``{name}`` is an attribute. Not set by classes that override ``describe``."""
 
     draws_size: bool = False
     """True if the output size is drawn per sample.
@@ -177,6 +174,9 @@ class Op(ABC):
 
     to_bytes: ByteRule | None = None
     """Conversion of the result, if the images of the op's library are bytes before and after the op; ``None`` for floats."""
+
+    supported_keys: ClassVar[tuple[str, ...]] = ()
+    """Data keys of the inputs that a call may have with the op; empty if it may have any."""
 
     channel_counts: ClassVar[tuple[int, ...]] = ()
     """Numbers of channels that the op's library accepts; empty if it accepts any number."""

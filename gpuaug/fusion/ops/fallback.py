@@ -254,7 +254,8 @@ class EagerKornia(EagerOp):
         """Output size according to the parameters; the input size if a sample skips the module."""
         item: ParamItem = draws["params"][0]
         if self.lowered is not None and isinstance(item.data, dict):
-            return self.lowered.out(size) if bool((item.data["batch_prob"] > 0.5).all()) else size
+            is_applied = not self.lowered.is_random or bool((item.data["batch_prob"] > 0.5).all())
+            return self.lowered.out(size) if is_applied else size
         return _out_drawn(item, size)
 
     def run(

@@ -1,8 +1,9 @@
-"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; and mixed labels.
+"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; mixed labels; and tiles.
 
-A *row* holds the parameters of one sample, in float32. All mixes have the same columns and one kernel: inside a rectangle an
-output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix
-a weight of 0 outside it. A sample that skips the mix is its own partner, with weight 0 in the label.
+A *row* holds the parameters of one sample, in float32. MixUp and CutMix have the same columns and one kernel: inside a
+rectangle an output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty
+rectangle, CutMix a weight of 0 outside it. A sample that skips the mix is its own partner, with weight 0 in the label. Mosaics
+and jigsaws copy *tiles*, of several images or of one, and run in torch.
 
 Two weights of the partner are easily confused: ``LABEL_WEIGHT`` in the label, and ``PIXEL_WEIGHT`` in pixels outside the
 rectangle. Kornia's labels also have a *lambda*, which is the label weight, or, for CutMix, 1 minus the label weight.
@@ -20,7 +21,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import generator_of
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
 _PARTNER, LABEL_WEIGHT, PIXEL_WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _COLUMN_COUNT = range(1, 9)
 """Indices of the columns of a row. Column 0 is the apply mask, and ``_COLUMN_COUNT`` is the number of columns."""
@@ -47,7 +48,6 @@ class MixOp(FrontOp):
     draws_one_batch_at_a_time = True
 
     supported_keys: ClassVar[tuple[str, ...]] = ("input", "class")
-    """Data keys of the inputs that can be mixed: images and labels."""
 
     num_classes: int | None = None
     """Setting ``num_classes`` of the user's module; ``None`` if it is not set."""
@@ -194,6 +194,151 @@ class CutMix(MixOp):
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Labels in Kornia's format, with a leading axis of length 1: Kornia's setting ``num_mix``."""
         return super().labels(labels, rows)[None]
+
+
+class Mosaic(MixOp):
+    """``RandomMosaic``: a window of a canvas, on which the sample and images of its batch lie in a grid.
+
+    Columns of a row: the apply mask; left and top of the window on the canvas; width and height of the canvas; and the index of
+    the image on each tile of the grid, column by column. The canvas of a sample that skips the op is the sample itself. Pixels
+    outside the canvas are 0.
+
+    Pass type: mix, in a pass that PyTorch computes for the whole batch, of images alone.
+    """
+
+    lowers = (K.RandomMosaic,)
+    supported_keys = ("input",)  # Kornia adds a box without area for every box that the window does not show
+    kernel = "torch"
+    launches = 25  # type: ignore[assignment]
+    is_random = False  # type: ignore[assignment]  # the rows of samples that skip the op describe their output, too
+    keeps_unit_range = True
+    stores_coordinates = True
+    names = ("start_ratio_range",)
+    description = "mosaic of {grid[0]}x{grid[1]} images"
+
+    def _read(self, module: Any) -> None:
+        super()._read(module)
+        self.grid: tuple[int, int] = self.settings["mosaic_grid"]
+
+    def row_width(self, channels: int) -> int:
+        """Number of columns of a row: five, and one per tile."""
+        return 5 + self.grid[0] * self.grid[1]
+
+    def unsupported(self) -> str | None:
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
+        if self.settings["cropping_mode"] != "slice":
+            return f"cropping_mode={self.settings['cropping_mode']!r}"
+        low, high = self.bounds["start_ratio_range"]
+        is_outside = low < 0 or (self.settings["output_size"] is None and high > min(self.grid) - 1)
+        return f"start_ratio_range={self.module.start_ratio_range} reaches beyond the images" if is_outside else None
+
+    def out_applied(self, size: Size) -> Size:
+        """Output size: ``output_size`` of the module, or the input size."""
+        return size.to(*(self.settings["output_size"] or (size.height, size.width)))
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw ``"images"``, the index of the image on each tile, (B, tiles), and ``"start"`` of the window in pixels, (B, 2).
+
+        The first tile is the sample. All images of the batch are equally frequent on the other tiles.
+        """
+        tiles = self.grid[0] * self.grid[1]
+        others = sampler.permutation(size.batch * (tiles - 1))[0] % max(size.batch, 1)
+        images = np.concatenate((np.arange(size.batch), others)).reshape(tiles, size.batch).T
+        start = [sampler.within(*self.bounds["start_ratio_range"]) * side for side in (size.width, size.height)]
+        return {"images": images, "start": np.floor(np.stack(start, -1))}
+
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Images on the tiles, corner pixels of the windows and of the output, clockwise from the top left, and shapes."""
+        right, bottom = self.out_applied(size).width - 1, self.out_applied(size).height - 1
+        corners = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float32)
+        return {
+            "permutation": torch.from_numpy(draws["images"]),
+            "src": torch.from_numpy(draws["start"][:, None] + corners),
+            "dst": torch.from_numpy(corners).repeat(size.batch, 1, 1),
+            "batch_shapes": host_tensor([[size.channels, size.height, size.width]], np.int64).repeat(size.batch, 1),
+        }
+
+    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the rows of all samples into ``out``, (B, row_width) float32."""
+        out[:, 0] = draws["apply_mask"]
+        out[:, 1:3] = draws["start"]
+        out[:, 3:5] = self.grid[0] * size.width, self.grid[1] * size.height
+        out[:, 5:] = draws["images"]
+        out[~draws["apply_mask"], 1:5] = 0, 0, size.width, size.height
+
+    def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Replace the indices of clips by the indices of their frames at the same time."""
+        rows[:, 5 : self.row_width(0)].mul_(frames).add_(frame[:, None])
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Copy the pixels of the window. ``rows`` may be some rows of the batch, but ``images`` are all images."""
+        channels, height, width = images.shape[1:]
+        out_height, out_width = self.settings["output_size"] or (height, width)
+        x = column(rows, 1).long() + torch.arange(out_width, device=images.device)
+        y = column(rows, 2).long() + torch.arange(out_height, device=images.device)[:, None]
+        inside = (x < column(rows, 3)) & (y < column(rows, 4))
+        tile = (x // width * self.grid[1] + y // height) * inside
+        image = rows[:, 5 : self.row_width(0)].long().gather(1, tile.flatten(1)).view_as(tile)
+        channel = torch.arange(channels, device=images.device)[:, None, None]
+        return images[image, channel, y % height, x % width].masked_fill(~inside, 0)
+
+
+class Jigsaw(FrontOp):
+    """``RandomJigsaw``: permutes the tiles of a grid.
+
+    Row: the apply mask; and per tile of the output, column by column, the index of its source tile, row by row.
+
+    Pass type: jigsaw, in a pass that PyTorch computes for the whole batch, of images and labels.
+    """
+
+    lowers = (K.RandomJigsaw,)
+    takes_any_range = True
+    supported_keys = ("input", "class")
+    kernel = "torch"
+    launches = 8  # type: ignore[assignment]
+    description = "jigsaw of {grid[0]}x{grid[1]} tiles"
+
+    def _read(self, module: Any) -> None:
+        self.grid: tuple[int, int] = self.settings["grid"]
+        self._unchanged = np.arange(self.grid[0] * self.grid[1]).reshape(self.grid).T.ravel()
+        """Permutation that does not change the image."""
+        self._ensures_change = bool(generator_of(module).ensure_perm)
+
+    def row_width(self, channels: int) -> int:
+        """Number of columns of a row: the apply mask, and one per tile."""
+        return 1 + self.grid[0] * self.grid[1]
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason if the sides are not multiples of the grid, for which Kornia raises an error; else ``None``."""
+        is_multiple = size.height % self.grid[0] == 0 and size.width % self.grid[1] == 0
+        return None if is_multiple else f"grid={self.grid} does not divide the sides of the image"
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw ``"permutation"``, (B, tiles) int64, again for samples whose image would not change."""
+        tiles = self.row_width(0) - 1
+        seeds = sampler.uniform(4)
+        permutation = np.empty((seeds.shape[1], tiles), np.int64)
+        samples = np.arange(len(permutation))
+        start = 0
+        while len(samples):
+            numbers, _ = extra_uniforms(seeds[:, samples], tiles, start)
+            permutation[samples] = numbers.argsort(0, kind="stable").T  # equal numbers have the same order on all machines
+            start += tiles
+            samples = samples[(permutation[samples] == self._unchanged).all(1) & self._ensures_change]
+        return {"permutation": permutation}
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the permutation."""
+        out[:, 1:] = draws["permutation"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Copy the source tile of each tile."""
+        grid_rows, grid_columns = self.grid
+        source = rows[:, 1 : self.row_width(0)].long()
+        sample = torch.arange(len(images), device=images.device)[:, None]
+        tiles = images.unflatten(3, (grid_columns, -1)).unflatten(2, (grid_rows, -1)).permute(0, 2, 4, 1, 3, 5)
+        moved: Tensor = tiles[sample, source // grid_columns, source % grid_columns].unflatten(1, (grid_columns, grid_rows))
+        return moved.permute(0, 3, 2, 4, 1, 5).reshape(images.shape)
 
 
 def partner_values(values: Tensor, rows: Tensor) -> Tensor:

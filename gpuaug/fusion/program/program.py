@@ -75,6 +75,8 @@ class Program:
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
         self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
+        self.limited_ops = tuple(op for op in self.lowered_ops if op.supported_keys)
+        """Ops with which a call may have some inputs only."""
         self.combining = combining_ops(self.ops)
         """Ops that combine the images of a sample, before all passes."""
         is_unchanged = self.dtype == source_dtype and options.memory_format == torch.contiguous_format

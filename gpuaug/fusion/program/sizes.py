@@ -140,7 +140,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
         if lowered is None:
             current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
-        probability = lowered.p * lowered.p_batch
+        probability = lowered.p * lowered.p_batch if lowered.is_random else 1.0
         if not probability:
             continue
         out = lowered.out(current_size or Size(1, 3, *ANY_SIDES))

@@ -1,12 +1,15 @@
-"""MixUp and CutMix, against Kornia on the same draws; and the distributions of the draws, against Kornia's generators."""
+"""MixUp, CutMix, mosaics and jigsaws, against Kornia on the same draws; and the distributions of draws of mosaics."""
 
 import kornia.augmentation as K
 import pytest
 import torch
-from support.comparison.replay import as_kornia_takes_them, photographs
+from support.comparison.kornia_draws import kornias, ours
+from support.comparison.replay import as_kornia_takes_them, assert_replays, by_kornia, left_to_kornia, photographs
+from support.comparison.statistics import apart, related
 from support.comparison.values import assert_values
 
 import gpuaug
+from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.ops.mix import CutMix
 
 pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
@@ -106,8 +109,8 @@ def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
 @pytest.mark.parametrize(
     ("keys", "other", "kind", "text"),
     [
-        (["input", "mask"], torch.ones(5, 1, 32, 48), gpuaug.ArgumentError, "data_keys must be among input, class where Rand"),
-        (["input", "bbox_xyxy"], torch.ones(5, 1, 4), gpuaug.ArgumentError, "mixes images, got bbox_xyxy. Mixing is not"),
+        (["input", "mask"], torch.ones(5, 1, 32, 48), gpuaug.ArgumentError, "data_keys must be among input, class with Random"),
+        (["input", "bbox_xyxy"], torch.ones(5, 1, 4), gpuaug.ArgumentError, "got bbox_xyxy. Run RandomMixUpV2_1 in the data"),
         (["input", "class"], [0] * 5, gpuaug.ArgumentTypeError, "class must be a tensor, got list. Pass one index for each"),
         (["input", "class"], torch.ones(5, 10), gpuaug.ArgumentError, "class must be one label for each of the 5 images"),
         (["input", "class"], torch.ones(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, .* got meta. Move it"),
@@ -117,3 +120,116 @@ def test_mix_refuses_targets_it_cannot_mix(keys, other, kind, text):
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMixUpV2(p=1.0)])
     with pytest.raises(kind, match=text):
         augment(photographs(5), other, data_keys=keys)
+
+
+TILES = {
+    "mosaic": lambda **o: K.RandomMosaic(**o),
+    "mosaic, larger": lambda **o: K.RandomMosaic((50, 100), (1, 3), (0.0, 2.5), **o),
+    "mosaic, smaller": lambda **o: K.RandomMosaic((7, 20), (3, 2), **o),
+    "mosaic, wider": lambda **o: K.RandomMosaic((20, 60), (2, 1), **o),
+    "jigsaw": lambda **o: K.RandomJigsaw((2, 3), **o),
+    "jigsaw, same": lambda **o: K.RandomJigsaw((2, 2), same_on_batch=True, **o),
+    "jigsaw, two tiles": lambda **o: K.RandomJigsaw((1, 2), **o),
+    "jigsaw, one tile": lambda **o: K.RandomJigsaw((1, 1), ensure_perm=False, **o),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", TILES)
+def test_mosaics_and_jigsaws_equal_kornia(name, p, dtype):
+    pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), TILES[name](p=p), K.RandomInvert())
+    for seed, shape in enumerate([(5, 3, 32, 48), (1, 1, 4, 24), (0, 3, 32, 48)] * 2):
+        images = photographs(*shape, dtype=dtype, seed=seed)
+        assert "left to Kornia" not in str(gpuaug.fuse(pipeline).explain(shape))
+        assert_replays(pipeline, images, seed)
+
+
+def test_jigsaws_never_draw_the_order_of_the_image():
+    images = photographs(500, 1, 4, 4, dtype=torch.float32)
+    for grid in ((1, 2), (2, 2)):
+        got = gpuaug.fuse(K.RandomJigsaw(grid, p=1.0))(images)
+        assert (got != images).flatten(1).any(1).all()
+
+
+def test_mosaics_read_all_images_of_a_large_batch_and_of_their_view(monkeypatch):
+    images = photographs(5, dtype=torch.float32)
+    monkeypatch.setattr(torch_backend, "MOST_VALUES", 2 * images[0].numel())
+    module = K.RandomMosaic(p=1.0)
+    augment = gpuaug.fuse(module, views=2)
+    draws = augment.draw(images.shape, seed=0)
+    assert_values(augment(images, draws=draws), torch.cat([by_kornia(module, images, view) for view in draws.views]))
+
+
+def test_views_of_a_mosaic_that_may_be_skipped_have_one_size():
+    augment = gpuaug.fuse(K.RandomMosaic((9, 7), p=0.5), views=2)
+    assert augment(photographs(5)).shape == (10, 3, 9, 7)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mosaic_grid": (3, 2), "start_ratio_range": (0.1, 0.4)}], ids=str)
+def test_draws_of_mosaics_have_kornia_distribution(settings):
+    count, module = 2000, K.RandomMosaic(p=0.3, **settings)
+    mine, its = ours(module, (count, 3, 24, 40), 0), kornias(module, (count, 3, 24, 40), 1)
+    assert {key: (value.shape, value.dtype) for key, value in mine.items()} == {
+        key: (value.shape, value.dtype) for key, value in its.items()
+    }
+    for key in ("dst", "batch_shapes", "forward_input_shape"):
+        assert_values(mine[key], its[key])
+    assert apart(mine["batch_prob"].numpy(), its["batch_prob"].numpy()) < 1
+    images, its_images = mine["permutation"], its["permutation"]
+    tiles = images.shape[1] - 1
+    for one in (images, its_images):
+        assert_values(one[:, 0], torch.arange(count))
+        assert_values(one[:, 1:].flatten().bincount(), torch.full((count,), tiles))
+    starts = mine["src"][:, 0]
+    assert_values(mine["src"] - starts[:, None], its["src"] - its["src"][:, :1])
+    drawn = [*images.T[1:].numpy(), *starts.T.numpy()]
+    for one, other in zip(drawn, [*its_images.T[1:].numpy(), *its["src"][:, 0].T.numpy()], strict=True):
+        assert apart(one, other) < 1
+    for index, one in enumerate(drawn):
+        assert related(one[1:], one[:-1]) < 1
+        assert all(related(one, other) < 1 for other in drawn[:index])
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (K.RandomMosaic(cropping_mode="resample"), "cropping_mode='resample'"),
+        (K.RandomMosaic(mosaic_grid=(1, 2)), "start_ratio_range=(0.3, 0.7) reaches beyond the images"),
+        (
+            K.RandomMosaic((9, 9), start_ratio_range=(-0.5, 0.0)),
+            "start_ratio_range=(-0.5, 0.0) reaches beyond the images",
+        ),
+    ],
+)
+@left_to_kornia
+def test_settings_of_mosaics_left_to_kornia(module, reason):
+    assert f"left to Kornia: {reason}" in str(gpuaug.fuse(module).explain())
+
+
+@left_to_kornia
+def test_mosaics_left_to_kornia_have_the_size_of_the_module():
+    pipeline = K.AugmentationSequential(K.RandomMosaic((9, 7), p=0.5, cropping_mode="resample"), K.RandomHorizontalFlip())
+    assert_replays(pipeline, photographs(5), atol=1e-6)
+
+
+@left_to_kornia
+def test_sides_that_a_grid_does_not_divide_raise_kornias_error():
+    augment = gpuaug.fuse(K.RandomJigsaw((2, 3), p=1.0))
+    assert "left to Kornia: grid=(2, 3) does not divide the sides" in str(augment.explain((2, 3, 8, 8)))
+    with pytest.raises(RuntimeError, match="must be divisible by grid"):
+        augment(photographs(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("key", ["mask", "bbox_xyxy", "keypoints", "targets", "class"])
+@pytest.mark.parametrize("name", ["mosaic", "jigsaw"])
+def test_mosaics_and_jigsaws_refuse_targets(name, key):
+    images, boxes = photographs(4), torch.rand(4, 1, 4)
+    others = {"mask": images[:, :1], "bbox_xyxy": boxes, "keypoints": boxes[..., :2], "targets": [{"boxes": boxes[0]}] * 4}
+    augment, labels = gpuaug.fuse(TILES[name](p=1.0)), torch.arange(4)
+    if (name, key) == ("jigsaw", "class"):
+        assert_values(augment(images, labels, data_keys=["input", "class"])[1], labels)
+        return
+    text = f"data_keys must be among input.* with Random.*, got {key}. Run Random.* in the dataset, or leave it out."
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        augment(images, {**others, "class": labels}[key], data_keys=["input", key])

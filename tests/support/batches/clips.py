@@ -33,6 +33,7 @@ FIRST = {
         v2.UniformTemporalSubsample(3),
     ],
     "chosen frames of a blur": lambda: [v2.GaussianBlur(3), v2.UniformTemporalSubsample(1), v2.RandomInvert()],
+    "mosaic": lambda: [K.RandomMosaic(p=1.0), K.RandomInvert()],
     "antialiased crop": lambda: [v2.RandomResizedCrop((9, 11)), v2.ColorJitter(0.4, 0.4)],
 }
 """Further pipelines, by name."""

@@ -27,6 +27,7 @@ EXACT = {
     "crop, padded": lambda: [K.RandomHorizontalFlip(), K.RandomCrop((14, 16), padding=4, fill=0.25)],
     "crop, reflected": lambda: [K.RandomCrop((14, 16), padding=7, padding_mode="reflect"), K.RandomVerticalFlip()],
     "crop, replicated": lambda: [K.RandomCrop((14, 16), padding=(2, 9), padding_mode="replicate")],
+    "crop, jigsaw": lambda: [K.RandomCrop((14, 16)), K.RandomJigsaw((2, 4), p=0.8), K.RandomInvert()],
     "apply masks": lambda: [
         K.RandomInvert(),
         K.RandomErasing(value=0.5),

@@ -178,7 +178,7 @@ def _run_passes(
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
             front_source = repeat_per_view(source, len(out))
             if pass_.front.kernel == "torch":
-                pass_table = pass_table.repeat_interleave(pass_.out.images_per_sample, 0)
+                pass_table = pass_.rows_of(torch_backend.rows_of_frames(plan, table, pass_.out.images_per_sample))
                 # as_on_gpu: the tensors of Triton's interpreter are on the CPU.
                 values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), pass_table, as_on_gpu=True)
                 out.copy_(converted(values, out.dtype))
