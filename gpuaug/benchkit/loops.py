@@ -163,7 +163,7 @@ def _pipeline(setup: Setup) -> Any:
         K.RandomResizedCrop((setup.crop_px, setup.crop_px)),
         K.RandomHorizontalFlip(),
         K.ColorJitter(*_JITTER),
-        K.Normalize(torch.tensor(_MEAN), torch.tensor(_STD)),
+        K.Normalize(torch.tensor(_MEAN, device="cpu"), torch.tensor(_STD, device="cpu")),
     )
 
 

@@ -237,4 +237,5 @@ def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
     # Samples from the whole dataset, because neighbours have the same class.
     samples = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
     images = torch.stack([image for image, _ in samples])
-    return loops.to_device(setup, (images, torch.tensor([label for _, label in samples])))
+    labels = torch.tensor([label for _, label in samples], device="cpu")
+    return loops.to_device(setup, (images, labels))

@@ -45,7 +45,7 @@ class ViewToRead:
 
     def __init__(self) -> None:
         # Key (two halves), number of the view, largest number of a shard to read. All are -1 before the first epoch.
-        self._shared = torch.full((4,), -1, dtype=torch.int64).share_memory_()
+        self._shared = torch.full((4,), -1, dtype=torch.int64, device="cpu").share_memory_()
         self._opened: tuple[list[int], Index | None] = ([], None)
         self.version = 0
         """Number of times that ``set`` has changed the key or the view, in the main process."""
@@ -60,7 +60,7 @@ class ViewToRead:
         """
         new = [int(key[:8], 16), int(key[8:], 16), view]
         self.version += new != self._shared[:3].tolist()
-        self._shared.copy_(torch.tensor([*new, last_number]))
+        self._shared.copy_(torch.tensor([*new, last_number], device="cpu"))
 
     def index(self, folder: Path) -> Index | None:
         """Return the index of the view, or ``None`` before the first epoch."""

@@ -96,14 +96,14 @@ def shard_content(
     """
     text = [name.encode(errors="surrogateescape") for name in names]
     described = {
-        "row.epoch": torch.tensor([epoch]),
+        "row.epoch": torch.tensor([epoch], device="cpu"),
         "row.id": torch.from_numpy(ids),
         "row.name": torch.frombuffer(bytearray(b"".join(text) + b"\0"), dtype=torch.uint8),
-        "row.name_end": torch.tensor([len(name) for name in text]).cumsum(0),
+        "row.name_end": torch.tensor([len(name) for name in text], device="cpu").cumsum(0),
         **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
     }
     shard = Shard(columns, described, inputs)
-    described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))])
+    described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))], device="cpu")
     about = json.dumps({"view": _view_of(folder), "inputs": inputs})
     metadata = {"format": "pt", "columns": json.dumps(list(columns)), "about": about, "checksum": _digest(described, about)}
     content: bytes = required_safetensors().torch.save({**columns, **described}, metadata)
@@ -133,7 +133,10 @@ class Shard:
         self._bytes: dict[str, tuple[memoryview, list[int]]] = {}
         """(bytes of the column, offsets of the rows in the bytes, and the total length) of each column."""
         for name, column in columns.items():
-            lengths = self._shapes[name].prod(1) if name in self._shapes else torch.full((len(self.ids),), column[0].numel())
+            if name in self._shapes:
+                lengths = self._shapes[name].prod(1)
+            else:
+                lengths = torch.full((len(self.ids),), column[0].numel(), device="cpu")
             self._bytes[name] = as_bytes(column), [0, *(lengths.cumsum(0) * column.itemsize).tolist()]
 
     @classmethod

@@ -160,7 +160,7 @@ class TensorInSlot:
         """
         count = _extent(self.shape, self.stride)
         if not count:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         flat = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=self.offset)
         return flat.as_strided(self.shape, self.stride)
 

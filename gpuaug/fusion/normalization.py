@@ -35,7 +35,8 @@ def normalized_by(transforms: Sequence[Any], largest: int = 1) -> tuple[Tensor, 
             normalization = None
         elif _is_torchvision_class(module, "ToDtype") and is_float and not module.scale and largest > 1:
             # Without ``scale`` floats keep the range of the integers: images in [0, 1], minus 0, divided by 1 / largest.
-            normalization = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / largest)
+            zero = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")
+            normalization = zero, zero + 1 / largest
         elif (class_ is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvision_class(module, "Normalize"):
             settings = module.flags if class_ is K.Normalize else vars(module)
             values = (torch.as_tensor(settings[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))

@@ -142,7 +142,7 @@ def link_gb_per_s(lanes: Lanes) -> float | None:
     """
     if lanes.in_line:
         return None
-    source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()
+    source = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cpu").pin_memory()
     consumer = lanes.consumer()
     pairs = []
     with lanes.launching(consumer):

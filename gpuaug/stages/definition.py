@@ -148,7 +148,7 @@ class _Writer:
         array = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False))
         if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # their bytes may be addresses or padding
             return f"array(dtype={array.dtype}, {self.text(array.tolist())})"
-        return _tensor(torch.as_tensor(array))
+        return _tensor(torch.as_tensor(array, device="cpu"))
 
     def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
         """Return ``name=value`` texts in the order of ``values``, texts of several lines last."""

@@ -169,7 +169,7 @@ def _numbers(value: Any) -> Array:
     Anything else, such as ``None``, polygons or the run lengths of a mask, gives an empty array, which is not drawn.
     """
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.array(value), device="cpu")
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     except (TypeError, ValueError, RuntimeError):
         return _NO_NUMBERS

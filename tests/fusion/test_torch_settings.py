@@ -88,9 +88,11 @@ def outcomes(pipeline, given, keys=None, **options):
     torch.manual_seed(3)
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(given[0] if options.get("ragged") else given[0].shape, seed=1)
-    torchvisions = internals.program(augment).ops[0].package == "torchvision"
+    packages = {op.package for op in internals.program(augment).ops}
+    torchvisions = "torchvision" in packages
     told = draws.views[0].as_torchvision if torchvisions else draws.views[0].as_kornia
-    told = (lambda: [draws.of(sample) for sample in range(len(draws))]) if options.get("ragged") else told
+    if options.get("ragged") or len(packages) > 1:
+        told = lambda: [draws.of(sample) for sample in range(len(draws))]  # noqa: E731
     mixes = any(isinstance(op, MixOp) for op in internals.program(augment).ops)
     form = told() if options.get("pick") != "sample" and not (torchvisions and mixes) else None
     return [augment(*given, data_keys=keys), augment(*given, data_keys=keys, draws=draws), plain(form), str(augment.explain())]

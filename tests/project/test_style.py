@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.messages.finder import nodes_of
 from support.public import typed_program
+from torch.utils._device import _device_constructors
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +54,29 @@ def form(value):
 def test_one_assignment_states_one_fact(room):
     found = [f"{path}:{node.lineno}: {ast.unparse(node)}" for path, nodes in nodes_of(room) for node in packed(nodes)]
     assert [each for each in found if not each.startswith(LEFT_ALONE)] == []
+
+
+FACTORIES = {function.__name__ for function in _device_constructors() if getattr(torch, function.__name__, None) is function}
+"""Functions of torch whose result is on the default device unless they get one."""
+
+OF_DEFAULT_DTYPE = {"empty", "eye", "linspace", "ones", "zeros"}
+"""Some of them, whose result has the default dtype unless they get one."""
+
+DEFAULT_IS_MEANT = ("torch.empty(0)", "torch.empty(1, ", "torch.empty(shape, device='meta')", "torch.ones(1, ")
+"""Calls for the default device itself, for a device alone, or for strides."""
+
+
+def test_tensors_do_not_depend_on_default_device_and_dtype():
+    found = []
+    for path, nodes in nodes_of("gpuaug"):
+        for node in nodes:
+            call = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            name = ast.unparse(node.func).removeprefix("torch.") if call.startswith("torch.") else ""
+            required = {"device"} | ({"dtype"} if name in OF_DEFAULT_DTYPE else set())
+            named = {keyword.arg for keyword in node.keywords} if name in FACTORIES else required
+            if not required <= named and None not in named and not call.startswith(DEFAULT_IS_MEANT):
+                found.append(f"{path}:{node.lineno}: {call}")
+    assert found == []
 
 
 NOT_OURS = {

@@ -203,7 +203,7 @@ class Combination:
         if isinstance(op, CopyPasteOp):
             self._paste(masks, boxes, placement, matrix, layouts)
             # ``_paste`` has mapped the boxes to the canvases.
-            matrix = torch.eye(3, device=self.device).expand_as(matrix)
+            matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand_as(matrix)
         for target in boxes:
             target.min_visible = 0.0 if op.size is None else LEAST_VISIBLE
             target.transform(matrix, layouts, call.out, NO_CONVERSIONS)

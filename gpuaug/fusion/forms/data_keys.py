@@ -86,7 +86,7 @@ def _advice_for_samples(key: str, value: Any) -> str:
         return _ADVICE_FOR_DICTS
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
         try:
-            torch.as_tensor(value)
+            torch.as_tensor(value, device="cpu")
         except Exception:
             return "Pass one tensor for the whole batch."
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."

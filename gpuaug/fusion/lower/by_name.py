@@ -99,7 +99,7 @@ def checksum(class_: type, arguments: Sequence[Any]) -> float:
     """Return a number that depends on all pixels of eight images that an instance of ``class_`` draws with a fixed seed."""
     total = 0.0
     with Generators(torch.device("cpu"), libraries=True).keyed(0), initial_settings():
-        image = torch.rand(3, 24, 32)
+        image = torch.rand(3, 24, 32, device="cpu")
         pil_image = functional.to_pil_image(image)
         transform = class_(*arguments)
         for _ in range(8):

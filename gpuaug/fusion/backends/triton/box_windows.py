@@ -155,7 +155,7 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
         One launch.
     """
     assert isinstance(op, IoUCrop)
-    windows = torch.empty(len(sides), 4, device=sides.device)
+    windows = torch.empty(len(sides), 4, dtype=torch.float32, device=sides.device)
     valid = torch.empty(len(boxes), dtype=torch.bool, device=sides.device)
     constants = op.trial_count, op.min_scale, op.scale_range, op.min_ratio, op.max_ratio, TRIALS_PER_BLOCK, BOXES_PER_BLOCK
     # Products and sums are not fused: a product that is not rounded before the sum could give another window than torch.

@@ -114,7 +114,8 @@ class Elastic(TorchvisionOp, FieldOp):
         """
         height, width = images.shape[2:]
         columns, lines = (
-            torch.linspace((1 - side) / side, (side - 1) / side, side, device=images.device) for side in (width, height)
+            torch.linspace((1 - side) / side, (side - 1) / side, side, dtype=images.dtype, device=images.device)
+            for side in (width, height)
         )
         grid = torch.stack(torch.meshgrid(columns, lines, indexing="xy"), 2) + self._displacements(rows[:, 1:3], height, width)
         if fill is None:
