@@ -140,7 +140,7 @@ class Erasing(PointOp):
         """Fill the rectangle. Noise is computed in the rectangle only."""
         if not self.flags & ERASES_WITH_NOISE:
             return self.apply(images, rows)
-        position = torch.arange(images[0, 0].numel()).view(images.shape[2:])
+        position = torch.arange(images[0, 0].numel(), device=images.device).view(images.shape[2:])
         erased = images.clone()
         for image, row in zip(erased, rows, strict=True):
             left, right, top, bottom = (int(side) for side in row[1:5])
