@@ -300,7 +300,7 @@ class _NoiseOp(PointOp):
         """
         rows[:, 5] = (rows[:, 5] + frame) % NOISE_FIELDS
 
-    def _field(self, at: Callable[..., Tensor], rows: Tensor, channels: int, height: int, width: int) -> Tensor:
+    def _noise(self, at: Callable[..., Tensor], rows: Tensor, channels: int, height: int, width: int) -> Tensor:
         """Noise fields of ``rows``. See ``_field``."""
         return _field(at, (rows[:, 3].long() << 16) + rows[:, 4].long(), rows[:, 5], channels, height, width)
 
@@ -324,7 +324,7 @@ class GaussianNoise(_NoiseOp):
         mean, std = self.mean_and_std
         rows = _rows_of_images(self, draws, size)
         rows = rows[:1] if self.same_on_batch and not size.frames else rows
-        return {"gaussian_noise": mean + self._field(_normal_at, rows, size.channels, size.height, size.width) * std}
+        return {"gaussian_noise": mean + self._noise(_normal_at, rows, size.channels, size.height, size.width) * std}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write mean, std, and the noise field."""
@@ -333,7 +333,7 @@ class GaussianNoise(_NoiseOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Add the noise, (B, C, H, W)."""
-        noise = column(rows, 1) + self._field(_normal_at, rows, *images.shape[1:]) * column(rows, 2)
+        noise = column(rows, 1) + self._noise(_normal_at, rows, *images.shape[1:]) * column(rows, 2)
         return self.formula(images, noise, self.flags & IN_BYTES, self.flags & CLAMPS)  # type: ignore[no-any-return]
 
 
@@ -356,7 +356,7 @@ class SaltAndPepperNoise(_NoiseOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Set pixels to 0 or 1. All channels have the noise of channel 0."""
-        noise, salt = self._field(_uniform_pair_at, rows, 1, *images.shape[2:]).chunk(2, 1)
+        noise, salt = self._noise(_uniform_pair_at, rows, 1, *images.shape[2:]).chunk(2, 1)
         return torch.where(noise < column(rows, 1), (salt < column(rows, 2)).to(images.dtype), images)
 
 
