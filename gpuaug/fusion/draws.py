@@ -278,8 +278,8 @@ def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str,
         yield name, {key: float(value[sample]) for key, value in parameters.items() if value.shape == apply_mask.shape}
 
 
-_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
-"""Parameters of Kornia that have one value per clip, not one per frame."""
+_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise", "mask_salt", "mask_pepper", "gradient")
+"""Parameters of Kornia that have one value per clip, or that an op returns per frame."""
 
 _BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
 """Parameters of Kornia that are indices into the batch."""

@@ -1,6 +1,7 @@
 """Clips, (B, T, C, H, W): one draw for each clip, as Kornia's and torchvision's draw for them."""
 
 import re
+from functools import partial
 
 import kornia.augmentation as K
 import pytest
@@ -21,10 +22,11 @@ from gpuaug.fusion.backends import dispatch
 PIPELINES = {name: make for group in pipelines.GROUPS for name, make in getattr(pipelines, group).items()} | clips.FIRST
 
 
+@pytest.mark.parametrize("kind", [K.RandomGaussianNoise, partial(K.RandomSaltAndPepperNoise, 0.5)], ids=["normal", "salt"])
 @pytest.mark.parametrize("same_on_batch", [False, True])
-def test_noise_of_every_frame_differs(same_on_batch):
+def test_noise_of_every_frame_differs(same_on_batch, kind):
     videos = torch.full((4, 8, 1, 16, 16), 0.5)
-    got = gpuaug.fuse(K.RandomGaussianNoise(p=1.0, same_on_batch=same_on_batch))(videos)
+    got = gpuaug.fuse(kind(p=1.0, same_on_batch=same_on_batch))(videos)
     fields = got[0] if same_on_batch else got.flatten(0, 1)
     assert len({tuple(field.flatten().tolist()) for field in fields}) == len(fields)
     assert torch.equal(got[0], got[1]) is same_on_batch
@@ -37,6 +39,9 @@ KORNIA = {
     "equalize": lambda: [K.RandomEqualize(), K.RandomPosterize(), K.RandomAutoContrast()],
     "noise": lambda: [K.RandomHorizontalFlip(), K.RandomGaussianNoise(p=0.7)],
     "noise, same": lambda: [K.RandomGaussianNoise(p=0.7, same_on_batch=True)],
+    "salt and pepper": lambda: [K.RandomSaltAndPepperNoise(0.4, p=0.7)],
+    "salt and pepper, same": lambda: [K.RandomSaltAndPepperNoise(0.4, p=0.7, same_on_batch=True)],
+    "light": lambda: [K.RandomLinearIllumination(), K.RandomLinearCornerIllumination(), K.RandomGaussianIllumination()],
     "warps": lambda: [K.RandomAffine(20.0, (0.1, 0.1)), K.RandomPerspective()],
     "mixup": lambda: [K.RandomMixUpV2(p=1.0), K.RandomInvert()],
     "cutmix": lambda: [K.RandomCutMixV2(p=1.0, use_correct_lambda=True)],

@@ -43,7 +43,10 @@ DTYPES = (torch.uint8, torch.uint8, torch.float32, torch.float16, torch.uint16, 
 
 
 def draws_noise(name):
-    return any(isinstance(module, K.RandomGaussianNoise | v2.GaussianNoise) for module in PIPELINES[name]())
+    return any(
+        isinstance(module, K.RandomGaussianNoise | K.RandomSaltAndPepperNoise | v2.GaussianNoise)
+        for module in PIPELINES[name]()
+    )
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -45,8 +45,8 @@ PIPELINES = {
     "resampled crop, left to Kornia": lambda: [K.RandomCrop((16, 20), cropping_mode="resample"), K.RandomRotation(20.0)],
     "the user's own": lambda: [K.RandomInvert(), torch.nn.Conv2d(3, 3, 3, padding=1)],
 }
-OF_OWN_DTYPE = {"left to Kornia", "resampled crop, left to Kornia", "the user's own", "a wide policy"}
-"""Those with modules that draw, or hold magnitudes, in the dtype that was torch's default when they were made."""
+OF_OWN_DTYPE = {"left to Kornia", "resampled crop, left to Kornia", "the user's own", "a wide policy", "Planckian jitter"}
+"""Those with modules that draw, or hold magnitudes or factors, in the dtype that was torch's default when they were made."""
 
 REPEATED = {
     *("affine, nearest", "blur, circular", "blur, replicate", "choice and order", "colour", "crop, replicated"),

@@ -28,7 +28,7 @@ OpDraws = dict[str, Any]
 - ``"apply_mask"``: (B,) bool. True for samples that the op is applied to.
 - Parameters, mostly under Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
 - ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
-- ``"field"`` of Gaussian noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
+- ``"field"`` of noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
 - ``"parts"`` of an op that runs one of several ops: tuples (op, its ``OpDraws``). Their apply masks exclude one another.
 - ``"layers"`` of an op that picks one of several choices (``policies/picking.py``): per layer, the ``OpDraws`` of the ops by
   index of the choice.

@@ -1,4 +1,4 @@
-"""Kornia's modules with parameters per channel: grayscale, channel shuffle, channel dropout, normalize.
+"""Kornia's modules with parameters per channel: grayscale, channel shuffle, dropout and shift, color temperature, normalize.
 
 Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
 column is the apply mask: 1 to apply the op, 0 to skip it.
@@ -12,8 +12,9 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, ChannelOp, OpDraws, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.pixels import where
+from gpuaug.fusion.pixels import clamp01, where
 
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in Kornia's grey values."""
@@ -41,6 +42,16 @@ def normalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def denormalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Multiply by the std, add the mean."""
     return value * std + mean
+
+
+def shift(value: Tensor, addend: Tensor) -> Tensor:
+    """Clamp, add, clamp."""
+    return clamp01(clamp01(value) + addend)
+
+
+def rescale(value: Tensor, factor: Tensor) -> Tensor:
+    """Clamp, multiply, clamp."""
+    return clamp01(clamp01(value) * factor)
 
 
 class Grayscale(ChannelOp):
@@ -192,6 +203,47 @@ class Denormalize(Normalize):
     code = 15
     description = "denormalise"
     formula = staticmethod(denormalize)
+
+
+class _ClampedChannels(PointOp):
+    """Base class of ops that clamp the three channels before and after an operation with one number per channel."""
+
+    column_count = 1
+    columns_per_channel = 1
+    channel_counts = (3,)
+    keeps_unit_range = True
+
+
+class RGBShift(_ClampedChannels):
+    """``RandomRGBShift``: adds a number per channel."""
+
+    lowers = (K.RandomRGBShift,)
+    code = 19
+    names = ("r_shift", "g_shift", "b_shift")
+    description = "shift channels"
+    formula = staticmethod(shift)
+
+
+class PlanckianJitter(_ClampedChannels):
+    """``RandomPlanckianJitter``: multiplies red and blue by the factors of a random color temperature."""
+
+    lowers = (K.RandomPlanckianJitter,)
+    code = 20
+    description = "color temperature"
+    formula = staticmethod(rescale)
+
+    def _read(self, module: Any) -> None:
+        self.bounds = {"idx": bounds(generator_of(module).pl_idx_dist)}
+        # Green does not change.
+        self._factors = np.insert(module.pl.detach().float().cpu().numpy(), 1, 1, axis=1)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the index of a color temperature per sample, (B,)."""
+        return {"idx": np.floor(sampler.within(*self.bounds["idx"])).astype(np.int64)}
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the factors of red, green and blue."""
+        out[:, 1:] = self._factors[draws["idx"]]
 
 
 def permute_channels(images: Tensor, channels: Tensor) -> Tensor:

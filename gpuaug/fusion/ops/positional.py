@@ -1,15 +1,17 @@
-"""Kornia's pointwise modules that depend on pixel coordinates: erasing and Gaussian noise.
+"""Kornia's pointwise modules that depend on pixel coordinates: erasing, noise, illumination.
 
 A *row* holds an op's parameters for one sample, in float32. Its first column is the apply mask: 1 to apply the op.
 
-A *noise field* is one standard normal number per pixel and channel, as a function of a seed, the index of the field and the
-pixel coordinates. Philox 4x32-10 computes random integers, which are equal on every device. Box-Muller computes normal numbers
-from the integers, with logarithms and cosines that differ between devices by a few units in the last place.
+A *noise field* is one standard normal number, or two uniform numbers, per pixel and channel, as a function of a seed, the index
+of the field and the pixel coordinates. Philox 4x32-10 computes random integers and uniform numbers, which are equal on every
+device. Box-Muller computes normal numbers from these, with logarithms and cosines that differ between devices by a few units
+in the last place.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.channel import shift
 from gpuaug.fusion.ops.kornia_private import bounds, generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import clamp01, floor, where
@@ -35,7 +38,7 @@ NOISE_FIELDS = 2**24
 """Number of noise fields per seed. A row stores the index of the field in float32, which is exact up to 2**24."""
 
 FRAMES = 2**24 - 1
-"""Mask of the flags of Gaussian noise: the lowest 24 bits are the number of frames per clip."""
+"""Mask of the flags of noise: the lowest 24 bits are the number of frames per clip."""
 
 IN_BYTES = 2**24
 """Bit of the flags of Gaussian noise and erasing: the noise is in units of 1/255, and truncated to integers."""
@@ -45,6 +48,9 @@ CLAMPS = 2**25
 
 ERASES_WITH_NOISE = 1
 """Bit of the flags of erasing: the rectangle is filled with a noise field. ``IN_BYTES`` has the same meaning as for noise."""
+
+RANGE_EPSILON = 1e-6
+"""Number that Kornia adds to the largest minus the smallest value of an illumination, before the division by it."""
 
 _WORD_MASK = 0xFFFFFFFF
 """Mask of the lower 32 bits."""
@@ -134,7 +140,7 @@ class Erasing(PointOp):
         """Fill the rectangle. Noise is computed in the rectangle only."""
         if not self.flags & ERASES_WITH_NOISE:
             return self.apply(images, rows)
-        position = torch.arange(images[0, 0].numel(), device="cpu").view(images.shape[2:])
+        position = torch.arange(images[0, 0].numel(), device=images.device).view(images.shape[2:])
         erased = images.clone()
         for image, row in zip(erased, rows, strict=True):
             left, right, top, bottom = (int(side) for side in row[1:5])
@@ -171,9 +177,15 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Noise fields: standard normal numbers, one per pixel and channel, as a function of seed and coordinates.
+    """Noise fields: standard normal numbers, one per pixel and channel, (B, C, H, W) float32. See ``_field``."""
+    return _field(_normal_at, seed, fields, channels, height, width)
+
+
+def _field(at: Callable[..., Tensor], seed: int | Tensor, fields: Tensor, channels: int, height: int, width: int) -> Tensor:
+    """Random numbers per pixel and channel, as a function of seed and coordinates.
 
     Args:
+        at: ``_normal_at``; or ``_uniform_pair_at``, with two numbers per channel, (B, 2 · C, H, W).
         seed: Seed of 31 bits, one number or one per sample.
         fields: Index of the noise field per sample.
         channels: Number of channels, C.
@@ -191,20 +203,25 @@ def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width
     position = torch.arange(height * width, device=fields.device).view(height, width)
     samples = 1 if fields.device.type == "cpu" else max(len(fields), 1)
     parts = zip(keys.split(samples), fields.split(samples), strict=True)
-    return torch.cat([_normal_at(position, *part, channels) for part in parts])
+    return torch.cat([at(position, *part, channels) for part in parts])
 
 
 def _normal_at(position: Tensor, keys: Tensor, fields: Tensor, channels: int) -> Tensor:
     """Return noise fields, (B, C, h, w), at the positions ``y * width + x``, (h, w), in their images. ``keys``: seeds, (B,)."""
+    first, second = _uniform_pair_at(position, keys, fields, channels).chunk(2, 1)
+    # The least difference of two numbers is added to avoid the logarithm of 0.
+    return torch.sqrt(-2.0 * torch.log(first + 2.0**-24)) * torch.cos(2.0 * math.pi * second)
+
+
+def _uniform_pair_at(position: Tensor, keys: Tensor, fields: Tensor, channels: int) -> Tensor:
+    """Return two uniform numbers in [0, 1) of 24 bits per pixel and channel, (B, 2 · C, h, w). See ``_normal_at``."""
     device = fields.device
     keys = keys[:, None, None, None]
     field = fields.long()[:, None, None, None]
     channel = torch.arange(channels, device=device)[None, :, None, None]
     zero = torch.zeros_like(position)
     first, second, _, _ = philox((position, channel, field, zero), (keys, torch.zeros_like(keys)))
-    # 24 bits each. 1 is added to avoid the logarithm of 0.
-    radius = torch.sqrt(-2.0 * torch.log(((first >> 8).float() + 1.0) * 2.0**-24))
-    return radius * torch.cos((2.0 * math.pi * 2.0**-24) * (second >> 8).float())
+    return (torch.cat((first, second), 1) >> 8).float() * 2.0**-24
 
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,25 +246,26 @@ def noisy(value: Tensor, noise: Tensor, in_bytes: int, clamps: int) -> Tensor:
     return value
 
 
-class GaussianNoise(PointOp):
-    """``RandomGaussianNoise``: adds std times a noise field, which the device computes, plus mean."""
+def _rows_of_images(op: PointOp, draws: OpDraws, size: Size) -> Tensor:
+    """Return the rows of images, or of the frames of clips, without the apply mask, on the CPU."""
+    rows = np.zeros((size.batch, op.column_count), np.float32)
+    op.write(draws, size, rows)
+    repeated = torch.from_numpy(rows).repeat_interleave(size.images_per_sample, 0)
+    op.rows_to_frames(repeated, torch.arange(size.images, device="cpu") % size.images_per_sample, size.frames)
+    return repeated
 
-    lowers = (K.RandomGaussianNoise,)
-    code = 12
+
+class _NoiseOp(PointOp):
+    """Base class of ops with a noise field, which the device computes from a seed and an index in the last columns."""
+
     column_count = 6
     positional = True
     draws_one_batch_at_a_time = True
-    description = "noise"
-    formula = staticmethod(noisy)
-
-    @property
-    def mean_and_std(self) -> tuple[Any, Any]:
-        """Mean and standard deviation of the noise."""
-        generator = generator_of(self.module)
-        return generator.mean, generator.std
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed for the batch, and the index of its first noise field. Samples have consecutive noise fields.
+        """Draw the numbers of ``bounds``, a seed for the batch, and the index of its first noise field.
+
+        Samples have consecutive noise fields.
 
         The seed has 31 random bits and the index 24. The seed alone would be too short: two batches of a long run could have
         equal noise.
@@ -257,28 +275,19 @@ class GaussianNoise(PointOp):
         # Frame t of a clip uses the field t after the field of the clip, so that noise differs between frames.
         samples = np.zeros(size.batch, np.int64) if self.same_on_batch else np.arange(size.batch)
         fields = (first + size.images_per_sample * samples) % NOISE_FIELDS
-        return {"seed": seed, "field": fields.astype(np.float32)}
+        return {**super().draw_parameters(sampler, size), "seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
         """``flags``, and the number of frames per clip, from which the kernel computes the noise field of each frame."""
         return self.flags | frames
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Return no drawn numbers for display, because noise is one number per pixel."""
-        return {}
-
-    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
-        mean, std = self.mean_and_std
-        fields = torch.from_numpy(draws["field"][:1] if self.same_on_batch else draws["field"]).float()
-        if size.frames:
-            fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % NOISE_FIELDS).flatten()
-        field = normal(draws["seed"], fields, size.channels, size.height, size.width)
-        return {"gaussian_noise": mean + field * std}
+        """Drawn numbers of one sample, without its noise, which is one number per pixel."""
+        return super().numbers({name: values for name, values in draws.items() if name != "field"}, sample)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write mean, std, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
-        out[:, 1], out[:, 2] = self.mean_and_std
+        """Write ``names``, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
+        super().write(draws, size, out)
         out[:, 3], out[:, 4] = draws["seed"] >> 16, draws["seed"] & 0xFFFF
         out[:, 5] = draws["field"]
 
@@ -291,9 +300,177 @@ class GaussianNoise(PointOp):
         """
         rows[:, 5] = (rows[:, 5] + frame) % NOISE_FIELDS
 
+    def _noise(self, at: Callable[..., Tensor], rows: Tensor, channels: int, height: int, width: int) -> Tensor:
+        """Noise fields of ``rows``. See ``_field``."""
+        return _field(at, (rows[:, 3].long() << 16) + rows[:, 4].long(), rows[:, 5], channels, height, width)
+
+
+class GaussianNoise(_NoiseOp):
+    """``RandomGaussianNoise``: adds std times a noise field, plus mean."""
+
+    lowers = (K.RandomGaussianNoise,)
+    code = 12
+    description = "noise"
+    formula = staticmethod(noisy)
+
+    @property
+    def mean_and_std(self) -> tuple[Any, Any]:
+        """Mean and standard deviation of the noise."""
+        generator = generator_of(self.module)
+        return generator.mean, generator.std
+
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
+        mean, std = self.mean_and_std
+        rows = _rows_of_images(self, draws, size)
+        rows = rows[:1] if self.same_on_batch and not size.frames else rows
+        return {"gaussian_noise": mean + self._noise(_normal_at, rows, size.channels, size.height, size.width) * std}
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write mean, std, and the noise field."""
+        out[:, 1], out[:, 2] = self.mean_and_std
+        super().write(draws, size, out)
+
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Add the noise, (B, C, H, W)."""
-        seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
-        field = normal(seed, rows[:, 5], *images.shape[1:])
-        noise = column(rows, 1) + field * column(rows, 2)
+        noise = column(rows, 1) + self._noise(_normal_at, rows, *images.shape[1:]) * column(rows, 2)
         return self.formula(images, noise, self.flags & IN_BYTES, self.flags & CLAMPS)  # type: ignore[no-any-return]
+
+
+class SaltAndPepperNoise(_NoiseOp):
+    """``RandomSaltAndPepperNoise``: sets random pixels to 0 or 1 in all channels."""
+
+    lowers = (K.RandomSaltAndPepperNoise,)
+    code = 21
+    names = ("amount", "salt_and_pepper")
+    channel_counts = (1, 3)
+    description = "salt and pepper"
+    keeps_unit_range = True
+
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Both shares, and the masks of salt and pepper, (B, C, H, W), or (B · T, C, H, W) for clips."""
+        grey = host_tensor(np.full((size.images, size.channels, size.height, size.width), 0.5), np.float32)
+        pixels = self.apply(grey, _rows_of_images(self, draws, size))
+        shares = {f"{name}_factor": torch.from_numpy(draws[name]) for name in self.names}
+        return {**shares, "mask_salt": pixels == 1, "mask_pepper": pixels == 0}
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Set pixels to 0 or 1. All channels have the noise of channel 0."""
+        noise, salt = self._noise(_uniform_pair_at, rows, 1, *images.shape[2:]).chunk(2, 1)
+        return torch.where(noise < column(rows, 1), (salt < column(rows, 2)).to(images.dtype), images)
+
+
+def falloff(x: Tensor, nearest: Tensor, remainder: Tensor, decay: Tensor) -> Tensor:
+    """Return the exponent of a Gaussian along an axis, minus the exponent at the pixel ``nearest`` to its centre.
+
+    ``remainder``: twice the distance from the centre to ``nearest``. ``decay``: -1 / (2 sigma²). The result is never above 0,
+    and exactly 0 at both neighbours of a centre between two pixels, also if sigma is almost 0.
+    """
+    distance = x - nearest
+    return distance * (distance + remainder) * decay
+
+
+class _Illumination(PointOp):
+    """Base class of ops that add light to all channels: a linear function of the pixel's coordinates, plus a Gaussian.
+
+    Columns: slopes along x and y, offset, scale of the Gaussian; ``nearest``, ``remainder`` and ``decay`` of ``falloff``, each
+    along x and y.
+    """
+
+    code = 22
+    column_count = 11
+    positional = True
+    stores_coordinates = True
+    keeps_unit_range = True
+
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Light, (B, C, H, W), or (B · T, C, H, W) for clips."""
+        light = self._light(_rows_of_images(self, draws, size), size.height, size.width)
+        return {"gradient": light.repeat(1, size.channels, 1, 1)}
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Add the light. Clamp before and after."""
+        return shift(images, self._light(rows, *images.shape[2:]))
+
+    def _light(self, rows: Tensor, height: int, width: int) -> Tensor:
+        """Light, (B, 1, H, W)."""
+        x = torch.arange(width, device=rows.device)
+        y = torch.arange(height, device=rows.device)[:, None]
+        slope_x, slope_y, offset, scale, *axes = (column(rows, index) for index in range(1, self.column_count))
+        gaussian = torch.exp(falloff(x, *axes[::2]) + falloff(y, *axes[1::2]))
+        return gaussian * scale + x * slope_x + y * slope_y + offset
+
+
+def _sides(size: Size) -> Array:
+    """(width, height) in pixels, (2,) float32, or (B, 2) if images differ in size."""
+    return np.stack(np.broadcast_arrays(size.width, size.height), -1).astype(np.float32)
+
+
+class LinearIllumination(_Illumination):
+    """``RandomLinearIllumination``: adds light that grows from one side of the image to the opposite side."""
+
+    lowers = (K.RandomLinearIllumination,)
+    names = ("gain", "sign", "directions")
+    description = "linear light"
+    ramps = ((0, 1), (0, -1), (1, 0), (-1, 0))
+    """Per direction, 1 or -1 if the light grows or falls along x and y."""
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write slopes and offset."""
+        sides = _sides(size)
+        ramps = np.array(self.ramps)[draws["directions"].astype(np.int64)]
+        light = np.copysign(draws["gain"], draws["sign"])[:, None] * self._shares(sides)
+        out[:, 1:3] = light * ramps / np.maximum(sides - 1, 1)
+        out[:, 3] = -(light * np.minimum(ramps, 0)).sum(1)
+        out[:, 4:] = 0
+
+    def _shares(self, sides: Array) -> Any:
+        """Shares of the gain by which light grows along x and y, or one number for both. ``sides``: result of ``_sides``."""
+        return 1
+
+
+class LinearCornerIllumination(LinearIllumination):
+    """``RandomLinearCornerIllumination``: adds light that grows from one corner of the image to the opposite corner."""
+
+    lowers = (K.RandomLinearCornerIllumination,)
+    description = "light from a corner"
+    ramps = ((1, 1), (-1, 1), (1, -1), (-1, -1))
+
+    def _shares(self, sides: Array) -> Any:
+        """Shares as in Kornia, which divides by the range of the light. An axis of one pixel has no share."""
+        return (sides > 1) / ((sides > 1).sum(-1, keepdims=True) + RANGE_EPSILON)
+
+
+class GaussianIllumination(_Illumination):
+    """``RandomGaussianIllumination``: adds light around a point."""
+
+    lowers = (K.RandomGaussianIllumination,)
+    names = ("gain", "sign", "center", "sigma")
+    description = "Gaussian light"
+
+    def _read(self, module: Any) -> None:
+        super()._read(module)
+        for name in ("center", "sigma"):
+            self.bounds[f"{name}_y"] = self.bounds[f"{name}_x"] = self.bounds.pop(name)
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write offset, scale, and the parameters of ``falloff``.
+
+        As in Kornia, the Gaussian is divided by its sum, and then mapped to [0, gain] by its smallest and largest value.
+        """
+        sides = _sides(size)
+        centre = np.stack((draws["center_x"], draws["center_y"]), 1) * sides - np.float32(0.5)
+        sigma = np.stack((draws["sigma_x"], draws["sigma_y"]), 1) * sides
+        nearest = np.rint(centre).clip(0, sides - 1)
+        out[:, 5:7] = nearest
+        out[:, 7:9] = 2 * (nearest - centre)
+        # The lower bound leaves light at the nearest pixel alone, as Kornia does for a sigma of 0.
+        out[:, 9:] = -1 / np.maximum(2 * sigma * sigma, np.float32(1e-30))
+        position = np.arange(sides.max(initial=0), dtype=np.float32)
+        weights = np.exp(falloff(position, *(out[:, first : first + 2, None] for first in (5, 7, 9))))  # type: ignore[arg-type]
+        is_inside = position < sides[..., None]
+        total = weights.sum(2, where=is_inside).prod(1)
+        smallest = weights.min(2, where=is_inside, initial=1).prod(1)
+        out[:, 1:3] = 0
+        out[:, 4] = np.copysign(draws["gain"], draws["sign"]) / (1 - smallest + RANGE_EPSILON * total)
+        out[:, 3] = -smallest * out[:, 4]

@@ -11,6 +11,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from kornia.augmentation.random_generator.base import UniformDistribution
 from scipy.special import ndtr
 from support.batches.pairwise import sweep
 from support.comparison.kornia_draws import CONSTANT, COUNT, DISTRIBUTION_CASES, PARTNERS, SHAPE, columns, kornias, made, ours
@@ -214,3 +215,102 @@ def test_gaussian_noise_is_independent_between_pixels():
         assert related(first, second) < 1
         assert related(abs(first), abs(second)) < 1
     assert related(field.ravel(), other.ravel()) < 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_salt_and_pepper_have_kornia_distribution(shared):
+    module = K.RandomSaltAndPepperNoise((0.1, 0.9), (0.2, 0.7), p=1.0, same_on_batch=shared)
+    shape, count = ((2, 3, 8, 9), 300) if shared else ((4000, 3, 8, 9), 1)
+    found = []
+    for draw in (ours, kornias):
+        drawn = batches(lambda seed, draw=draw: draw(module, shape, seed), count)
+        pixels = {key: torch.cat([each[key] for each in drawn]) for key in drawn[0] if key != "forward_input_shape"}
+        assert {key: (value.shape, value.dtype) for key, value in drawn[0].items()} == {
+            key: (value.shape, value.dtype) for key, value in kornias(module, shape, 0).items()
+        }
+        for key in ("mask_salt", "mask_pepper"):
+            assert (pixels[key] == pixels[key][:, :1]).all(), "all channels alike"
+            pixels[key] = pixels[key][:, 0].sum((1, 2))
+        found.append({key: values.numpy()[:: 2 if shared else 1] for key, values in pixels.items()})
+        if shared:
+            assert all((values[::2] == values[1::2]).all() for values in pixels.values())
+    for key in found[0]:
+        assert apart(*(each[key] for each in found)) < 1, key
+    assert together_apart(*found) < 1
+
+
+def test_salt_and_pepper_are_independent_between_pixels():
+    module = K.RandomSaltAndPepperNoise(0.5, 0.5, p=1.0)
+    masks, other = (ours(module, (40, 1, 32, 33), seed) for seed in (10, 11))
+    levels = {key: masks[key].float().numpy() for key in ("mask_salt", "mask_pepper")}
+    for values in levels.values():
+        for axis, by in ((3, 1), (3, 2), (3, 32), (2, 1), (0, 1), (0, 2)):
+            length = values.shape[axis]
+            first, second = (np.take(values, range(*ends), axis).ravel() for ends in ((0, length - by), (by, length)))
+            assert related(first, second) < 1
+    assert related(levels["mask_salt"].ravel(), other["mask_salt"].float().numpy().ravel()) < 1
+    assert abs(np.array([values.mean() for values in levels.values()]) - 0.25).max() < 5 * (0.1875 / values.size) ** 0.5
+
+
+LIGHTS = {
+    "side": K.RandomLinearIllumination((0.1, 0.9), p=1.0),
+    "side, mostly dark": K.RandomLinearIllumination((0.1, 0.9), (-0.9, 0.2), p=1.0),
+    "corner": K.RandomLinearCornerIllumination((0.1, 0.9), (-0.5, 0.9), p=1.0),
+    "point": K.RandomGaussianIllumination((0.1, 0.9), (0.2, 0.7), (0.1, 0.6), (-0.5, 0.9), p=1.0),
+}
+
+
+@pytest.mark.parametrize("name", LIGHTS)
+def test_light_has_kornia_distribution(name):
+    shape, found = (COUNT, 1, 7, 10), []
+    for draw, seed in ((ours, 0), (kornias, 1)):
+        light = draw(LIGHTS[name], shape, seed)["gradient"]
+        assert light.shape == shape
+        # Rounded, because a 0 of Kornia's may be a little more or less.
+        points = {f"{x}, {y}": light[:, 0, y, x].numpy().round(5) for x, y in ((0, 0), (9, 0), (0, 6), (9, 6), (4, 3), (2, 5))}
+        assert related(points["4, 3"][1:], points["4, 3"][:-1]) < 1
+        found.append(points)
+    for point in found[0]:
+        assert apart(*(points[point] for points in found)) < 1, point
+    assert together_apart(*found) < 1
+
+
+@pytest.mark.parametrize("kind", [K.RandomLinearIllumination, K.RandomLinearCornerIllumination, K.RandomGaussianIllumination])
+def test_same_light_on_a_batch(kind):
+    first, second = (ours(kind(p=1.0, same_on_batch=True), (5, 3, 7, 10), seed)["gradient"] for seed in (0, 1))
+    assert (first == first[:1, :1]).all()
+    assert not torch.equal(first, second)
+
+
+SIDES = [(7, 10), (10, 7), (224, 225), (1, 9), (9, 1), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("kind", [K.RandomLinearIllumination, K.RandomLinearCornerIllumination])
+def test_linear_light_equals_kornia(kind, sign):
+    for direction, sides in itertools.product(range(4), SIDES):
+        module = kind(0.7, sign, p=1.0)
+        module._param_generator.directions_sampler = UniformDistribution(
+            *torch.tensor(2 * [float(direction)]), validate_args=False
+        )
+        mine, its = (draw(module, (2, 3, *sides), 0)["gradient"] for draw in (ours, kornias))
+        assert_values(mine, its, atol=2e-7, about=(direction, sides))
+
+
+@pytest.mark.parametrize(
+    ("center", "sigma", "sign"),
+    [
+        (0.5, 0.5, 1.0),
+        (0.3, 0.2, -1.0),
+        (0.9, 1.0, 1.0),
+        (0.0, 0.05, 1.0),
+        (1.0, 0.05, -1.0),
+        (0.5, 0.0, 1.0),
+        (0.37, 1e-3, 1.0),
+    ],
+)
+def test_gaussian_light_equals_kornia(center, sigma, sign):
+    module = K.RandomGaussianIllumination(0.7, center, sigma, sign, p=1.0)
+    for sides in SIDES:
+        mine, its = (draw(module, (2, 3, *sides), 0)["gradient"] for draw in (ours, kornias))
+        assert_values(mine, its, atol=2e-6, about=sides)

@@ -21,7 +21,7 @@ CONSTANT = {
 }
 """Parameters that are not drawn: they must be equal."""
 
-ONE_A_BATCH = {"order", "gaussian_noise", "idx", "ksize_factor"}
+ONE_A_BATCH = {"order", "gaussian_noise", "ksize_factor"}
 """Drawn for the batch, and so not compared from sample to sample."""
 
 PARTNERS = {"mixup_pairs", "mix_pairs"}

@@ -68,9 +68,9 @@ class Case:
 
     @property
     def rgb(self):
-        """Whether it takes images of three channels only."""
+        """Whether it is compared on images of three channels only, because it does not take any number of channels."""
         kind = LOWERED[self.kind]
-        return kind.channel_counts == (3,) or (getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp))
+        return bool(kind.channel_counts) or (getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp))
 
     @property
     def name(self):

@@ -128,6 +128,7 @@ OTHER_OF = {
     "RandomZoomOut": {"fill": {tv_tensors.Image: 0.3}},
     "RandomGaussianBlur": {"sigma": (0.5, 1.0)},
     "RandomMotionBlur": {"border_type": "reflect", "resample": "bilinear"},
+    "RandomGaussianIllumination": {"center": (0.2, 0.7)},
 }
 """Another value where that of ``OTHER`` does not fit the class."""
 

@@ -189,6 +189,12 @@ CLOSE = {
 
 RGB_CLOSE = {
     **alone(exact=False, rgb=True),
+    "noise behind a filter": lambda: [
+        K.RandomSharpness((0.0, 3.0), p=0.8),
+        K.RandomRGBShift(p=0.8),
+        K.RandomSaltAndPepperNoise(0.3, p=0.8),
+        K.RandomGaussianIllumination((0.3, 0.6), p=0.8),
+    ],
     "one channel, then three": lambda: [
         v2.Grayscale(),
         v2.RandomCrop(14, padding=3, fill=99),

@@ -401,16 +401,21 @@ def normalize(value, mean, std):
 
 
 @triton.jit
-def normal(x, y, channel, field, width, seed):
-    """Return standard normal numbers for pixels (``x``, ``y``) of one channel, from the random number generator Philox.
+def uniform_pair(x, y, channel, field, width, seed):
+    """Return two uniform numbers in [0, 1), of 24 bits each, for pixels (``x``, ``y``) of one channel.
 
-    Its key is ``seed``, and its counter (index of the pixel in an image of ``width`` columns, channel, field, 0), so that a
-    pixel has the same number in every executor. ``field``: number of the field that is drawn for a sample. Two uniform numbers
-    become a normal one by the transform of Box and Muller.
+    They are from the random number generator Philox. Its key is ``seed``, and its counter (index of the pixel in an image of
+    ``width`` columns, channel, field, 0), so that a pixel has the same numbers in every executor. ``field``: number of the
+    field that is drawn for a sample.
     """
-    first_number, second_number, _, _ = tl.philox(seed, y * width + x, channel, field, 0)
-    # 24 random bits each. The factors below are 2**-24, and 2 pi * 2**-24.
-    first_number = (first_number >> 8).to(tl.int32).to(tl.float32)
-    second_number = (second_number >> 8).to(tl.int32).to(tl.float32)
-    radius = tl.sqrt(-2.0 * tl.log((first_number + 1.0) * 5.9604644775390625e-08))
-    return radius * tl.cos(3.7450704e-07 * second_number)
+    first, second, _, _ = tl.philox(seed, y * width + x, channel, field, 0)
+    step: tl.constexpr = 2**-24
+    return (first >> 8).to(tl.int32).to(tl.float32) * step, (second >> 8).to(tl.int32).to(tl.float32) * step
+
+
+@triton.jit
+def normal(x, y, channel, field, width, seed):
+    """Return standard normal numbers for pixels of one channel, from ``uniform_pair`` by the transform of Box and Muller."""
+    first, second = uniform_pair(x, y, channel, field, width, seed)
+    radius = tl.sqrt(-2.0 * tl.log(first + 2**-24))
+    return radius * tl.cos(6.2831855 * second)  # 2 pi

@@ -27,6 +27,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     rotate_hue,
     scale_saturation,
     to_bytes,
+    uniform_pair,
 )
 from gpuaug.fusion.ops import channel, color, color_jitter, positional
 from gpuaug.fusion.ops.base import LARGEST_CODE
@@ -54,13 +55,17 @@ DENORMALIZE = tl.constexpr(channel.Denormalize.code)
 JITTER = tl.constexpr(color_jitter.ColorJitter.code)
 JIGGLE = tl.constexpr(color_jitter.ColorJiggle.code)
 SNOW = tl.constexpr(color.Snow.code)
+RGB_SHIFT = tl.constexpr(channel.RGBShift.code)
+PLANCKIAN = tl.constexpr(channel.PlanckianJitter.code)
+SALT_AND_PEPPER = tl.constexpr(positional.SaltAndPepperNoise.code)
+ILLUMINATION = tl.constexpr(positional.LinearIllumination.code)
 ONE_OF = tl.constexpr(LARGEST_CODE)
 
 brightness, contrast, gamma, invert = map(compiled, (color.brightness, color.contrast, color.gamma, color.invert))
 solarize, posterize = map(compiled, (color.solarize, color.posterize))
 saturation, hue, snow = map(compiled, (color.saturation, color.hue, color.snow))
-noisy = compiled(positional.noisy)
-denormalize = compiled(channel.denormalize)
+noisy, falloff = map(compiled, (positional.noisy, positional.falloff))
+denormalize, shift, rescale = map(compiled, (channel.denormalize, channel.shift, channel.rescale))
 PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
 BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)
@@ -171,19 +176,26 @@ def apply_op(
         r = tl.where(tl.load(row + 2 + plane) != 0, value, r)
         g = tl.where(tl.load(row + 2 + plane + green_index) != 0, value, g)
         b = tl.where(tl.load(row + 2 + plane + blue_index) != 0, value, b)
-    elif CODE == NOISE:  # columns: mean, standard deviation, high and low 16 bits of the seed, noise field
-        noise_mean = tl.load(row + 1)
-        deviation = tl.load(row + 2)
+    elif CODE == NOISE or CODE == SALT_AND_PEPPER:
+        # Columns: mean and standard deviation, or share of noise and of salt; high and low 16 bits of the seed, noise field.
+        first = tl.load(row + 1)
+        second = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
-        in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
-        clamps: tl.constexpr = CLAMPS_NOISE & FLAGS
         # The row has the noise field of a clip's first frame, and each later frame has the next field. The bits FRAMES of the
         # flags are the number of frames per clip.
         field = (tl.load(row + 5).to(tl.int32) + sample % (FRAMES & FLAGS)) % FIELDS
-        r = noisy(r, noise_mean + deviation * normal(x, y, plane, field, width, seed), in_bytes, clamps)
-        if RGB:
-            g = noisy(g, noise_mean + deviation * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
-            b = noisy(b, noise_mean + deviation * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
+        if CODE == SALT_AND_PEPPER:  # noise of channel 0 for all channels
+            noise, salt = uniform_pair(x, y, 0, field, width, seed)
+            covered = noise < first
+            fill = tl.where(salt < second, 1.0, 0.0)
+            r, g, b = tl.where(covered, fill, r), tl.where(covered, fill, g), tl.where(covered, fill, b)
+        else:
+            in_bytes: tl.constexpr = TRUNCATES_NOISE & FLAGS
+            clamps: tl.constexpr = CLAMPS_NOISE & FLAGS
+            r = noisy(r, first + second * normal(x, y, plane, field, width, seed), in_bytes, clamps)
+            if RGB:
+                g = noisy(g, first + second * normal(x, y, plane + 1, field, width, seed), in_bytes, clamps)
+                b = noisy(b, first + second * normal(x, y, plane + 2, field, width, seed), in_bytes, clamps)
     elif CODE == ERASING:  # columns: left, right, top, bottom of the rectangle; seed and noise field, or a value per channel
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))
         if ERASES_WITH_NOISE & FLAGS:
@@ -206,6 +218,18 @@ def apply_op(
         r = FORMULA(r, tl.load(means), tl.load(stds))
         g = FORMULA(g, tl.load(means + green_index), tl.load(stds + green_index))
         b = FORMULA(b, tl.load(means + blue_index), tl.load(stds + blue_index))
+    elif CODE == RGB_SHIFT or CODE == PLANCKIAN:  # columns: addend or factor per channel
+        numbers = row + 1 + plane
+        PER_CHANNEL: tl.constexpr = shift if CODE == RGB_SHIFT else rescale
+        r = PER_CHANNEL(r, tl.load(numbers))
+        g = PER_CHANNEL(g, tl.load(numbers + green_index))
+        b = PER_CHANNEL(b, tl.load(numbers + blue_index))
+    elif CODE == ILLUMINATION:  # columns: slopes, offset, scale; nearest, remainder and decay of x and y
+        exponent_x = falloff(x, tl.load(row + 5), tl.load(row + 7), tl.load(row + 9))
+        exponent_y = falloff(y, tl.load(row + 6), tl.load(row + 8), tl.load(row + 10))
+        ramp = x * tl.load(row + 1) + y * tl.load(row + 2)
+        light = ramp + tl.load(row + 3) + tl.exp(exponent_x + exponent_y) * tl.load(row + 4)
+        r, g, b = shift(r, light), shift(g, light), shift(b, light)
     elif CODE == JITTER or CODE == JIGGLE:
         # Columns: 1 to 4, factors of the adjustments; 5 to 8, order of the adjustments; 9 to 11, permutation of the channels.
         if not NO_NAN & FLAGS:  # with this flag, the input is in [0, 1]

@@ -50,6 +50,7 @@ ALSO = {
     "mixup, alone": (3,),
     "mixup, never": (2,),
     "noise": (3,),
+    "noise behind a filter": (0,),
     "one of, then jitter": (3,),
     "orders of samples": (0,),
     "perspective": (1, 4),

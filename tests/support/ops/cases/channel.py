@@ -8,6 +8,7 @@ from support.ops.random_steps import (
     MOVES,
     ROUNDING,
     either,
+    ranges,
     steps,
 )
 
@@ -52,5 +53,31 @@ CASES = [
         with_means({"own": ROUNDING, "reach": None}),
         drawn=False,
         alone=False,
+    ),
+    Case(
+        K.RandomRGBShift,
+        "r_shift_limit g_shift_limit b_shift_limit same_on_batch p keepdim",
+        {"RGB shift": {"r_shift_limit": 0.4, "g_shift_limit": (0.1, 0.4), "b_shift_limit": (-0.8, -0.2)}},
+        steps(
+            {"own": ROUNDING, "rgb": True},
+            r_shift_limit=ranges(-0.5, 0.5),
+            g_shift_limit=ranges(-1.5, 1.5),
+            b_shift_limit=st.just(0.0),
+        ),
+    ),
+    Case(
+        K.RandomPlanckianJitter,
+        "mode select_from same_on_batch p keepdim",
+        {
+            "Planckian jitter": {"mode": "CIED", "select_from": [-1, 3, 0]},
+            "Planckian jitter, CIED": {"mode": "CIED"},
+            "Planckian jitter, black body": {},
+        },
+        steps(
+            {"own": ROUNDING, "gain": 2.0, "rgb": True},
+            mode=st.sampled_from(["blackbody", "CIED"]),
+            select_from=st.none() | st.just(2),
+        ),
+        more_pixels={"Planckian jitter, one": {"select_from": 24}},
     ),
 ]
