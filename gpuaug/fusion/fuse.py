@@ -352,7 +352,7 @@ class Fused(nn.Module):
         size, views, is_video = record.call.size, self.options.views, record.call.is_video
         program = self._program(record.call.dtype, is_video=is_video)
         plan = self._plan_of(program, record.plan_key, size, masks=record.has_masks, points=record.has_points)
-        for op in program.mixes:
+        for op in program.blends:
             record.check_mix(op)
         if program.box_crop is not None:
             record.boxes_for_crop(program.box_crop)

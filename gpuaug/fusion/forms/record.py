@@ -29,7 +29,7 @@ from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, FieldOp
-from gpuaug.fusion.ops.mix import MixOp, SoftLabels
+from gpuaug.fusion.ops.mix import ChainMix, MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import converted
@@ -174,7 +174,7 @@ class Record:
             )
         return boxes[0].target if boxes else None  # type: ignore[return-value]
 
-    def check_mix(self, op: MixOp) -> None:
+    def check_mix(self, op: MixOp | ChainMix) -> None:
         """Raise an error for inputs that cannot be mixed. Call before any pass.
 
         Raises:
@@ -189,7 +189,8 @@ class Record:
                 f"{', '.join(unsupported_keys)}. Mixing is not supported beside these: mix in the dataset, or leave the mix "
                 "out."
             )
-        self._check_labels()
+        if isinstance(op, MixOp):
+            self._check_labels()
 
     def _check_labels(self) -> None:
         """Raise an error if labels are not a tensor on the device of the images."""

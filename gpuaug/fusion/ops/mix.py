@@ -1,4 +1,4 @@
-"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; and mixed labels.
+"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; labels; and AugMix's mean.
 
 A *row* holds the parameters of one sample, in float32. All mixes have the same columns and one kernel: inside a rectangle an
 output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix
@@ -18,7 +18,7 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -194,6 +194,42 @@ class CutMix(MixOp):
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Labels in Kornia's format, with a leading axis of length 1: Kornia's setting ``num_mix``."""
         return super().labels(labels, rows)[None]
+
+
+class ChainMix(FrontOp):
+    """Base class of weighted means of an image and of the results of *chains*: ops that each process a copy of the image.
+
+    Images are bytes. Columns of a row: the apply mask; the weight of the image; the weight of each result. The columns of the
+    chains follow (``ChainsPass``). A sample with an apply mask of 0 has weight 1 for the image, and 0 for the results.
+    """
+
+    kernel = "torch"
+    supported_keys = MixOp.supported_keys
+
+    chains: tuple[Op, ...]
+    """Op of each chain. All have the same settings."""
+
+    def row_width(self, channels: int) -> int:
+        """Number of columns of a row, without the columns of the chains."""
+        return 2 + len(self.chains)
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the weights."""
+        out[:, 1:] = draws["weights"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Compute the weighted means, rounded down to bytes.
+
+        Shape:
+            - images: (1 + chains, B, C, H, W) uint8, the images and the results of each chain
+            - rows: (B, at least ``row_width``)
+            - returns: (B, C, H, W) uint8
+        """
+        # Each product is rounded before it is added, as in torchvision: a sum next to an integer decides between two bytes.
+        mean = column(rows, 1) * images[0]
+        for index, results in enumerate(images[1:], 2):
+            mean.add_(column(rows, index) * results)
+        return mean.to(torch.uint8)
 
 
 def partner_values(values: Tensor, rows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from gpuaug.fusion.lower.tree import leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IdentityOp, moves_pixels
-from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.mix import ChainMix, MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS
 from gpuaug.fusion.options import Options
@@ -75,6 +75,8 @@ class Program:
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
         self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
+        self.blends = tuple(op for op in self.ops if isinstance(op, MixOp | ChainMix))
+        """Ops after which a pixel is of several pixels, so that masks, boxes and keypoints cannot be transformed equally."""
         self.combining = combining_ops(self.ops)
         """Ops that combine the images of a sample, before all passes."""
         is_unchanged = self.dtype == source_dtype and options.memory_format == torch.contiguous_format

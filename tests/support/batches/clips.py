@@ -15,7 +15,7 @@ SIZES = [(37, 52), (64, 40), (21, 48)]
 CHOSEN = (
     *("apply masks", "auto contrast", "channels", "crop, reflected", "either mix", "jitter between filters"),
     *("noise", "noise, same", "padded, rotation, flip", "perspective", "photometric", "sharpness", "torchvision's mixes"),
-    *("one of torchvision's", "two passes", "filters, each for some"),
+    *("one of torchvision's", "weighted chains", "two passes", "filters, each for some"),
 )
 """Names of pipelines of ``support/ops/pipelines.py``."""
 
