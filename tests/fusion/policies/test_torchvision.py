@@ -274,6 +274,7 @@ def test_policies_of_v1_are_those_of_v2(name):
 LEFT = {
     "it gives floats other levels than bytes": (lambda: [TO_FLOAT, v2.RandAugment()], (4, 3, 32, 32)),
     "the image has no 3x3 pixels": (lambda: [v2.AutoAugment(), TO_FLOAT], (4, 3, 2, 32)),
+    "image has no 3x3 pixels": (lambda: [v2.AugMix(), TO_FLOAT], (4, 3, 2, 32)),
     "differently for torch.float32": (lambda: [TO_FLOAT, v2.AugMix()], (4, 3, 32, 32)),
 }
 
