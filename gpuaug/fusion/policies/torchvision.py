@@ -153,6 +153,7 @@ class _Chain(TorchvisionPolicy):
         super()._read(transform)
         self._draws_depth = not transform.chain_depth > 0
         self.count = 3 if self._draws_depth else int(transform.chain_depth)
+        self._bins = transform._PARAMETER_MAX
         self._drawn_bins = slice(int(transform.severity))
 
     def draw_applied(self, sampler: Sampler, size: Size, applies: Array) -> OpDraws:
@@ -181,8 +182,9 @@ class AugMix(TorchvisionOp, Picking, ChainMix):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        if not self.chains or not 0 < self._alpha < math.inf:
-            return "mixture_width or alpha is not a finite number above 0"
+        transform: Any = self.module
+        if not (self.chains and 0 < self._alpha < math.inf and 1 <= transform.severity <= transform._PARAMETER_MAX):
+            return "mixture_width, alpha or severity is out of range"
         return super().unsupported() or self.chains[0].unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:

@@ -60,8 +60,8 @@ REASONS = {
     ),
     "long order": (v2.RandomOrder([v2.RandomInvert()] * 5), "its random order needs 25 ops, more than 24"),
     "function": (v2.Lambda(torch.clone), "no lowering for this type"),
-    "weights": (v2.AugMix(alpha=0.0), "mixture_width or alpha is not a finite number above 0"),
-    "no chains": (v2.AugMix(mixture_width=0), "mixture_width or alpha is not a finite number above 0"),
+    "weights": (v2.AugMix(alpha=0.0), "mixture_width, alpha or severity is out of range"),
+    "no chains": (v2.AugMix(mixture_width=0), "mixture_width, alpha or severity is out of range"),
 }
 
 

@@ -464,3 +464,13 @@ def test_augmix_refuses_what_moves_with_pixels():
     for value, key in ((torch.zeros(2, 1, *images.shape[2:]), "mask"), (torch.ones(2, 1, 4), "bbox_xyxy")):
         with pytest.raises(gpuaug.ArgumentError, match=f"among input, class where AugMix mixes images, got {key}"):
             augment(images, value, data_keys=["input", key])
+
+
+@pytest.mark.parametrize("severity", [0, 11])
+def test_severities_out_of_the_bins_are_left_to_torchvision_which_refuses_them(severity):
+    transform = v2.AugMix()
+    transform.severity = severity
+    with pytest.warns(gpuaug.GpuAugWarning, match="mixture_width, alpha or severity is out of range"):
+        augment = gpuaug.fuse(transform)
+    with pytest.raises((IndexError, RuntimeError)):
+        augment(photographs(30))
