@@ -162,7 +162,9 @@ class Draws:
         Returns:
             Per sample, a list of (function name, keyword arguments) in order. The image, the first argument, is not included.
             ``Mosaic``, ``MixUpBoxes`` and ``CopyPaste`` have no calls: the image is the result of the module itself, called
-            with ``draws=draws.of(sample)``.
+            with ``draws=draws.of(sample)``. ``AugMix`` has one call, ``"augmix"``, of no function of torchvision: ``chains`` is
+            the calls of each chain, and ``weights`` the weight of the image, then of the result of each chain. The new image is
+            the sum of the weighted images, truncated to uint8.
 
         Raises:
             ArgumentError: For several views, for modules of Kornia, for mixes, and for modules that draw while they run.
@@ -252,6 +254,8 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
 def _parameters(name: str, op: Op | EagerOp, op_draws: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield (name, parameters) of the module of ``op``, or of the modules that it picked, for one sample."""
     if isinstance(op, Picking) and "layers" in op_draws:
+        if op_draws["apply_mask"][sample] and (numbers := op.numbers(op_draws, sample)):
+            yield name, numbers
         for number, layer in enumerate(op_draws["layers"]):
             for choice, picked_op in op.layer(number).items():
                 if choice in layer and layer[choice]["apply_mask"][sample]:

@@ -87,6 +87,7 @@ TORCHVISION = {
     "RandAugment": lambda: v2.RandAugment(),
     "AutoAugment": lambda: v2.AutoAugment(),
     "TrivialAugmentWide": lambda: v2.TrivialAugmentWide(),
+    "AugMix": lambda: v2.AugMix(),
 }
 
 
@@ -158,7 +159,7 @@ def test_grey_of_three_channels_is_made_of_one_by_torchvision():
     assert_values(made, expected, atol=1.01 / 255)
 
 
-@pytest.mark.parametrize("make", [v2.RandAugment, v2.AutoAugment, v2.TrivialAugmentWide])
+@pytest.mark.parametrize("make", [v2.RandAugment, v2.AutoAugment, v2.TrivialAugmentWide, v2.AugMix])
 def test_policies_on_grey_images_equal_torchvision(make):
     for seed in range(3):
         expected, got = both([make(), TO_FLOAT], photographs(12, 1), seed)

@@ -155,6 +155,7 @@ FILLED = {
     "affine": lambda fill: v2.RandomAffine((40, 40), interpolation=InterpolationMode.BILINEAR, fill=fill),
     "perspective": lambda fill: v2.RandomPerspective(0.8, p=1.0, fill=fill),
     "a policy": lambda fill: v2.TrivialAugmentWide(fill=fill),
+    "chains": lambda fill: v2.AugMix(fill=fill),
     "erasing": lambda fill: v2.RandomErasing(1.0, value=fill),
     "erasing in an order": lambda fill: v2.RandomOrder([v2.RandomErasing(1.0, value=fill), v2.RandomHorizontalFlip()]),
     "in a container": lambda fill: v2.RandomApply([v2.RandomRotation((40, 40), fill=fill)]),

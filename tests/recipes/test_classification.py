@@ -4,8 +4,8 @@ import pytest
 import torch
 from support.batches.ragged import images_of, pack
 from support.comparison.values import assert_values
-from support.ops.recipes import SIZES, Recipe, assert_equals_torchvision, cases, left_to_the_library
-from torchvision.transforms import functional, v2
+from support.ops.recipes import SIZES, Recipe, assert_equals_torchvision, cases
+from torchvision.transforms import functional
 
 import gpuaug
 from bench.data.pipelines import heavy_as_published
@@ -71,6 +71,7 @@ def test_sizes_that_open_clip_draws_are_refused(drawn):
 POLICIES = {
     "references, ra": Recipe(REFERENCES, lambda: references(32, "ra"), 11, 12, seeds=(2,)),
     "references, ta_wide": Recipe(REFERENCES, lambda: references(32, "ta_wide", erase=0.1), 6, 7, seeds=(2,)),
+    "references, augmix": Recipe(REFERENCES, lambda: references(32, "augmix"), 29, 30, seeds=(2,)),
     "references, imagenet": Recipe(REFERENCES, lambda: references(32, "imagenet"), 10, 11, seeds=(2,)),
     "Ultralytics": Recipe(YOLO, lambda: ultralytics(32), 11, 12, seeds=(2,)),
 }
@@ -79,10 +80,3 @@ POLICIES = {
 @pytest.mark.parametrize(("recipe", "ragged"), cases(POLICIES))
 def test_recipe_with_a_policy_is_fused_entirely_and_equals_torchvision(recipe, ragged):
     assert_equals_torchvision(recipe, ragged)
-
-
-@left_to_the_library
-def test_augmix_of_the_references_is_left_to_torchvision():
-    augment = gpuaug.fuse(references(32, "augmix", transforms=v2))
-    (line,) = (line for line in augment.explain((4, 3, 64, 80)).lines if line.reason)
-    assert (line.modules, line.package, line.reason) == (("AugMix_2",), "torchvision", "no lowering for this type")

@@ -7,6 +7,7 @@ a buffer of one size. An *index map* maps integer coordinates of pixels to integ
 padding. The *taps* of an output pixel are the source pixels that it is interpolated from.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -41,7 +42,7 @@ from gpuaug.fusion.pixels import (
 )
 from gpuaug.fusion.program.gather import IndexMaps
 from gpuaug.fusion.program.intermediates import bytes_between
-from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, ChainsPass, GatherPass, Pass, Plan
 
 MOST_VALUES = 2**24
 """Maximum number of values that an op without a kernel processes at once, which bounds its memory to about 2 GB."""
@@ -127,6 +128,8 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas
         values = gather(pass_, images, pass_table)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
+        if isinstance(pass_, ChainsPass):
+            return unit_range(run_chains(pass_, repeat_per_view(images, len(table)), pass_table, run))
         values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), pass_table)
     for op, column in pass_.point_columns:
         values = apply_to_samples(op, values, pass_table[:, column:])
@@ -141,6 +144,25 @@ def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, ca
         sample_pass = replace(pass_, out=pass_.out.to(height, width))
         result[sample, :, :height, :width] = run_pass(sample_pass, image_of(images, sample % len(images)), row[None])[0]
     return result
+
+
+def run_chains(pass_: ChainsPass, images: Tensor, table: Tensor, run_plan: Callable[[Plan, Tensor, Tensor], Tensor]) -> Tensor:
+    """Run a pass that mixes the results of chains.
+
+    Args:
+        pass_: The pass.
+        images: Images of all views, of a dtype in ``IMAGE_DTYPES``.
+        table: Parameter table from the first column of the pass on, one row per image.
+        run_plan: Function of (plan, bytes, table) that runs a plan, as ``run`` does.
+
+    Shape:
+        - images: (B, C, H, W)
+        - table: (B, K) float32
+        - returns: (B, C, H, W) uint8
+    """
+    images = converted(images, torch.uint8)
+    results = converted(run_plan(pass_.chain_plan, images, torch.cat(pass_.chain_tables(table))), torch.uint8)
+    return pass_.front.apply(torch.cat((images[None], results.unflatten(0, (-1, len(images))))), table)
 
 
 def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: bool = False) -> Tensor:

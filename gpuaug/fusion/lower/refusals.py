@@ -34,7 +34,7 @@ NAMED_MODULES = ("open_clip.transform", "timm.data.auto_augment", "timm.data.ran
 """Python modules whose transforms are recognized by class name, because some do not derive from torchvision's classes."""
 
 UNSUPPORTED_TIMM = {
-    "AugMixAugment": "Write v2.AugMix(…) instead, which torchvision runs image by image",
+    "AugMixAugment": "Write v2.AugMix(…) instead, which has other magnitudes",
     "AutoAugment": "Write v2.AutoAugment() instead, which has one policy",
     "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",

@@ -223,7 +223,7 @@ class TorchvisionLowering:
                 f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
-        takes_any_range = base is not v2.AugMix if op_or_class is None else op_or_class.takes_any_range
+        takes_any_range = op_or_class is None or op_or_class.takes_any_range
         if type_difference is None and not takes_any_range:
             self._types.require_unit_range(name)
         if reason is not None:
@@ -236,7 +236,7 @@ class TorchvisionLowering:
         op.image_dtype, op.type_change = self._types.dtype, self._types.type_change
         if isinstance(op, ResampleOp):
             op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
-        for part in op.plan_ops:
+        for part in op.ops:
             if isinstance(part, IndexOp | WarpOp) or (isinstance(part, elastic.Elastic) and part.fill is not None):
                 self._types.check_fill(name, part.fill)
             elif isinstance(part, positional.Erasing):

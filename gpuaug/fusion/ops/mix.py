@@ -1,4 +1,4 @@
-"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; mixed labels; and tiles.
+"""Kornia's MixUp and CutMix, which mix an image with another image, its *partner*; labels; tiles; the mean of AugMix.
 
 A *row* holds the parameters of one sample, in float32. MixUp and CutMix have the same columns and one kernel: inside a
 rectangle an output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty
@@ -19,7 +19,7 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.kornia_private import generator_of
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
@@ -339,6 +339,42 @@ class Jigsaw(FrontOp):
         tiles = images.unflatten(3, (grid_columns, -1)).unflatten(2, (grid_rows, -1)).permute(0, 2, 4, 1, 3, 5)
         moved: Tensor = tiles[sample, source // grid_columns, source % grid_columns].unflatten(1, (grid_columns, grid_rows))
         return moved.permute(0, 3, 2, 4, 1, 5).reshape(images.shape)
+
+
+class ChainMix(FrontOp):
+    """Base class of weighted means of an image and of the results of *chains*: ops that each process a copy of the image.
+
+    Images are bytes. Columns of a row: the apply mask; the weight of the image; the weight of each result. The columns of the
+    chains follow (``ChainsPass``). A sample with an apply mask of 0 has weight 1 for the image, and 0 for the results.
+    """
+
+    kernel = "torch"
+    supported_keys = MixOp.supported_keys
+
+    chains: tuple[Op, ...]
+    """Op of each chain. All have the same settings."""
+
+    def row_width(self, channels: int) -> int:
+        """Number of columns of a row, without the columns of the chains."""
+        return 2 + len(self.chains)
+
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
+        """Write the weights."""
+        out[:, 1:] = draws["weights"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Compute the weighted means, rounded down to bytes.
+
+        Shape:
+            - images: (1 + chains, B, C, H, W) uint8, the images and the results of each chain
+            - rows: (B, at least ``row_width``)
+            - returns: (B, C, H, W) uint8
+        """
+        # Each product is rounded before it is added, as in torchvision: a sum next to an integer decides between two bytes.
+        mean = column(rows, 1) * images[0]
+        for index, results in enumerate(images[1:], 2):
+            mean.add_(column(rows, index) * results)
+        return mean.to(torch.uint8)
 
 
 def partner_values(values: Tensor, rows: Tensor) -> Tensor:

@@ -109,6 +109,12 @@ class Sampler:
         numbers = [generator.beta(concentration, concentration, self.samples_per_batch) for generator in self._generators]
         return np.concatenate(numbers).astype(np.float32)
 
+    def dirichlet(self, concentration: float, count: int) -> NDArray[np.float32]:
+        """Numbers from the Dirichlet distribution with ``count`` parameters equal to ``concentration``, (count, B)."""
+        parameters = [concentration] * count
+        numbers = [generator.dirichlet(parameters, self.samples_per_batch) for generator in self._generators]
+        return np.concatenate(numbers).T.astype(np.float32)
+
     def permutation(self, count: int) -> NDArray[np.int64]:
         """Random permutation of ``count`` indices per batch, (batches, count)."""
         return np.stack([generator.permutation(count) for generator in self._generators])

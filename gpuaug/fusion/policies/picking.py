@@ -62,6 +62,10 @@ class Picking(Op):
         op_index = layer_index % self.layer_count
         return {choice: ops[op_index] for choice, (_, ops, _) in enumerate(self.choices) if op_index < len(ops)}
 
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
+        """Drawn numbers of one sample, without the numbers of the picked ops. By default there are none."""
+        return {}
+
     @property
     def keepdim(self) -> bool:
         """True if all ops return a single image (C, H, W) without a batch dimension."""

@@ -1,4 +1,4 @@
-"""torchvision's RandAugment, TrivialAugmentWide and AutoAugment, with independent picks per sample.
+"""torchvision's RandAugment, TrivialAugmentWide, AutoAugment and AugMix, with independent picks per sample.
 
 A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
 augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
@@ -7,19 +7,23 @@ runs at most one operation of a layer.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.mix import ChainMix
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjustment
-from gpuaug.fusion.policies.picking import Choice, Policy
+from gpuaug.fusion.pixels import IMAGE_DTYPES
+from gpuaug.fusion.policies.picking import Choice, Picking, Policy
 
 Operation = tuple[str, float, int | None]
 """Operation of a policy, as in ``v2.AutoAugment``: (name, probability, bin).
@@ -47,8 +51,10 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
 
     def _read(self, transform: Any) -> None:
         self.count = max(0, int(transform.num_ops)) if isinstance(transform, v2.RandAugment) else 1
-        self._bins = 10 if isinstance(transform, v2.AutoAugment) else transform.num_magnitude_bins
+        self._bins = 10 if isinstance(transform, v2.AutoAugment | v2.AugMix) else transform.num_magnitude_bins
         """Number of bins of a magnitude."""
+        self._drawn_bins = slice(None)
+        """Bins from which magnitudes are drawn."""
         self.choices = tuple(_choice(operations, transform, self.units) for operations in _operations_of_choices(transform))
 
     def unsupported(self) -> str | None:
@@ -66,12 +72,15 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         Returns:
             ``"apply_mask"`` and ``"layers"``, as in the docstrings of ``Policy`` and ``Picking``.
         """
-        applies = self.draw_apply_mask(sampler, size.batch)
+        return self.draw_picks(sampler, size, self.draw_apply_mask(sampler, size.batch), self.count)
+
+    def draw_picks(self, sampler: Sampler, size: Size, applies: Array, counts: Any) -> OpDraws:
+        """Draw for samples of the mask ``applies``, (B,) bool. ``counts``: number of picks that run, at most ``count``."""
         # (count, B) index of the choice of each pick. A sample may pick a choice twice. Each pick has all its layers in turn.
         picks = (sampler.uniform(self.count) * len(self.choices)).astype(np.int64)
         layers = [
-            self._draw_layer(index, picks_of_draw, applies, sampler.uniform(3), size)
-            for picks_of_draw in picks
+            self._draw_layer(index, picks_of_draw, applies & (number < counts), sampler.uniform(3), size)
+            for number, picks_of_draw in enumerate(picks)
             for index in range(self.layer_count)
         ]
         return {"apply_mask": applies, "layers": tuple(layers)}
@@ -82,7 +91,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         Args:
             index: Index of the layer.
             picks: Index of the choice that each sample picked, (B,).
-            applies: Mask of the samples that the policy is applied to, (B,) bool.
+            applies: Mask of the samples that run the pick, (B,) bool.
             numbers: Uniform numbers in [0, 1), (3, B): whether the operation runs, its bin, and its sign.
             size: Size of the images.
         """
@@ -111,7 +120,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             Magnitudes of the bins that can be drawn, from torchvision's table, (choices, bins) float64; whether an operation
             has a magnitude; and whether its sign is random, (choices,) bool.
         """
-        space: Any = self.module._AUGMENTATION_SPACE
+        space = _augmentation_space(self.module)
         magnitudes_of_choices: list[Any] = [0.0] * len(self.choices)
         has_magnitude, is_signed = np.zeros((2, len(self.choices)), bool)
         for choice in self.layer(index):
@@ -121,7 +130,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
                 magnitudes = magnitudes_for(self._bins, height, width)
             if magnitudes is not None:
                 has_magnitude[choice] = True
-                magnitudes_of_choices[choice] = magnitudes.double().numpy()[slice(None) if bin_ is None else [bin_]]
+                magnitudes_of_choices[choice] = magnitudes.double().numpy()[self._drawn_bins if bin_ is None else [bin_]]
         # Choices without a magnitude, or with a fixed bin, have one value, which broadcasting repeats for all bins. The array
         # zeros(1), which is dropped again, gives at least one bin if there are no choices with bins.
         return np.stack(np.broadcast_arrays(*magnitudes_of_choices, np.zeros(1))[:-1]), has_magnitude, is_signed
@@ -137,12 +146,95 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return calls
 
 
+class _Chain(TorchvisionPolicy):
+    """Op of a chain of ``v2.AugMix``: operations in sequence, as many as ``chain_depth`` or 1 to 3 per sample."""
+
+    def _read(self, transform: Any) -> None:
+        super()._read(transform)
+        self._draws_depth = not transform.chain_depth > 0
+        self.count = 3 if self._draws_depth else int(transform.chain_depth)
+        self._bins = transform._PARAMETER_MAX
+        self._drawn_bins = slice(int(transform.severity))
+
+    def draw_applied(self, sampler: Sampler, size: Size, applies: Array) -> OpDraws:
+        """Draw for samples of the mask ``applies``, (B,) bool."""
+        depths = 1 + (sampler.uniform() * self.count).astype(np.int64) if self._draws_depth else self.count
+        return self.draw_picks(sampler, size, applies, depths)
+
+
+class AugMix(TorchvisionOp, Picking, ChainMix):
+    """Op of ``v2.AugMix``: a weighted mean of the image and of the results of chains. A sample runs all choices, the chains.
+
+    Support: fused for bytes of one or three channels, an error for bytes of other numbers of channels and for masks, boxes and
+    keypoints; for other types run by torchvision; chains, operations and weights are drawn per sample, and the chains run in
+    the same passes, followed by a mix that PyTorch computes for the whole batch.
+    """
+
+    lowers = (v2.AugMix,)
+    pick = "sample"
+    unfused_dtypes = tuple(IMAGE_DTYPES - {torch.uint8})
+
+    def _read(self, transform: Any) -> None:
+        names = [f"chain_{index}" for index in range(int(transform.mixture_width))]
+        self.chains: tuple[_Chain, ...] = tuple(_Chain(name, transform, self.units) for name in names)
+        self.choices = tuple(Choice(chain.name, (chain,)) for chain in self.chains)
+        self._alpha = float(transform.alpha)
+
+    def unsupported(self) -> str | None:
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
+        transform: Any = self.module
+        if not (self.chains and 0 < self._alpha < math.inf and 1 <= transform.severity <= transform._PARAMETER_MAX):
+            return "mixture_width, alpha or severity is out of range"
+        return super().unsupported() or self.chains[0].unsupported()
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Reason why an operation cannot be fused for images of ``size``, or ``None``."""
+        return self.chains[0].unsupported_size(size)
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """Settings of the operations."""
+        return {name: value for op in self.ops for name, value in op.per_channel(channels).items()}
+
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the weights of the image and of the chains, and the operations of the chains.
+
+        Returns:
+            ``"apply_mask"``; ``"weights"``, (B, 1 + chains), the first of the image; and ``"layers"`` with one layer, the draws
+            of each chain.
+        """
+        applies = self.draw_apply_mask(sampler, size.batch)
+        image_weight = sampler.beta(self._alpha)
+        weights = np.stack((image_weight, *(1 - image_weight) * sampler.dirichlet(self._alpha, len(self.chains))))
+        layer = {index: chain.draw_applied(sampler, size, applies) for index, chain in enumerate(self.chains)}
+        weights = np.where(applies, weights, np.eye(len(weights), 1, dtype=np.float32))
+        return {"apply_mask": applies, "weights": weights.T, "layers": (layer,)}
+
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
+        """Weights of one sample: ``weights_0`` of the image, ``weights_1`` of the first chain, and so on."""
+        return {f"weights_{index}": float(weight) for index, weight in enumerate(draws["weights"][sample])}
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """``augmix``, which torchvision lacks, with the calls of each chain, and the weights of image and chains."""
+        chains = [chain.calls(draws["layers"][0][index], sample, size) for index, chain in enumerate(self.chains)]
+        return [("augmix", {"chains": chains, "weights": draws["weights"][sample].tolist()})]
+
+    def describe(self) -> str:
+        """Short description for ``explain()``."""
+        return f"weighted mean of the image and of {len(self.chains)} chains"
+
+
 def _operations_of_choices(policy: Any) -> list[Sequence[Operation]]:
     """Operations of each choice of a policy, in the order in which they run."""
     if isinstance(policy, v2.AutoAugment):
         return list(policy._policies)
     index = policy.magnitude if isinstance(policy, v2.RandAugment) else None
-    return [[(name, 1.0, index)] for name in policy._AUGMENTATION_SPACE]
+    return [[(name, 1.0, index)] for name in _augmentation_space(policy)]
+
+
+def _augmentation_space(policy: Any) -> Any:
+    """Operations of a policy by name: (function that returns the magnitudes of the bins, whether the sign is random)."""
+    is_partial = isinstance(policy, v2.AugMix) and not policy.all_ops
+    return policy._PARTIAL_AUGMENTATION_SPACE if is_partial else policy._AUGMENTATION_SPACE
 
 
 def _choice(operations: Sequence[Operation], policy: nn.Module, units: Units) -> Choice:

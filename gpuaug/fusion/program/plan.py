@@ -18,6 +18,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp
+from gpuaug.fusion.ops.mix import ChainMix
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.pixels import UNCHANGED
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
@@ -186,6 +187,25 @@ class OpPass(BasePass, Generic[F]):
         self.front.rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
+@dataclass(frozen=True, slots=True)
+class ChainsPass(OpPass[ChainMix]):
+    """Pass whose front mixes the results of chains. The chains run one plan, as many views of the images."""
+
+    chain_plan: "Plan" = field(kw_only=True, compare=False)
+    """Plan of each chain, for the frames of clips as images."""
+
+    @property
+    def launches(self) -> int:
+        """Number of launches of the chains, and of the mix in torch."""
+        return sum(pass_.launches for pass_ in self.chain_plan.passes) + 5 + 2 * len(self.front.chains)
+
+    def chain_tables(self, table: Rows) -> list[Rows]:
+        """Return the columns of each chain, (B, ``chain_plan.width``). ``table``: from the first column of the pass on."""
+        first, width = self.front.row_width(self.source.channels), self.chain_plan.width
+        starts = [first + index * width for index in range(len(self.front.chains))]
+        return [table[:, start : start + width] for start in starts]
+
+
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvas: TypeAlias = tuple[int, int]
@@ -338,6 +358,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             point_program, width = _point_program(builder, columns.end, current_size)
             point_ops = tuple(builder.point_ops)
             passes.append(GatherPass(front, point_ops, source, current_size, point_program, columns=columns))
+        elif isinstance(front, ChainMix):
+            chain_plan = plan(front.chains[:1], source.per_frame())
+            passes.append(ChainsPass(front, (), source, current_size, (), chain_plan=chain_plan))
+            width = front.row_width(source.channels) + len(front.chains) * chain_plan.width
         else:
             point_program, width = _point_program(builder, front.row_width(source.channels), current_size)
             passes.append(OpPass(front, tuple(builder.point_ops), source, current_size, point_program))

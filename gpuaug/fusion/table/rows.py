@@ -6,7 +6,8 @@ pass reads and writes all images once. A plan's *template* is a row with the col
 Columns of the table:
 
     0                       front of the first pass, its pointwise ops
-    ``Pass.first_column``   front of the pass, its pointwise ops, its buffer route (``route_column``)
+    ``Pass.first_column``   front of the pass, its pointwise ops, its buffer route (``route_column``); or its front, and all
+                            columns of the plan of the chains, per chain (``ChainsPass``)
     ``Plan.width``          with boxes or keypoints: their matrix (``fill_matrix``, ``points_width`` columns)
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.plan import Pass, Plan, Rows
+from gpuaug.fusion.program.plan import ChainsPass, Pass, Plan, Rows
 
 MATRIX = 9
 """Number of elements of a 3x3 matrix. With boxes or keypoints, a row ends with one matrix or more (``points_width``)."""
@@ -171,6 +172,11 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
                 write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
             pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table, all_columns=writes_template)
+        if isinstance(pass_, ChainsPass):
+            chain_draws = draws_by_op[pass_.front]["layers"][0]
+            for index, chain_table in enumerate(pass_.chain_tables(pass_table)):
+                draws_of_chain = draws_of_plan_ops(pass_.chain_plan.ops, [chain_draws[index]])
+                fill_table(pass_.chain_plan, current_size, draws_of_chain, chain_table)
         current_size = out_size
     if plan.passes[-1].route_column >= 0:
         _fill_routes(plan.passes, draws_by_op, table)

@@ -59,7 +59,9 @@ REASONS = {
         "Resize_1 in it may change the size of some images",
     ),
     "long order": (v2.RandomOrder([v2.RandomInvert()] * 5), "its random order needs 25 ops, more than 24"),
-    "policy": (v2.AugMix(), "no lowering for this type"),
+    "function": (v2.Lambda(torch.clone), "no lowering for this type"),
+    "weights": (v2.AugMix(alpha=0.0), "mixture_width, alpha or severity is out of range"),
+    "no chains": (v2.AugMix(mixture_width=0), "mixture_width, alpha or severity is out of range"),
 }
 
 
@@ -82,7 +84,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
 
 def test_a_transform_in_an_order_is_warned_of_once():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
-        augment = gpuaug.fuse([v2.RandomOrder([v2.AugMix(), v2.RandomInvert()]), TO_FLOAT])
+        augment = gpuaug.fuse([v2.RandomOrder([v2.Lambda(torch.clone), v2.RandomInvert()]), TO_FLOAT])
     assert len(caught) == 1
     assert augment(photographs(4)).shape == (4, 3, 32, 48)
 
@@ -183,7 +185,7 @@ def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
         augment(images, masks, data_keys=["input", "mask"])
 
 
-LATER = (v2.FiveCrop, v2.TenCrop, v2.RandomIoUCrop, v2.UniformTemporalSubsample, *TorchvisionPolicy.lowers)
+LATER = (v2.FiveCrop, v2.TenCrop, v2.RandomIoUCrop, v2.UniformTemporalSubsample, *TorchvisionPolicy.lowers, v2.AugMix)
 """Transforms that make several images of one, look at boxes, take clips, or pick what they do."""
 
 TRANSFORMS = [v2.ToDtype, *(kind for kind in LOWERED if kind.__module__.startswith("torchvision.") and kind not in LATER)]

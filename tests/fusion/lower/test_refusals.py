@@ -86,7 +86,7 @@ REFUSED = {
     "no size to draw": (v2.RandomResize(8, 8), "got max_size is not larger than min_size"),
     "no size to choose": (v2.RandomShortestSize([]), "got min_size is empty"),
     "no tensor": (v1.ToPILImage(), "ToPILImage. gpuaug.fuse takes tensors"),
-    "of v1": (v1.Compose([v1.AugMix()]), "got AugMix of v1. Write v2.AugMix("),
+    "of v1": (v1.Compose([v1.Lambda(torch.clone)]), "got Lambda of v1. Write v2.Lambda("),
     "of timm": (v1.Compose([of_timm("RandAugment")]), "Write v2.RandAugment("),
     "of timm, alone": (of_timm("AutoAugment"), "Write v2.AutoAugment("),
     "of timm, by chance": (v2.RandomApply([of_timm("AugMixAugment")]), "timm's AugMixAugment. Write v2.AugMix("),

@@ -25,6 +25,7 @@ SETTINGS = {
     "fill of RandAugment_0": lambda values: [v2.RandAugment(fill=values), TO_FLOAT],
     "fill of TrivialAugmentWide_0": lambda values: [v2.TrivialAugmentWide(fill=values), TO_FLOAT],
     "fill of AutoAugment_0": lambda values: [v2.AutoAugment(fill=values), TO_FLOAT],
+    "fill of AugMix_0": lambda values: [v2.AugMix(fill=values), TO_FLOAT],
     "value of RandomErasing_0": lambda values: [v2.RandomErasing(0.0, value=values)],
     "fill of RandomCrop_2": lambda values: [K.RandomInvert(), K.RandomInvert(), K.RandomCrop((8, 8), padding=3, fill=values)],
     "fill of RandomCrop_3": lambda values: [
@@ -47,14 +48,14 @@ BROADCAST = ("mean of Normalize_1", "std of Normalize_1")
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_as_many_values_as_channels_or_one_or_an_error(name, channels):
-    if "Augment" in name and channels == 4:
+    if "Aug" in name and channels == 4:
         pytest.skip("torchvision's policies take no such images")
     images = torch.rand(2, channels, 16, 16)
-    images = (images * 255).byte() if "Augment" in name else images  # else torchvision runs it
+    images = (images * 255).byte() if "Aug" in name else images  # else torchvision runs it
     for count in range(6):
         modules = SETTINGS[name](tuple(0.1 * value for value in range(1, count + 1)))
         if count in (1, channels):
-            if "Augment" not in name and ("rgb_weights" not in name or count == channels):
+            if "Aug" not in name and ("rgb_weights" not in name or count == channels):
                 assert gpuaug.fuse(modules)(images).shape[1] == channels
         else:
             if name in BROADCAST and channels == 1:

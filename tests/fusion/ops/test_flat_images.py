@@ -36,7 +36,7 @@ def test_images_of_one_value_are_so_to_every_composition():
     assert {case: size for number, case in enumerate(ALL) if (size := worst(number, case)) >= 2e-6} == {}
 
 
-@pytest.mark.parametrize("policy", [v2.TrivialAugmentWide, v2.RandAugment, v2.AutoAugment])
+@pytest.mark.parametrize("policy", [v2.TrivialAugmentWide, v2.RandAugment, v2.AutoAugment, v2.AugMix])
 def test_policies_leave_paper_and_sky_as_torchvision_does(policy):
     images = flat([255] * 12 + [201, 3, 64] * 8, 40, 40)
     for first in (v2.RandomResizedCrop(24), v2.Resize(23)):

@@ -1,4 +1,4 @@
-"""torchvision's RandAugment, TrivialAugmentWide and AutoAugment: each sample by torchvision's own functions."""
+"""torchvision's RandAugment, TrivialAugmentWide, AutoAugment and AugMix: each sample by torchvision's own functions."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,15 @@ from support.comparison.replay import photographs
 from support.comparison.statistics import apart, together_apart
 from support.comparison.torchvision_replay import BYTES_OFF, assert_replays, both, replayed, scaled
 from support.comparison.values import assert_values
-from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode, RandAugment, TrivialAugmentWide, v2
+from torchvision.transforms import (
+    AugMix,
+    AutoAugment,
+    AutoAugmentPolicy,
+    InterpolationMode,
+    RandAugment,
+    TrivialAugmentWide,
+    v2,
+)
 from torchvision.transforms.autoaugment import _apply_op
 
 import gpuaug
@@ -266,7 +274,8 @@ def test_policies_of_v1_are_those_of_v2(name):
 LEFT = {
     "it gives floats other levels than bytes": (lambda: [TO_FLOAT, v2.RandAugment()], (4, 3, 32, 32)),
     "the image has no 3x3 pixels": (lambda: [v2.AutoAugment(), TO_FLOAT], (4, 3, 2, 32)),
-    "no lowering for this type": (lambda: [v2.AugMix(), TO_FLOAT], (4, 3, 32, 32)),
+    "image has no 3x3 pixels": (lambda: [v2.AugMix(), TO_FLOAT], (4, 3, 2, 32)),
+    "differently for torch.float32": (lambda: [TO_FLOAT, v2.AugMix()], (4, 3, 32, 32)),
 }
 
 
@@ -311,3 +320,157 @@ def test_rows_of_policies_are_made_with_all_others_of_the_pipeline(name):
     assert planned is not None
     assert not planned.draws_one_batch_at_a_time
     assert sum(planned.uniforms_per_op) == planned.uniform_count
+
+
+AUGMIX = {
+    "default": {},
+    "strong": {
+        "severity": 10,
+        "mixture_width": 2,
+        "chain_depth": 2,
+        "alpha": 0.3,
+        "all_ops": False,
+        "interpolation": "nearest",
+    },
+    "filled": {"severity": 5, "mixture_width": 1, "alpha": 4.0, "fill": [255, 128, 0]},
+}
+
+
+def chains_told(draws, sample, width):
+    """(weights of the image and of the chains, the operations of each chain and their magnitudes)."""
+    told_of = draws.of(sample)
+    chains = [[] for _ in range(width)]
+    for way, own in told_of.items():
+        if "/" in way:
+            _, chain, operation = way.split(" ")[0].split("/")
+            chains[int(chain.removeprefix("chain_"))].append((operation, own.get("magnitude", 0.0)))
+    return list(told_of["AugMix"].values()), chains
+
+
+def by_torchvision(transform, image, weights, chains, monkeypatch):
+    """What ``AugMix.forward`` makes of an image with these weights, operations and magnitudes."""
+    samples = iter([[weights[0], 1.0], weights[1:]])
+    depths, picks = iter(map(len, chains)), iter([pick for chain in chains for pick in chain])
+
+    def picked(_):
+        operation, magnitude = next(picks)
+        return operation, (lambda *_: [magnitude], False)
+
+    def drawn(high=0, size=(), *, low=0):
+        return torch.tensor(next(depths) if low else 0)
+
+    monkeypatch.setattr(transform, "_sample_dirichlet", lambda _: torch.tensor([next(samples)]))
+    monkeypatch.setattr(transform, "_get_random_item", picked)
+    monkeypatch.setattr(torch, "randint", drawn)
+    return transform(image)
+
+
+@pytest.mark.parametrize("name", AUGMIX)
+def test_augmix_equals_torchvisions(name, monkeypatch):
+    """Its own code gives the bytes that the calls give, and fuse gives them but for how an operation rounds."""
+    transform, images = v2.AugMix(**AUGMIX[name]), photographs(32, height=48, width=56)
+    augment = gpuaug.fuse(transform)
+    assert not [line for line in augment.explain(images.shape).lines if line.reason]
+    draws = augment.draw(images.shape, seed=0)
+    got, by_calls = augment(images, draws=draws), replayed(draws, images)
+    for sample, image in enumerate(images):
+        weights, chains = chains_told(draws, sample, transform.mixture_width)
+        with monkeypatch.context() as patch:
+            expected = by_torchvision(transform, image, weights, chains, patch)
+        # The angle of a shear may differ in its last bit.
+        share = 1e-3 if "Shear" in str(chains) else 0
+        assert_values(by_calls[sample].int(), expected.int(), share=share, about=chains)
+    assert got.dtype == torch.uint8
+    # Of two nearest pixels either may be taken.
+    share_off, share_far_off = (0.03, 0.02) if name == "strong" else (BYTES_OFF, 1e-3)
+    assert_values(got.float(), by_calls.float(), share=share_off)
+    assert_values(got.float(), by_calls.float(), atol=1, share=share_far_off)
+
+
+def chains_of_torchvision(transform, count, shape, monkeypatch):
+    """[(weights, chains)] of what torchvision's own AugMix draws, as ``chains_told`` tells them."""
+    sample, made = transform._sample_dirichlet, []
+
+    def weighed(parameters):
+        weights = sample(parameters)
+        made[-1][0].append(weights[0].numpy())
+        return weights
+
+    def noted(image, operation, magnitude, **_):
+        _, chains, first = made[-1]
+        first.append(image)
+        if image is first[0]:  # each chain begins with it
+            chains.append([])
+        chains[-1].append((operation, magnitude))
+        return image.clone()
+
+    monkeypatch.setattr(transform, "_sample_dirichlet", weighed)
+    monkeypatch.setattr(transform, "_apply_image_or_video_transform", noted)
+    image = torch.zeros(shape, dtype=torch.uint8)
+    for _ in range(count):
+        made.append(([], [], []))
+        transform(image)
+    return [([of_image[0], *of_image[1] * of_chains], chains) for (of_image, of_chains), chains, _ in made]
+
+
+def augmix_columns(drawn, names):
+    """Columns of the weights, and of the depth, the operations and the magnitudes of each chain, {name: (N,)}."""
+    found = {
+        f"weight {index}": np.array(weights) for index, weights in enumerate(zip(*(each for each, _ in drawn), strict=True))
+    }
+    for index, chain in enumerate(zip(*(chains for _, chains in drawn), strict=True)):
+        found[f"depth {index}"] = np.array([len(picks) for picks in chain])
+        found |= {f"{name} of chain {index}": values for name, values in columns(chain, names).items()}
+    return found
+
+
+@pytest.mark.parametrize("name", AUGMIX)
+def test_draws_of_augmix_have_torchvisions_distribution(name, monkeypatch):
+    count, shape, transform = 1500, (3, 8, 331), v2.AugMix(**AUGMIX[name])
+    names = list(transform._AUGMENTATION_SPACE if transform.all_ops else transform._PARTIAL_AUGMENTATION_SPACE)
+    draws = gpuaug.fuse(transform).draw((count, *shape), seed=0)
+    torch.manual_seed(0)
+    mine = augmix_columns([chains_told(draws, sample, transform.mixture_width) for sample in range(count)], names)
+    its = augmix_columns(chains_of_torchvision(transform, count, shape, monkeypatch), names)
+    assert mine.keys() == its.keys()
+    assert {column: size for column in mine if (size := apart(mine[column], its[column])) >= 1} == {}
+    assert together_apart(mine, its) < 1
+
+
+def test_augmix_draws_for_a_clip_as_a_whole_and_by_the_chance_of_a_container():
+    clips = photographs(48, height=20, width=24).unflatten(0, (24, 2))
+    augment = gpuaug.fuse(v2.RandomApply([v2.AugMix()], p=0.5))
+    draws = augment.draw(clips.shape, seed=0)
+    got = augment(clips, draws=draws)
+    skipped = torch.tensor([not calls for calls in draws.as_torchvision()])
+    assert 4 < skipped.sum() < 20
+    assert_values(got[skipped], clips[skipped])
+    for frame in range(2):
+        assert_values(got[:, frame].float(), replayed(draws, clips[:, frame]).float(), share=BYTES_OFF)
+
+
+def test_augmix_of_v1_is_that_of_v2():
+    images = photographs(8)
+    one, other = (gpuaug.fuse(kind(7, 2, 1, 0.5, False, InterpolationMode.NEAREST, 9)) for kind in (AugMix, v2.AugMix))
+    draws = one.draw(images.shape, seed=0)
+    assert draws.as_torchvision() == other.draw(images.shape, seed=0).as_torchvision()
+    assert_values(one(images, draws=draws), replayed(draws, images), atol=1, share=BYTES_OFF)
+
+
+def test_augmix_refuses_what_moves_with_pixels():
+    augment, images = gpuaug.fuse(v2.AugMix()), photographs(2)
+    labels = torch.arange(2)
+    assert augment(images, labels, data_keys=["input", "class"])[1] is labels
+    for value, key in ((torch.zeros(2, 1, *images.shape[2:]), "mask"), (torch.ones(2, 1, 4), "bbox_xyxy")):
+        with pytest.raises(gpuaug.ArgumentError, match=f"among input, class where AugMix mixes images, got {key}"):
+            augment(images, value, data_keys=["input", key])
+
+
+@pytest.mark.parametrize("severity", [0, 11])
+def test_severities_out_of_the_bins_are_left_to_torchvision_which_refuses_them(severity):
+    transform = v2.AugMix()
+    transform.severity = severity
+    with pytest.warns(gpuaug.GpuAugWarning, match="mixture_width, alpha or severity is out of range"):
+        augment = gpuaug.fuse(transform)
+    with pytest.raises((IndexError, RuntimeError)):
+        augment(photographs(30))

@@ -14,17 +14,8 @@ SIZES = [(37, 52), (64, 40), (21, 48)]
 
 CHOSEN = (
     *("apply masks", "auto contrast", "channels", "crop, reflected", "either mix", "jitter between filters"),
-    *(
-        "noise",
-        "noise, same",
-        "noise, salt and pepper",
-        "padded, rotation, flip",
-        "perspective",
-        "photometric",
-        "sharpness",
-        "torchvision's mixes",
-    ),
-    *("one of torchvision's", "two passes", "filters, each for some"),
+    *("noise", "noise, same", "noise, salt and pepper", "padded, rotation, flip", "perspective", "photometric", "sharpness"),
+    *("torchvision's mixes", "one of torchvision's", "weighted chains", "two passes", "filters, each for some"),
 )
 """Names of pipelines of ``support/ops/pipelines.py``."""
 

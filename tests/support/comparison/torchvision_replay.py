@@ -11,14 +11,25 @@ BYTES_OFF = 1e-2
 """Share of the values of bytes that may differ: values next to the border of two bytes, and what later steps make of them."""
 
 
+def called(image, calls):
+    """What the calls make of an image."""
+    for name, arguments in calls:
+        image = mixed(image, **arguments) if name == "augmix" else getattr(functional, name)(image, **arguments)
+    return image
+
+
+def mixed(image, chains, weights):
+    """The weighted mean of an image and of the results of chains, as ``v2.AugMix`` computes it."""
+    first, *others = torch.tensor(weights)
+    mean = first * image
+    for weight, calls in zip(others, chains, strict=True):
+        mean.add_(weight * called(image, calls))
+    return mean.to(image.dtype)
+
+
 def replayed(draws, images):
     """What torchvision's functions make of each image with what it drew, as it gives them: (B, C, H, W)."""
-    made = []
-    for image, calls in zip(images, draws.as_torchvision(), strict=True):
-        for name, arguments in calls:
-            image = getattr(functional, name)(image, **arguments)
-        made.append(image)
-    return torch.stack(made)
+    return torch.stack([called(image, calls) for image, calls in zip(images, draws.as_torchvision(), strict=True)])
 
 
 def both(pipeline, images, seed=0, **options):

@@ -30,7 +30,7 @@ any other type is an error |
 three may leave images with different sizes, it is not, except for [random sizes](#random-sizes) |
 | LeRobot's `ImageTransforms`, `RandomSubsetApply`, `SharpnessJitter` | [fused](#lerobots-transforms) |
 | a function or a Lambda that only calls `image.convert("RGB")` | as `RGB` |
-| `AugMix`, `Lambda`, functions (an error in a list of transforms), \
+| `Lambda`, functions (an error in a list of transforms), \
 [subclasses that override a method](fuse.md#subclasses) | left to torchvision: not fused, and called image by image |
 | `ClampBoundingBoxes`, `ConvertBoundingBoxFormat`, `SanitizeBoundingBoxes` | applied at the end of the pipeline: \
 [Detection and segmentation](detection.md) |

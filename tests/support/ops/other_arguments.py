@@ -104,6 +104,7 @@ OTHER = {
     "random_apply_weights": [0.2, 0.8], "extra_args": {DataKey.MASK: {"resample": "bilinear", "align_corners": True}},
     "if_unsupported_ops": "skip", "data_format": "BCTHW", "num_samples": 3,
     "disable_item_features": False, "disable_sequential_features": True,
+    "severity": 10, "mixture_width": 2, "chain_depth": 1,
     "drop_height": (4, 5), "drop_width": (2, 3), "number_of_drops": (6, 7), "output_size": (9, 9), "mosaic_grid": (3, 2),
     "start_ratio_range": (0.1, 0.6), "min_bbox_size": 2.0, "grid": (4, 1),
 }  # fmt: skip

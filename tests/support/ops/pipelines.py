@@ -238,6 +238,12 @@ RGB_CLOSE = {
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
+    "weighted chains": lambda: [
+        v2.RandomResizedCrop((16, 20)),
+        v2.RandomApply([v2.AugMix(10, 2, 2, fill=[255, 128, 0])], p=0.8),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
     "one of, then jitter": lambda: [
         auto.AutoAugment([[("color", 0.8, 8), ("posterize", 0.6, 2)], [("invert", 0.5, None), ("rotate", 0.7, 1)]]),
         K.ColorJitter(0.4, 0.9, p=0.7),
@@ -303,6 +309,7 @@ JUMPS = {
     "self-supervised",
     "one of colours",
     "one of torchvision's",
+    "weighted chains",
     "one of, then jitter",
     *("antialiased crop, its middle where none fits", "drawn size, padded crop", "zoomed out, drawn size, middle"),
     *("perspective, filled", "affine, filled", "cubic behind levels", "floats of bytes", "autocontrast, torchvision's"),
@@ -313,7 +320,7 @@ JUMPS = {
 Leave a name out unless the test fails without it.
 """
 
-OF_BYTES = ("classification, torchvision's", "every step in bytes", "jpeg", "one of torchvision's")
+OF_BYTES = ("classification, torchvision's", "every step in bytes", "jpeg", "one of torchvision's", "weighted chains")
 """Several steps that return to bytes: floats, which have no such steps, run in another program, or are refused."""
 
 OF_ALL_CHANNELS = ("hue, saturation", "jitter, then jitter", *alone(exact=False, rgb=True))

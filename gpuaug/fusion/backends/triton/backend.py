@@ -51,7 +51,7 @@ from gpuaug.fusion.program.intermediates import (
     point_program_with_flags,
     types_written,
 )
-from gpuaug.fusion.program.plan import Canvas, Canvases, GatherPass, OpPass, Plan
+from gpuaug.fusion.program.plan import Canvas, Canvases, ChainsPass, GatherPass, OpPass, Plan
 
 # Values of the constants of ``gather_kernel``: ``INTERPOLATION``, ``FILTER`` (antialiasing), ``RAGGED_LAYOUT``, ``MAX_VALUE``,
 # and the padding mode of ``MAP_BEFORE`` and ``MAP_AFTER``: 0 for no index maps, 1 for index maps without padding. The empty
@@ -179,8 +179,11 @@ def _run_passes(
             front_source = repeat_per_view(source, len(out))
             if pass_.front.kernel == "torch":
                 pass_table = pass_.rows_of(torch_backend.rows_of_frames(plan, table, pass_.out.images_per_sample))
-                # as_on_gpu: the tensors of Triton's interpreter are on the CPU.
-                values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), pass_table, as_on_gpu=True)
+                if isinstance(pass_, ChainsPass):
+                    run_plan = partial(run, dtype=torch.uint8, memory_format=torch.contiguous_format)
+                    values = torch_backend.run_chains(pass_, front_source, pass_table, run_plan)
+                else:  # as_on_gpu: the tensors of Triton's interpreter are on the CPU.
+                    values = torch_backend.apply_to_samples(pass_.front, unit_range(front_source), pass_table, as_on_gpu=True)
                 out.copy_(converted(values, out.dtype))
                 source = out
                 continue

@@ -1,4 +1,4 @@
-"""Operations of torchvision's policies, ``v2.RandAugment``, ``v2.TrivialAugmentWide`` and ``v2.AutoAugment``, as ops.
+"""Operations of torchvision's ``RandAugment``, ``TrivialAugmentWide``, ``AutoAugment`` and ``AugMix``, as ops.
 
 The strength of an operation is its *magnitude*. The ops do not draw: the policy (``policies/torchvision.py``) draws
 ``"magnitude"``, (B,) float64, for its operations, and adds ``"adjustment"`` for an ``Adjustment``. The *units* of an op are the

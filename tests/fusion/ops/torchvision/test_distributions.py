@@ -65,6 +65,7 @@ ELSEWHERE = {
     gpuaug.FixedSizeCrop,
     gpuaug.PadIfSmaller,
     *TorchvisionPolicy.lowers,
+    v2.AugMix,
 }
 """Transforms that other files compare: test_elastic, test_noise, test_photometric, test_iou_crop, fusion/test_transforms and
 policies/test_torchvision.
