@@ -201,7 +201,8 @@ class ChainsPass(OpPass[ChainMix]):
 
     def chain_tables(self, table: Rows) -> list[Rows]:
         """Return the columns of each chain, (B, ``chain_plan.width``). ``table``: from the first column of the pass on."""
-        first, width = self.front.row_width(self.source.channels), self.chain_plan.width
+        width = self.chain_plan.width
+        first = self.front.row_width(self.source.channels)
         starts = [first + index * width for index in range(len(self.front.chains))]
         return [table[:, start : start + width] for start in starts]
 

@@ -211,7 +211,7 @@ REFUSED_FOR_FLOATS_OF_BYTES = [
     v2.ToDtype(torch.uint8, scale=True),
     K.RandomBrightness(),
     K.ColorJitter(0.4),
-    K.RandomMedianBlur(),
+    K.RandomMedianBlur(7),
 ]
 
 

@@ -462,7 +462,7 @@ def test_augmix_refuses_what_moves_with_pixels():
     labels = torch.arange(2)
     assert augment(images, labels, data_keys=["input", "class"])[1] is labels
     for value, key in ((torch.zeros(2, 1, *images.shape[2:]), "mask"), (torch.ones(2, 1, 4), "bbox_xyxy")):
-        with pytest.raises(gpuaug.ArgumentError, match=f"among input, class where AugMix mixes images, got {key}"):
+        with pytest.raises(gpuaug.ArgumentError, match=f"among input, class with AugMix, got {key}"):
             augment(images, value, data_keys=["input", key])
 
 

@@ -56,7 +56,7 @@ def columns(params, batch):
     """Each drawn number of a sample, by a name: {name: (B,)}."""
     found = {}
     for key, value in params.items():
-        if key in CONSTANT or key in ONE_A_BATCH:
+        if key in CONSTANT or key in ONE_A_BATCH or (key == "idx" and len(value) == 1 < batch):  # idx of a motion blur
             continue
         numbers = value.numpy()
         if key in ("src", "crop_src"):
