@@ -54,6 +54,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "clips": ("bench.suites.augmentation.clips", []),
     "detection": ("bench.suites.augmentation.detection", []),
     "mosaics": ("bench.suites.augmentation.mosaics", []),
+    "modules": ("bench.suites.augmentation.modules", []),
     "accuracy": ("bench.suites.augmentation.accuracy", []),
     "waits": ("bench.suites.training.waits", []),
     "priorities": ("bench.suites.training.priorities", []),

@@ -50,6 +50,11 @@ BY_CASE = [
             "from the host, antialiased": {"torchvision, workers", "gpuaug, workers", "gpuaug"},
         },
     ),
+    (
+        "modules",
+        "--side 32 --cases RandomJigsaw;AugMix",
+        dict.fromkeys(("RandomJigsaw", "AugMix"), {"library", "gpuaug"}),
+    ),
     ("views", "--size 32", {None: {"Kornia", "gpuaug, a call for each", "gpuaug"}}),
     (
         "detection",
