@@ -53,7 +53,7 @@ BY_CASE = [
     (
         "modules",
         "--side 32 --cases RandomJigsaw;AugMix",
-        dict.fromkeys(("RandomJigsaw", "AugMix"), {"library", "gpuaug"}),
+        {case: {"library", "gpuaug"} for case in ("RandomJigsaw", "AugMix")},
     ),
     ("views", "--size 32", {None: {"Kornia", "gpuaug, a call for each", "gpuaug"}}),
     (
