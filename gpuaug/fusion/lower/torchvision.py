@@ -170,7 +170,7 @@ class TorchvisionLowering:
         return () if factor == 1 else (Leaf(name, color.Multiplication(name, factor)),)
 
     def _after_multiplication(self, leaf: Leaf) -> Tree:
-        """Return ``leaf``, after the delayed multiplication if any. Linear ops with fill 0 may run before the multiplication."""
+        """Return ``leaf``, after the delayed multiplication if any. Linear ops with fill 0 may run before it."""
         parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()
         is_linear = [isinstance(part, GatherOp | BlurOp) and not np.any(getattr(part, "fill", 0)) for part in parts]
         before = () if parts and all(is_linear) else self.multiplication()
