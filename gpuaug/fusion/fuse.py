@@ -312,7 +312,7 @@ class Fused(nn.Module):
         combination = Combination(self._program().combining, inputs, data_keys, self.options.boxes)
         program = self._program(combination.dtype)
         size, key = combination.size, combination.plan_key
-        seed = next_seed() if draws is None else 0
+        seed = next_seed() if draws is None else 0  # not used with ``draws``
         plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])  # see ImageKey
         if draws is None and plan is not None and key is not None and key in program.cached:
             op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])

@@ -25,7 +25,7 @@ PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Input size, (B, C, H, W), to test whether an op changes sizes. No op is likely to resize or crop to this size."""
 
 _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
-"""``PROBE_SIZE`` and a small size. Every op that changes sizes changes one of them: an op that pads small images the second."""
+"""``PROBE_SIZE`` and a small size. Ops that change sizes change one of them; ops that pad to a least size, the second."""
 
 MOST_OPS = 24
 """Maximum number of ops of a container in random order. It needs one op per transform and position in the order."""
@@ -162,7 +162,7 @@ def without_last_transform(member: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, sized_by_choice: set[Op]) -> str | None:
-    """Prepare the ops of a random container for samples of different sizes, because it changes the size of some samples only.
+    """Prepare the ops of a random container that changes the size of some samples only, so that samples differ in size.
 
     Args:
         container_leaves: Modules of the container, in order. At least one changes the image size.

@@ -152,7 +152,7 @@ def untested_version() -> str | None:
 
 @functools.cache
 def warn_of_untested_version(reason: str) -> None:
-    """Warn that Kornia runs all its modules: once per process, by the cache. ``reason``: result of ``untested_version``."""
+    """Warn that Kornia runs all its modules. Cached, to warn once per process. ``reason``: result of ``untested_version``."""
     warnings.warn(
         f"No module of Kornia is fused, because {reason}. Kornia runs every module, with tens of launches per batch for each. "
         f'Run pip install "{REQUIREMENT}".',

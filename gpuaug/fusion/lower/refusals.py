@@ -164,8 +164,8 @@ def v2_of(transform: Any, equivalents: Sequence[type]) -> Any:
             that are not converted.
 
     Raises:
-        ArgumentTypeError: If ``transform`` belongs to v1, and ``equivalents`` has no class with its name; or as
-            ``refuse_transform``.
+        ArgumentTypeError: If ``transform`` belongs to v1, and ``equivalents`` has no class with its name, or if
+            ``refuse_transform`` refuses it.
     """
     if is_maybe_to_tensor(transform):
         return next(class_ for class_ in equivalents if class_.__module__.startswith("torchvision.transforms.transforms"))()

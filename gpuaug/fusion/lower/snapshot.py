@@ -1,8 +1,8 @@
 """Copy of a pipeline with the settings that it has when ``gpuaug.fuse`` is called.
 
-A pipeline is *lowered*, that is, translated to ops, separately for every dtype of images, at the first batch of this dtype, and
-again when it is unpickled. It is lowered from the copy. Otherwise, if the user changed a setting later, the change would apply
-only to dtypes of later batches.
+A pipeline is *lowered*, that is, translated to ops, separately for every dtype of images, at the latest at the first batch of
+this dtype, and again when it is unpickled. It is always lowered from the copy. From the user's modules, a setting that the user
+changes later would take effect for some dtypes only.
 
 Apart from the lowering of each library, because a copy depends on the lists of classes of both libraries.
 """

@@ -205,7 +205,7 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
-        """Return a leaf with the op of a single transform, not a container, or with a fallback module.
+        """Return a leaf with the op or fallback module of a transform that is not a container.
 
         Raises:
             ArgumentTypeError: If the transform is not supported, or draws a size per image and cannot be fused.
@@ -234,7 +234,7 @@ class TorchvisionLowering:
             self._types.require_unit_range(name)
         if reason is not None:
             keeps_range = type_difference is None and base not in RANGE_CHANGING
-            # A fallback module needs the op to compute another output size, or to check settings with one value per channel.
+            # A fallback module keeps the op if the op changes the image size, or has settings with one value per channel.
             has_channel_settings = op is not None and type_difference is None and op.per_channel(choices.PROBE_SIZE.channels)
             lowered = op if has_channel_settings else choices.sizing_op(op)
             return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
@@ -255,9 +255,10 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
-        """Return (op, reason why the transform is not lowered). ``base``: its class of torchvision, or recognized by name.
+        """Return (op of a transform, reason why the transform is not lowered).
 
-        The op is ``None`` if the class has no op, or if the op cannot be created. The reason is ``None`` if there is none.
+        The op is ``None`` if the class has no op, or if the op cannot be created. The reason is ``None`` if it is lowered.
+        ``base``: class by which the transform is lowered, a class of torchvision or one that ``by_name`` recognizes.
         """
         op_class = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
         if op_class is None:
@@ -274,7 +275,7 @@ class TorchvisionLowering:
         """Lower a conversion: to no op, because passes convert images when they read them, or, to uint8, to a fallback module.
 
         Raises:
-            ArgumentError: If images are converted to a dtype other than float32 and uint8.
+            ArgumentError: If images are converted to another dtype than float32, uint8 and the dtype that they have.
         """
         dtype, scale = conversion_of(for_videos(transform) if self._types.is_video else transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None

@@ -30,9 +30,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ImplicitTransform:
-    """Transform of torchvision without an op: a conversion of images to another dtype, or a transform of targets only.
+    """Transform of torchvision without an op.
 
-    Passes, the kernels that read and write all images, convert images when they read them.
+    It is a conversion of images to another dtype, which needs no op because *passes*, the kernels that read and write all
+    images, convert when they read; a transform of targets only; or a transform that does nothing to tensors.
     """
 
     name: str
