@@ -3,7 +3,7 @@
 A *draw* is a random number or set of random parameters. An *op* replaces one module of the pipeline. ``OpDraws`` are the draws
 of one op for all samples, by name. A *fallback module* has no op: its library runs it, with generators that are seeded by the
 draw ``"key"``. A *sample* is an image or a clip. *Views* are several random augmentations of the same images. A *policy*, such
-as RandAugment, picks other ops at random; the draws of a pick per batch hold for all samples. A *mix* blends images of a batch.
+as RandAugment, picks other ops at random, per sample or once for all samples. A *mix* blends images of a batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -262,8 +262,9 @@ def _parameters(name: str, op: Op | EagerOp, op_draws: OpDraws, sample: int) -> 
     if isinstance(op, Picking) and "layers" in op_draws:
         if op_draws["apply_mask"][sample] and (numbers := op.numbers(op_draws, sample)):
             yield name, numbers
-        for number, layer in enumerate(op_draws["layers"]):
-            for choice, picked_op in op.layer(number).items():
+        # A layer holds the draws of the k-th op of each choice of the policy, by index of the choice.
+        for layer_index, layer in enumerate(op_draws["layers"]):
+            for choice, picked_op in op.layer(layer_index).items():
                 if choice in layer and layer[choice]["apply_mask"][sample]:
                     yield from _parameters(f"{name}/{picked_op.name}", picked_op, layer[choice], sample)
     elif "params" in op_draws:

@@ -190,8 +190,8 @@ def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, s
             return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each transform of the choice"
         sizes = _end_sizes(ops)
         if all(not size.ragged and size == sizes[0] for size in sizes):
-            # For every outcome, samples end with the same size. So the last op that changes sizes has this output size, and is
-            # removed from ``ops``, whose output sizes differ between samples.
+            # For every outcome, samples end with the same size. So the last op that changes sizes gets this output size, and is
+            # removed from ``ops``: the output sizes of the remaining ops differ between samples.
             ops.pop().choice_end = sizes[0].height, sizes[0].width
         elif not any(op.draws_size and op not in sized_by_choice for op in ops):
             # No op draws a size itself, so the container can be a fallback module. It raises no error if all its output images

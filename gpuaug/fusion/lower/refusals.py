@@ -62,14 +62,15 @@ def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
 
 
 def refuse_inside_kornia(module: nn.Module, *, is_fallback: bool = False) -> None:
-    """Raise an error for torchvision's transforms inside a module that Kornia runs, and so calls once per batch.
+    """Raise an error for torchvision's transforms inside a module of Kornia that would call them once per batch.
 
     Args:
         module: Module of the user.
         is_fallback: Whether Kornia runs ``module`` even if ``module`` is a container that could be lowered member by member.
 
     Raises:
-        ArgumentTypeError: If Kornia runs ``module``, and ``module`` contains a transform of torchvision.
+        ArgumentTypeError: If ``module`` is of a class of Kornia, is not lowered member by member, and contains a transform of
+            torchvision.
     """
     class_: Any = library_class(module)
     is_modified = class_ is not None and difference(module, class_) is not None

@@ -218,6 +218,7 @@ class TorchvisionLowering:
         op, reason = self._op(name, transform, base)
         type_difference = _difference(transform, base)
         if type_difference is not None:
+            # The difference from ``base`` is the reason only if an unmodified instance of ``base`` would be lowered.
             is_lowered_class = base is not None and (
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
