@@ -154,7 +154,9 @@ class Fused(nn.Module):
         uint8_program = Program(pipeline, options, ImageTypes(torch.uint8))
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
+        """Default data keys, the types of the inputs of a call, such as ``"input"`` for images or ``"mask"``."""
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
+        """Whether the result for a single image, (C, H, W), has no batch axis either."""
         num_classes = merged_num_classes(options.num_classes, uint8_program.mixes)
         self.options = replace(options, num_classes=num_classes, views=uint8_program.views)
         self._target_conversions = target_conversions_of(uint8_program.tree)

@@ -20,7 +20,10 @@ from gpuaug.fusion.ops.channel import Normalize
 from gpuaug.fusion.pixels import LARGEST
 
 _MOST_DEVIATION = 10.0
-"""Largest ``std`` of a normalization that may be meant for images in [0, 1]. For images in [0, 255], it is about 60, or 255."""
+"""Largest ``std`` of a normalization that may be meant for images in [0, 1].
+
+For images in [0, 255], ``std`` is usually about 60, or 255 to scale them to [0, 1].
+"""
 
 
 class Refusal(NamedTuple):
