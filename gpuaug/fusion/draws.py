@@ -1,7 +1,9 @@
 """Random parameters of one batch, to read, replay and convert for Kornia and torchvision.
 
-An *op* replaces one module of the pipeline. ``OpDraws`` are the draws of one op, by name. A *fallback module* has no op: its
-library runs it, with generators that are seeded by the draw ``"key"``.
+A *draw* is a random number or set of random parameters. An *op* replaces one module of the pipeline. ``OpDraws`` are the draws
+of one op for all samples, by name. A *fallback module* has no op: its library runs it, with generators that are seeded by the
+draw ``"key"``. A *sample* is an image or a clip. *Views* are several random augmentations of the same images. A *policy*, such
+as RandAugment, picks other ops at random, per sample or once for all samples. A *mix* blends images of a batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,11 +39,11 @@ class Draws:
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
-    """Ops of the pipeline, as leaves of a tree of its containers."""
+    """Tree of the pipeline's containers, with its ops and fallback modules as leaves."""
     _drawn: tuple[OpDraws, ...]
-    """Draws of each op, in order."""
+    """Draws of each op and fallback module, in order."""
     _sizes: tuple[Size, ...]
-    """Size of the input images of each op."""
+    """Size of the input images of each op and fallback module."""
     _more: tuple["Draws", ...] = ()
     """Draws of the second and later views."""
 
@@ -51,17 +53,18 @@ class Draws:
 
     @property
     def views(self) -> tuple["Draws", ...]:
-        """Draws per view, each for a pipeline fused with ``views=1``."""
+        """Draws per view. The draws of a view can be replayed by the same pipeline fused with ``views=1``."""
         return (replace(self, _more=()), *self._more)
 
     def __len__(self) -> int:
+        """Number of samples, counted once per view."""
         return len(self.views) * self._sizes[0].batch
 
     def of(self, sample: int) -> dict[str, dict[str, float]]:
         """Return the random parameters of one sample, by module, in order of execution.
 
         Modules that are not applied to the sample are omitted. A module that draws only whether it is applied has an empty
-        dict. Names include the path of containers and policies.
+        dict. The names of the containers and policies around a module precede its name, separated by ``/``.
 
         Args:
             sample: Index of the sample, from 0. With several views, sample ``b`` of view ``v`` has index ``v · B + b``.
@@ -97,7 +100,7 @@ class Draws:
 
         result: dict[str, dict[str, float]] = {}
         for name, numbers in entries(self._tree, ""):
-            # A policy may pick a module twice.
+            # A policy may pick a module twice. The second entry gets the suffix " (2)".
             count = sum(earlier_name.split(" ")[0] == name for earlier_name in result)
             result[f"{name} ({count + 1})" if count else name] = numbers
         return result
@@ -106,14 +109,14 @@ class Draws:
         """Convert the draws to the argument ``params`` of the unfused Kornia pipeline.
 
         Returns:
-            A list of ``ParamItem`` for a container, a dict for one augmentation, a list of dicts for a sequence.
+            A list of ``ParamItem`` for a container, a dict for a single augmentation, a list of these for a plain sequence.
 
         Cost:
-            Too slow for a training loop: noise fields are computed in full, on the host.
+            Too slow for a training loop: noise is computed for all pixels, on the host.
 
         Raises:
-            ArgumentError: For several views, for modules of torchvision, or for images that differ in size or picks per sample,
-                which Kornia does not support.
+            ArgumentError: For several views, for modules of torchvision, for images that differ in size, or for policies that
+                pick per sample. Kornia supports neither of the last two.
         """
         if self._more:
             raise ArgumentError(
@@ -132,15 +135,15 @@ class Draws:
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
         def kornia_form(tree: Tree) -> Any:
-            """Return the draws of a module, or the list of draws of a container or sequence, in Kornia's format.
+            """Return the draws of a module, or a list with the draws per item of a container or sequence, in Kornia's format.
 
             Raises:
-                ArgumentError: For picks per sample.
+                ArgumentError: For a policy that picks per sample.
             """
             assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
                 op_draws, size = next(drawn_sizes)
-                # Kornia has drawn, because it runs the module for images of this size.
+                # A fallback module: the draws were drawn by Kornia, in its format.
                 if "params" in op_draws:
                     return op_draws["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
@@ -160,14 +163,14 @@ class Draws:
         """Convert the draws to calls of ``torchvision.transforms.v2.functional``.
 
         Returns:
-            Per sample, a list of (function name, keyword arguments) in order. The image, the first argument, is not included.
-            ``Mosaic``, ``MixUpBoxes`` and ``CopyPaste`` have no calls: the image is the result of the module itself, called
-            with ``draws=draws.of(sample)``. ``AugMix`` has one call, ``"augmix"``, of no function of torchvision: ``chains`` is
-            the calls of each chain, and ``weights`` the weight of the image, then of the result of each chain. The new image is
-            the sum of the weighted images, truncated to uint8.
+            Per sample, a list of (function name, keyword arguments) in order. The first argument, the image, is not included.
+            ``Mosaic``, ``MixUpBoxes`` and ``CopyPaste`` have no calls. To get their result, call the module itself, with
+            ``draws=draws.of(sample)``. ``AugMix`` has one entry, ``"augmix"``, which is not a function of torchvision. Its
+            argument ``chains`` holds the calls of each chain; ``weights`` holds the weight of the input image, then the weight
+            of the result of each chain. The result of AugMix is the weighted sum of these images, truncated to uint8.
 
         Raises:
-            ArgumentError: For several views, for modules of Kornia, for mixes, and for modules that draw while they run.
+            ArgumentError: For several views, for modules of Kornia, for mixes, and for fallback modules.
 
         Examples:
             >>> from torchvision.transforms import v2
@@ -190,7 +193,10 @@ class Draws:
 
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (function name, arguments) of the calls of torchvision's functions that repeat the draws for one sample."""
+    """Yield (function name, keyword arguments) of the calls for one sample, as in ``Draws.as_torchvision``.
+
+    ``drawn_sizes``: (draws, size of the input images) of each leaf from the first leaf of ``tree`` on, in order.
+    """
     if isinstance(tree, ImplicitTransform):
         yield from tree.calls
     elif isinstance(tree, Leaf):
@@ -252,15 +258,17 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
 
 
 def _parameters(name: str, op: Op | EagerOp, op_draws: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (name, parameters) of the module of ``op``, or of the modules that it picked, for one sample."""
+    """Yield (name, parameters) of the module ``name`` for one sample, or of the modules that were picked if it is a policy."""
     if isinstance(op, Picking) and "layers" in op_draws:
         if op_draws["apply_mask"][sample] and (numbers := op.numbers(op_draws, sample)):
             yield name, numbers
-        for number, layer in enumerate(op_draws["layers"]):
-            for choice, picked_op in op.layer(number).items():
+        # A layer holds the draws of the k-th op of each choice of the policy, by index of the choice.
+        for layer_index, layer in enumerate(op_draws["layers"]):
+            for choice, picked_op in op.layer(layer_index).items():
                 if choice in layer and layer[choice]["apply_mask"][sample]:
                     yield from _parameters(f"{name}/{picked_op.name}", picked_op, layer[choice], sample)
     elif "params" in op_draws:
+        # Drawn by Kornia, and repeated for the frames of a clip. The index is of the first frame.
         yield from _kornia_parameters(name, op_draws["params"][0].data, sample * max(op_draws["frames"], 1))
     elif op_draws["apply_mask"][sample]:
         yield name, op.numbers(op_draws, sample) if isinstance(op, Op) and "key" not in op_draws else {}
@@ -271,7 +279,15 @@ _OMITTED_PARAMETERS = ("batch_prob", "forward_input_shape", "order")
 
 
 def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (name, parameters) from draws of Kornia. Only parameters with one number per sample are included."""
+    """Yield (name, parameters) of a fallback module of Kornia, or of each module in it, for one sample.
+
+    Only parameters with one number per sample are included.
+
+    Args:
+        name: Name of the module.
+        data: Kornia's parameters: a dict of a module; a list of ``ParamItem``, or ``None``, of a container.
+        sample: Index along the first axis of the parameters.
+    """
     if not isinstance(data, dict):
         for item in data or ():
             yield from _kornia_parameters(f"{name}/{item.name}", item.data, sample)
@@ -283,18 +299,21 @@ def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str,
 
 
 _NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise", "mask_salt", "mask_pepper", "gradient")
-"""Parameters of Kornia that have one value per clip, or that an op returns per frame."""
+"""Names of Kornia's parameters that are not repeated for the frames of a clip.
+
+They have one value for all clips, or ``Op.params`` returns one value per frame already.
+"""
 
 _BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
-"""Parameters of Kornia that are indices into the batch."""
+"""Names of Kornia's parameters that are indices of samples in the batch."""
 
 
 def _for_frames(params: Any, size: Size) -> Any:
-    """Return parameters in Kornia's format, repeated per frame of clips as in ``VideoSequential``.
+    """Return parameters in Kornia's format, repeated for the T frames of each clip, as ``VideoSequential`` expects them.
 
     Args:
-        params: Parameters per clip.
-        size: Size of the clips; images are not repeated.
+        params: Parameters per clip, of a module (dict) or a container (list of ``ParamItem``).
+        size: Size of the clips. For images, ``params`` is returned unchanged.
     """
     if not size.frames:
         return params
@@ -304,10 +323,11 @@ def _for_frames(params: Any, size: Size) -> Any:
         return params
     result = {}
     for name, value in params.items():
-        axis = 1 if name in ("crop_src", "mix_pairs") else 0
+        axis = 1 if name in ("crop_src", "mix_pairs") else 0  # axis of the clips
         repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
-        is_mosaic = name == "permutation" and "src" in params  # the permutation of a jigsaw is of its tiles
+        is_mosaic = name == "permutation" and "src" in params  # indices of samples; in a jigsaw, of tiles
         if name in _BATCH_INDICES or is_mosaic:
+            # Index of a clip → index of its frame in the batch of all frames.
             frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
             repeated = repeated * size.frames + (frame[:, None] if name in ("batch_idx", "permutation") else frame)
         result[name] = repeated

@@ -1,7 +1,9 @@
 """Table of the passes of a fused pipeline, for ``Fused.explain``.
 
-A pass is one reading and writing of all images. A *segment* of a pipeline is ops with one plan, which has their passes, or a
-single module that is not fused.
+A *pass* is one reading and one writing of all images. A *segment* of a pipeline is several ops with one *plan*, which consists
+of passes, or a single *fallback module*: a module that is not fused, but run by its library, Kornia or torchvision. *Views* are
+several random augmentations of the same images, *ragged* images differ in size, and a *sample* is an image or a clip. An op may
+*combine* several images of a sample into one, the *canvas*, before all passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +27,13 @@ _ANTIALIAS = {
     "Kornia": "gpuaug.fuse(…, antialias=True) antialiases, as torchvision does by default",
     "torchvision": "With antialias=True, the default, it antialiases",
 }
+"""Library → advice in the note on downsampling without antialiasing."""
 
 _IMPLICIT_NOTES = {
     False: "nothing to compute, because passes convert images when they read and write them",
     True: "applied to boxes at the end of the pipeline",
 }
-"""Note on the transforms without an op that do not, or do, process boxes."""
+"""Note on transforms without an op, such as ``v2.ToDtype``. Key: whether they change or remove boxes."""
 
 LEAST_DOWNSAMPLING = 1.5
 """Downsampling factor above which a note warns about skipped pixels."""
@@ -38,30 +41,30 @@ LEAST_DOWNSAMPLING = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One pass, or one module that is not fused."""
+    """Row of the table: one pass, one fallback module, or one op that combines images."""
 
     modules: tuple[str, ...]
-    """Names of the modules, in order."""
+    """Names of the modules of the user whose ops run in the pass, in order."""
     what: str
-    """Short descriptions of the ops of the pass; empty for a module that is not fused."""
+    """Short descriptions of the ops of the pass; empty for a fallback module."""
     launches: int | None
-    """Number of kernel launches of the Triton backend; ``None`` if unknown, for a module that is not fused."""
+    """Number of kernel launches of the Triton backend; ``None`` for a fallback module, because it is not known."""
     read_bytes: int | None
     """Bytes of images read per batch; ``None`` if unknown."""
     written_bytes: int | None
     """Bytes of images written per batch; ``None`` if unknown."""
     reason: str = ""
-    """Reason why the module is not fused; empty for a pass."""
+    """Reason why a fallback module is not fused; empty for a pass."""
     package: str = "Kornia"
-    """Library that runs a module that is not fused: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
+    """Library that runs a fallback module: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Passes of a pipeline and modules that are not fused, for images of one shape and type. Print it."""
+    """Table of the passes and fallback modules of a pipeline, for images of one shape and type, to print."""
 
     lines: tuple[Line, ...]
-    """Passes and modules that are not fused, in order of execution."""
+    """Rows of the table, in order of execution."""
     shape: tuple[int | None, ...]
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
     executor: str = ""
@@ -73,7 +76,7 @@ class Explanation:
 
     @property
     def launches(self) -> int | None:
-        """Number of kernel launches per batch; ``None`` if a module is not fused."""
+        """Number of kernel launches per batch; ``None`` with a fallback module."""
         counts = [line.launches for line in self.lines]
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -109,11 +112,11 @@ class Explanation:
 
 
 def explanation(program: Program, size: Size, source_dtype: torch.dtype, executor: str, plain_torch: str | None) -> Explanation:
-    """Describe the segments of a pipeline, for images of one size and dtype.
+    """Return the table of a pipeline, for images of one size and dtype.
 
     Args:
-        program: Pipeline.
-        size: Size of the images.
+        program: Pipeline, lowered for images of ``source_dtype``.
+        size: Size of the input images; of the first images, if samples have several.
         source_dtype: Dtype of the input images.
         executor: Backend of the last call; empty before the first call.
         plain_torch: Reason why Triton did not run the last call on a GPU, or ``None``.
@@ -122,10 +125,10 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
     lines: list[Line] = []
     all_segments = program.segments.all_segments(size)
     combining = [op for segment in all_segments for op in segment.all_ops if isinstance(op, CombineOp)]
-    is_combined = bool(combining) and program.ends_with_combining
+    is_combined = bool(combining) and program.ends_with_combining  # the canvases are the output, without a pass
     views = program.views
     whole_plan = program.segments.whole_plan(size, masks=False, views=views)
-    # Without a plan for the whole pipeline, views run one after another.
+    # Without a plan for the whole pipeline, the passes run once per view.
     run_count = views if whole_plan is None else 1
     samples = size.batch * views
     for segment in all_segments:
@@ -133,13 +136,16 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
             fallback = segment.fallback
             lines.append(Line((fallback.name,), "", None, None, None, fallback.reason, package=fallback.package))
         passes = segment.plan.passes if segment.plan is not None and not is_combined else ()
+        # Images between segments are float32.
         read_dtype = torch.float32 if lines else source_dtype
         last_dtype = program.dtype if segment is all_segments[-1] else torch.float32
         types = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
         for pass_, written_dtype in zip(passes, types, strict=True):
+            # The first pass may need one more launch, which computes the crop windows of ragged images.
             crops_on_device = not lines and whole_plan is not None and device_crop(whole_plan) is not None
             launches = 1 if blurs_in_strips(pass_.front, read_dtype, written_dtype) else pass_.launches
+            # Ragged images keep the sizes of the source without a gather. The sizes after a gather are drawn, so not known.
             out_size = source_size if pass_.out.ragged and not pass_.gather_ops else None
             modules = tuple(dict.fromkeys(op.name for op in pass_.ops if not isinstance(op, CombineOp)))
             read = _byte_count(pass_.source, source_size, samples, read_dtype)
@@ -182,7 +188,10 @@ def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
 
 
 def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
-    """Return notes about crops and resizes that shrink images without antialiasing, so that pixels are skipped."""
+    """Return notes about crops and resizes that may downsample without antialiasing, so that they skip pixels.
+
+    ``size``: size of the input images of the pipeline. Without known sizes there are no notes.
+    """
     notes = []
     current_size = size
     if not _sizes_known(size):
@@ -205,9 +214,13 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
 
 
 def _byte_count(size: Size, ragged_size: Size | None, samples: int, dtype: torch.dtype) -> int | None:
-    """Number of bytes of ``samples`` images or clips of ``dtype``; ``None`` if their sizes are not known.
+    """Number of bytes of images or clips; ``None`` if their sizes are not known.
 
-    ``ragged_size``: actual sizes of the images if ``size`` is a placeholder for different sizes; ``None`` if not known.
+    Args:
+        size: Size of the images. Heights and widths of a ragged size are placeholders.
+        ragged_size: Size with the heights and widths of ragged images; ``None`` if they are not known.
+        samples: Number of images or clips, over all views.
+        dtype: Type of the images.
     """
     if not size.ragged:
         area: int = samples * size.height * size.width
@@ -224,11 +237,11 @@ def _sizes_known(size: Size) -> bool:
 
 
 def _call_count(line: Line, shape: tuple[int | None, ...]) -> str:
-    """Return a description of how often a module that is not fused is called per batch; empty for one call."""
+    """Return a description of how often a fallback module is called per batch; empty for one call."""
     sample = "image" if len(shape) == 4 else "clip"
     return "" if line.package == "Kornia" else f", {sample} by {sample}, {shape[0]} calls a batch"
 
 
 def _megabytes(count: int | None) -> str:
-    """Format a number of bytes; ``None`` if it is unknown."""
+    """Return a number of bytes as text, in MB; ``"?"`` for ``None``."""
     return "?" if count is None else f"{count / 1e6:.1f} MB"

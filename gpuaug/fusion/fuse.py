@@ -1,10 +1,10 @@
 """``fuse`` and the module that it returns, which runs a batch through a fused pipeline.
 
-A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For a given size of the batch, a
-program consists of *segments*. A segment is a run of ops that share one plan, or one module that its library runs. A *plan*
-runs its ops in few *passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per
-sample, with the random parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix*
-blends images of a batch, as MixUp does.
+A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For images of one size, a program
+consists of *segments*: ops that share a plan, or one *fallback module*, which its library runs. A *plan* runs its ops in few
+*passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per sample, with the random
+parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix* blends images of a batch,
+as MixUp does. *Targets* are annotations of images: masks, boxes, keypoints, labels.
 """
 
 from collections.abc import Sequence
@@ -63,9 +63,9 @@ def fuse(
 
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
-            transform or ``Compose``, or a sequence of them; or an image processor of transformers, with ``ragged=True`` and at
-            most ``dtype``. It is not modified or moved, and later changes of the settings of its modules have no effect.
-            Parameters are drawn independently per sample, which is an image or a clip.
+            transform or ``Compose``, or a sequence of them. Or an image processor of transformers, with ``ragged=True`` and
+            no other argument than ``dtype``. It is not modified or moved. Later changes of its settings have no effect.
+            Random parameters are drawn independently per sample, which is an image or a clip.
         dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
             By default float32 for Kornia, and the input type for torchvision, unless the pipeline converts it. The computation
             is in float32, except that blurs with a kernel of 5 to 33 pixels on the longer side may use float16 weights and
@@ -123,7 +123,7 @@ def fuse(
         label_smoothing=label_smoothing,
     )
     if is_image_processor(pipeline):
-        # Not a union or an overload, with which type checkers would not know the result for a pipeline of type Any.
+        # ``Fused`` only for type checkers: with a union or an overload they would not know the type for a pipeline of type Any.
         return cast("Fused", fuse_processor(pipeline, options))
     fused = Fused(pipeline, options)
     fused._warnings.when_fused()
@@ -139,9 +139,9 @@ class Fused(nn.Module):
     """
 
     takes_tv_tensors = True
-    """Whether a stage also passes to this module the members of a batch that contain torchvision's tensors."""
+    """Whether a stage of a loader also passes the members of a batch that contain torchvision's tensors to this module."""
     takes_packed = True
-    """Whether a stage passes target dicts to this module as ``PackedTargets``."""
+    """Whether a stage of a loader passes target dicts to this module as ``PackedTargets``."""
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
@@ -154,31 +154,33 @@ class Fused(nn.Module):
         uint8_program = Program(pipeline, options, ImageTypes(torch.uint8))
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
+        """Default data keys, the types of the inputs of a call, such as ``"input"`` for images or ``"mask"``."""
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
+        """Whether the result for a single image, (C, H, W), has no batch axis either."""
         num_classes = merged_num_classes(options.num_classes, uint8_program.mixes)
         self.options = replace(options, num_classes=num_classes, views=uint8_program.views)
         self._target_conversions = target_conversions_of(uint8_program.tree)
-        """Conversions of targets, which are applied at the end of the pipeline."""
+        """Conversions of targets by transforms of the pipeline. They are applied at its end."""
         self.definition = (pipeline, replace(options, dtype=uint8_program.dtype))
-        """Pipeline and options, with the output dtype for uint8 images. They determine the output for a seed and a batch.
+        """(pipeline, options), which determine the output for a seed and a batch. Loader states contain their text.
 
-        Loader states contain their text.
+        The options hold the output dtype for uint8 images.
         """
         self._soft_labels = None if num_classes is None else SoftLabels(num_classes, options.label_smoothing)
         """Conversion of labels to class probabilities; ``None`` without ``num_classes``."""
         self._programs[torch.uint8] = uint8_program
         self.geometric_modules = uint8_program.geometric_modules
-        """Modules whose ops may move pixels within an image."""
+        """Modules of the pipeline whose ops may move pixels within an image."""
         self._prefetch = TablePrefetch()
         self.clip_layout = clip_layout_of(pipeline)
         """Layout of clips that the pipeline accepts."""
-        # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
+        # Images of the last call; empty before the first call. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
         self._warnings = FallbackWarnings(uint8_program.ops)
         self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
         """True if all random numbers of a call follow from its seed.
 
-        A module that is not fused draws from the global generators of torch, NumPy or Python, which are keyed while it runs.
+        A fallback module draws from the global generators of torch, NumPy or Python, which are seeded while it runs.
         """
 
     def _main_programs(self) -> list[Program]:
@@ -186,7 +188,7 @@ class Fused(nn.Module):
         programs = [self._program()]
         try:
             programs.append(self._program(torch.float32))
-        except GpuAugError:  # a call with floats will raise the error
+        except GpuAugError:  # the pipeline does not accept floats; a call with floats will raise the error
             return programs
         return programs
 
@@ -308,12 +310,12 @@ class Fused(nn.Module):
         return run(inputs, data_keys, draws)
 
     def _combined(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None) -> Any:
-        """Combine the images of each sample, and return the outputs of ``forward``, which has the same arguments."""
+        """Run ``forward`` for a pipeline that begins with ops that combine several images of a sample, such as ``Mosaic``."""
         combination = Combination(self._program().combining, inputs, data_keys, self.options.boxes)
         program = self._program(combination.dtype)
         size, key = combination.size, combination.plan_key
-        seed = next_seed() if draws is None else 0
-        plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])
+        seed = next_seed() if draws is None else 0  # not used with ``draws``
+        plan = None if key is None else self._plan_of(program, key, size, masks=key[2], points=key[3])  # see ImageKey
         if draws is None and plan is not None and key is not None and key in program.cached:
             op_draws = self._prefetch.draws(program.combining, plan, size, combination.device, seed, key[3])
         else:
@@ -326,7 +328,7 @@ class Fused(nn.Module):
         return combination.restored(self._augmented(results, combination.result_keys, draws, seed))
 
     def _plan_of(self, program: Program, key: ImageKey | None, size: Size, *, masks: bool, points: bool) -> Plan | None:
-        """Return the plan of the whole pipeline; ``None`` if there is none. Images with another ``key`` are checked."""
+        """Return the plan of the whole pipeline, or ``None``. Images are checked, unless the plan is cached for ``key``."""
         if key in program.cached:
             return program.cached[key].plan
         program.check_type(has_run=False)
@@ -337,9 +339,9 @@ class Fused(nn.Module):
         return plan
 
     def _augmented(self, inputs: Sequence[Any], data_keys: Any, draws: Draws | None, seed: int | None = None) -> Any:
-        """Return the outputs of ``forward``, which has the same arguments. ``seed``: seed of the call, if it is known."""
+        """Run ``forward`` without ops that combine images. ``seed``: seed of the call; ``None`` if it is not drawn yet."""
         if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor | Ragged) for value in inputs):
-            inputs = first_images(inputs, data_keys)
+            inputs = first_images(inputs, data_keys)  # a list of batches: samples with several images
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
@@ -355,16 +357,16 @@ class Fused(nn.Module):
         for op in program.limited_ops:
             record.check_keys(op)
         if program.box_crop is not None:
-            record.boxes_for_crop(program.box_crop)
+            record.boxes_for_crop(program.box_crop)  # raises an error without boxes
         self._last_call[:] = ((size, record.call.device, record.call.dtype),)
-        # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
+        # All views run in the same passes if one plan runs the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
-        # Whether ``TablePrefetch`` can draw for this call and later ones. It is not used if ``draws`` are passed.
+        # Whether ``TablePrefetch`` can draw for this call and later ones, which it does unless ``draws`` are passed.
         draws_ahead = views_together and plan is not None and not plan.draws_one_batch_at_a_time
         if draws is None and not draws_ahead and seed is None:
             seed = next_seed()
-        # At each attempt one module may return another dtype than the pipeline was lowered for. The pipeline is then lowered
-        # again, for the returned dtype.
+        # At each attempt, one fallback module may return another dtype than the pipeline was lowered for. The pipeline is then
+        # lowered again for the returned dtype, and the call repeated.
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
@@ -396,7 +398,7 @@ class Fused(nn.Module):
         )
 
     def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor, seed: int | None) -> Tensor:
-        """Run a call with only images, of a shape that an earlier call has had. ``seed``: see ``_augmented``."""
+        """Run a call whose only input is images, with a plan that an earlier call cached. ``seed``: see ``_augmented``."""
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
@@ -412,7 +414,7 @@ class Fused(nn.Module):
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
     def _record_of(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Record:
-        """Create the ``Record`` of a call: its images and targets, which are replaced pass by pass."""
+        """Create the ``Record`` of a call: its images and targets, which each segment replaces by its outputs."""
         return Record(inputs, keys, self.options.boxes, self._target_conversions, self.clip_layout)
 
     def explain(
@@ -450,10 +452,10 @@ class Fused(nn.Module):
 
         Args:
             program: Pipeline, lowered for the type of the images.
-            record: Inputs, which are replaced pass by pass.
-            plan: Plan of the whole pipeline, if there is one. Needed without ``draws``.
-            draws: Draws of the views to run; ``None`` to draw ahead for this call and later ones.
-            seed: See ``_augmented``.
+            record: Inputs of the call.
+            plan: Plan of the whole pipeline; ``None`` if there is none. Only used without ``draws``.
+            draws: Draws of the views to run; ``None`` to let ``TablePrefetch`` draw.
+            seed: Seed of the call for ``TablePrefetch``; see ``_augmented``.
         """
         views = self.options.views
         with torch.no_grad():
@@ -470,7 +472,7 @@ class Fused(nn.Module):
             return record.results(keepdim=self._keepdim, views=views)
 
     def _run_segments(self, program: Program, record: Record, draws: Draws) -> None:
-        """Run the pipeline segment by segment, each for all views of ``draws``. Fallback modules run one view."""
+        """Run the segments of the pipeline in order. Plans run all views at once, fallback modules only one view."""
         size = record.call.size
         start = 0
         while start < len(program.ops):
@@ -478,11 +480,11 @@ class Fused(nn.Module):
             segment_draws = [view._drawn[start : segment.stop] for view in draws.views]
             start = segment.stop
             is_last = start == len(program.ops)
-            # (dtype, memory format) of the result; the defaults for images between segments.
+            # (dtype, memory format) of the result of the pipeline. Images between segments have the defaults.
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
                 self._warnings.when_run(segment.fallback)
-                ((fallback_draws,),) = segment_draws
+                ((fallback_draws,),) = segment_draws  # one view, one module
                 record.run_eager(segment.fallback, fallback_draws, *output_type)
                 size = segment.fallback.out_drawn(fallback_draws, size)
                 if not is_last:

@@ -1,4 +1,4 @@
-"""Validated arguments of ``gpuaug.fuse``."""
+"""Validation of the arguments of ``gpuaug.fuse``."""
 
 from dataclasses import dataclass
 from numbers import Real
@@ -11,11 +11,13 @@ from gpuaug.core.ragged import ELEMENTS_LIMIT
 from gpuaug.fusion.policies.picking import Pick
 
 BoxFormatName = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
-"""Format of boxes in target dicts: corners; corner, width and height; centre, width and height.
+"""Format of boxes in target dicts, (N, 4), in pixels.
 
-``"cxcywh_share"`` has the numbers of ``"cxcywh"``, divided by the width or the height of the image.
+``"xyxy"``: left, top, right, bottom. ``"xywh"``: left, top, width, height. ``"cxcywh"``: centre (x, y), width, height.
+``"cxcywh_share"``: as ``"cxcywh"``, with x and width divided by the width of the image, y and height by its height.
 """
 
+# Valid values of ``dtype``, ``boxes`` and ``memory_format``.
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 _BOXES = get_args(BoxFormatName)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -23,7 +25,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of ``gpuaug.fuse``.
+    """Arguments of ``gpuaug.fuse``, which documents them. The constructor validates them.
 
     Raises:
         ArgumentError, ArgumentTypeError: If an argument has an invalid value.
@@ -41,7 +43,7 @@ class Options:
 
     def __post_init__(self) -> None:
         classes = self.num_classes
-        largest = ELEMENTS_LIMIT - 1
+        largest = ELEMENTS_LIMIT - 1  # kernels index values in 32 bits
         valid_options = {
             "dtype": None
             if self.dtype is None

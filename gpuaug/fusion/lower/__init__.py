@@ -1,1 +1,1 @@
-"""From the user's modules to ops."""
+"""Lowering: translation of the user's modules of Kornia and torchvision to ops."""

@@ -1,8 +1,10 @@
-"""Transforms of LeRobot, open_clip and timm, recognized by class name and images, without importing them.
+"""Recognition of transforms of LeRobot, open_clip and timm, without importing these packages.
 
-A transform is replaced by the equivalent transform of torchvision, *lowered* to an op, or called without fusion. A class of
-any version is recognized if it returns the images of the tested versions for the same random numbers: lerobot 0.4.4 and 0.6.1,
-timm 1.0.31, and open_clip.
+A class is recognized by the names of its package and class, and by its output: with the arguments and the seed of a test, it
+must return the same images as in the tested versions: lerobot 0.4.4 and 0.6.1, timm 1.0.31, and open_clip.
+
+A recognized transform is replaced by the equivalent transform of torchvision, or is *lowered*, that is, translated to an *op*
+of a fused pipeline. Others are called unchanged, image by image, or refused (``refusals.py``).
 """
 
 import math
@@ -27,7 +29,7 @@ from gpuaug.fusion.lower.refusals import UNSUPPORTED_TIMM_SETTINGS, timm_error
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 
-# Settings of LeRobot's transforms in ``REPLAYS``: the configuration of ``ImageTransforms``, and members of its container.
+# Arguments of LeRobot's classes in ``REPLAYS``: configuration of ``ImageTransforms``, and members of ``RandomSubsetApply``.
 _JITTER = SimpleNamespace(type="ColorJitter", weight=1.0, kwargs={"brightness": (0.5, 1.5)})
 _CONFIGURATION = SimpleNamespace(enable=True, max_num_transforms=1, random_order=False, tfs={"jitter": _JITTER})
 _MEMBERS = (v2.RandomInvert(1.0), v2.RandomSolarize(0.4, 1.0), v2.RandomHorizontalFlip(1.0))
@@ -48,7 +50,7 @@ REPLAYS: dict[str, tuple[tuple[Any, ...], float]] = {
     "timm.RandomResizedCropAndInterpolation": ((20, (0.2, 0.9), (0.6, 1.7), "bicubic"), 53.403931),
     "timm.ResizeKeepRatio": ((20, 0.3, "bilinear", 0.6, (0.7, 1.2), True, 0.6, (0.8, 1.25)), 50.418754),
 }
-"""Class → (arguments of an instance, ``checksum`` of its images in the tested versions)."""
+"""``qualified_name`` of a class → (arguments of its constructor, ``checksum`` with these arguments in the tested versions)."""
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
@@ -57,17 +59,17 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.ResizeKeepRatio,
 }
-"""Op of each class that is lowered to an op, and not replaced by a transform of torchvision."""
+"""``qualified_name`` of a class without equivalent in torchvision → its op, which is created from (name, transform, units)."""
 
 
 def qualified_name(class_: type | None) -> str:
-    """Return the key of a class in ``REPLAYS``: package and class name, such as ``"timm.ResizeKeepRatio"``; empty without."""
+    """Return package and name of a class, such as ``"timm.ResizeKeepRatio"``; empty if this is not a key of ``REPLAYS``."""
     name = "" if class_ is None else f"{class_.__module__.partition('.')[0]}.{class_.__name__}"
     return name if name in REPLAYS else ""
 
 
 def recognized_class(transform: Any) -> type | None:
-    """Return the first class of ``transform``, then of its bases, that has a ``qualified_name``; ``None`` without one."""
+    """Return the first class in the method resolution order of ``transform`` with a ``qualified_name``, or ``None``."""
     return next((class_ for class_ in type(transform).__mro__ if qualified_name(class_)), None)
 
 
@@ -78,13 +80,13 @@ def is_a(transform: Any, name: str) -> bool:
 
 
 def difference_reason(transform: Any, class_: type) -> str | None:
-    """Return the reason why ``transform`` may behave differently from ``class_`` in the tested versions, or ``None``."""
+    """Return the reason why ``transform`` may differ from an instance of ``class_`` in the tested versions, or ``None``."""
     return difference(transform, class_) or _version_reason(class_)
 
 
 @cache
 def _version_reason(class_: type) -> str | None:
-    """Return the reason why a class is not recognized: another version, whose images differ from the tested versions."""
+    """Return the reason why the installed version of a class is not recognized; ``None`` if its ``checksum`` is as expected."""
     name = qualified_name(class_)
     arguments, expected = REPLAYS[name]
     with suppress(Exception):  # another version may raise any error
@@ -96,14 +98,17 @@ def _version_reason(class_: type) -> str | None:
 
 
 def checksum(class_: type, arguments: Sequence[Any]) -> float:
-    """Return a number that depends on all pixels of eight images that an instance of ``class_`` draws with a fixed seed."""
+    """Return a weighted sum of all squared pixels that ``class_(*arguments)`` returns for one image in eight calls.
+
+    The random generators are seeded. Weights depend on the position of the pixel, so that moved pixels change the sum.
+    """
     total = 0.0
     with Generators(torch.device("cpu"), libraries=True).keyed(0), initial_settings():
         image = torch.rand(3, 24, 32, device="cpu")
         pil_image = functional.to_pil_image(image)
         transform = class_(*arguments)
         for _ in range(8):
-            # open_clip's transforms take no tensors.
+            # open_clip calls its transforms on PIL images, not on tensors.
             output = transform(pil_image if class_.__module__.startswith("open_clip.") else image.clone())
             pixels = np.asarray(output, dtype=np.float64)
             total += float((pixels**2 * np.sqrt(np.arange(pixels.size)).reshape(pixels.shape)).mean())
@@ -111,7 +116,9 @@ def checksum(class_: type, arguments: Sequence[Any]) -> float:
 
 
 def torchvision_equivalent(transform: Any) -> Any:
-    """Return the equivalent transform of torchvision, or list of transforms; ``transform`` itself without an equivalent.
+    """Return the equivalent transform of torchvision, or ``transform`` itself if there is none.
+
+    For LeRobot's ``ImageTransforms``, the result is the transform that it calls, which may be LeRobot's ``RandomSubsetApply``.
 
     Raises:
         ArgumentTypeError: If ``transform`` belongs to timm and has a setting that torchvision's equivalent does not have.
@@ -136,13 +143,16 @@ def torchvision_equivalent(transform: Any) -> Any:
     if name == "timm.RandomResizedCropAndInterpolation":
         return v2.RandomResizedCrop(transform.size, transform.scale, transform.ratio, interpolation, antialias=True)
     if name == "timm.RandomCropOrPad":
-        edge = transform.padding_mode
-        return v2.RandomCrop(transform.size, pad_if_needed=True, fill=transform.fill, padding_mode=edge)
+        mode = transform.padding_mode
+        return v2.RandomCrop(transform.size, pad_if_needed=True, fill=transform.fill, padding_mode=mode)
     return _random_erasing(transform) if name == "timm.RandomErasing" else transform
 
 
 def _converts_to_rgb(transform: Any) -> bool:
-    """Return whether a function, or a ``v2.Lambda`` of one, only calls ``image.convert("RGB")``, which tensors do not have."""
+    """Return whether ``transform`` is a function, or a ``Lambda`` of a function, that only calls ``image.convert("RGB")``.
+
+    It may read ``image.mode`` before. Both names belong to PIL images, so the function cannot be called on tensors.
+    """
     function = transform.lambd if type(transform) in (v1.Lambda, v2.Lambda) else transform
     if not isinstance(function, FunctionType) or function.__code__.co_argcount != 1:
         return False
@@ -151,12 +161,16 @@ def _converts_to_rgb(transform: Any) -> bool:
 
 
 def _setting_error(class_: type, setting: str) -> ArgumentTypeError:
-    """Return the error for a setting of timm's that torchvision does not have."""
+    """Return the error for a transform of timm with a ``setting``, a key of ``UNSUPPORTED_TIMM_SETTINGS``."""
     return timm_error(f"{class_.__name__} {setting}", UNSUPPORTED_TIMM_SETTINGS[setting])
 
 
 def _random_erasing(transform: Any) -> Any:
-    """Return torchvision's equivalent of timm's ``RandomErasing``."""
+    """Return torchvision's equivalent of timm's ``RandomErasing``.
+
+    Raises:
+        ArgumentTypeError: If the transform has a setting that torchvision's does not have.
+    """
     if transform.rand_color:
         raise _setting_error(type(transform), "with mode='rand'")
     if transform.max_count > 1:

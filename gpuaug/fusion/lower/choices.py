@@ -1,7 +1,10 @@
-"""Random containers, such as ``v2.RandomChoice``, whose transforms change the image size of some samples only.
+"""Lowering of random containers, such as ``v2.RandomChoice``, to ops that run for some samples only.
 
-Such a container makes one draw per sample. A *gate* of an op in the container is the set of outcomes of the draw for which the
-op runs.
+A random container makes one *draw* per sample: a random choice of the transforms that run, the *outcome*. Each op of the
+container has a *gate*, the set of outcomes for which the op runs. Transforms of a container that change the image size need
+preparation (``prepare_sizes``), because samples then differ in size.
+
+A *fallback module* has no op: its library runs it.
 """
 
 import math
@@ -19,22 +22,22 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, moves_pixels, only_moves_and_recolours
 
 PROBE_SIZE = Size(1, 3, 4093, 4099)
-"""Arbitrary input size that is unlikely to be the output size of a transform."""
+"""Input size, (B, C, H, W), to test whether an op changes sizes. No op is likely to resize or crop to this size."""
 
 _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
-"""``PROBE_SIZE`` and a small size. An op that changes sizes changes one of them: padding of small images changes the second."""
+"""``PROBE_SIZE`` and a small size. Ops that change sizes change one of them; ops that pad to a least size, the second."""
 
 MOST_OPS = 24
-"""Maximum number of ops of a container in random order: one op per transform and turn (``outcomes``)."""
+"""Maximum number of ops of a container in random order. It needs one op per transform and position in the order."""
 
 MOST_SUBSETS = 10_000
-"""Maximum number of subsets from which a container draws, because the probability of each is computed on the host."""
+"""Maximum number of subsets of transforms from which a container draws. The probability of each is computed on the host."""
 
 
 def sizing_op(op: Op | EagerOp | None) -> Op | None:
     """Return the op that computes the output size of ``op``, if ``op`` changes the image size; else ``None``.
 
-    For a fallback module, which a library runs, this is the op to which the module is lowered for other image sizes.
+    This is ``op`` itself, or for a fallback module its attribute ``lowered``, an op of the same module.
     """
     lowered = op.lowered if isinstance(op, EagerOp) else op
     return lowered if lowered is not None and any(lowered.out(size) != size for size in _PROBE_SIZES) else None
@@ -48,22 +51,25 @@ def moves_nothing(op: Op | EagerOp) -> bool:
 
 
 def named_transforms(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, transform) of the members of a container."""
+    """Yield (name, transform) of the members of a container. Names are such as ``"Resize_0"``."""
     for index, transform in enumerate(transforms):
         yield f"{getattr(transform, '__name__', type(transform).__name__)}_{index}", transform
 
 
 def common_resize(container: Any) -> tuple[str, Any] | None:
-    """Return (name, transform) of the resize in which all transforms of a ``RandomChoice`` end; ``None`` if there is none."""
+    """Return (name, transform) of the resize to (height, width) that ends all transforms of a ``RandomChoice``, or ``None``.
+
+    A transform ends in a resize if it is a ``Compose`` with a resize at its end, or a resize itself.
+    """
     if not isinstance(container, v2.RandomChoice):
         return None
     last_transforms = [list(named_transforms(_branch(transform)))[-1] for transform in container.transforms]
-    settings = [
-        (tuple(end.size), str(end.interpolation), end.antialias)
-        for _, end in last_transforms
-        if class_of(end, (v2.Resize,)) and isinstance(end.size, Sequence) and len(end.size) == 2
+    resizes = [
+        (tuple(last.size), str(last.interpolation), last.antialias)
+        for _, last in last_transforms
+        if class_of(last, (v2.Resize,)) and isinstance(last.size, Sequence) and len(last.size) == 2
     ]
-    return last_transforms[-1] if len(settings) == len(last_transforms) and len(set(settings)) == 1 else None
+    return last_transforms[-1] if len(resizes) == len(last_transforms) and len(set(resizes)) == 1 else None
 
 
 def probabilities(name: str, choice: Any) -> list[float]:
@@ -83,7 +89,10 @@ def probabilities(name: str, choice: Any) -> list[float]:
 
 
 def _weights(container: Any) -> tuple[Sequence[float], int, bool]:
-    """Return (weight per transform, number of transforms that run, whether their order is random) of a container's draw."""
+    """Return (weight per transform, number of transforms that run, whether their order is random) of a random container.
+
+    ``container`` is not a ``RandomApply``, which runs all or none of its transforms.
+    """
     count = len(container.transforms)
     if isinstance(container, v2.RandomChoice):
         return container.p, 1, False
@@ -94,7 +103,7 @@ def _weights(container: Any) -> tuple[Sequence[float], int, bool]:
 
 def unsupported_draw(container: Any) -> str | None:
     """Return the reason why a container cannot be lowered to ops with gates, or ``None``."""
-    if isinstance(container, v2.RandomApply | v2.RandomChoice):  # ``probabilities`` raises an error for weights
+    if isinstance(container, v2.RandomApply | v2.RandomChoice):  # invalid weights raise an error in ``probabilities``
         return None
     weights, runs, in_random_order = _weights(container)
     if not all(0 <= weight < math.inf for weight in weights) or sum(weight > 0 for weight in weights) < runs:
@@ -102,16 +111,18 @@ def unsupported_draw(container: Any) -> str | None:
     ops = len(weights) * runs
     if in_random_order:
         return f"its random order needs {ops} ops, more than {MOST_OPS}" if ops > MOST_OPS else None
-    most = max(math.comb(len(weights), number) for number in range(runs + 1))
-    return f"more than {MOST_SUBSETS} subsets" if most > MOST_SUBSETS else None
+    # ``outcomes`` computes the probabilities of the subsets of each size up to ``runs``.
+    subsets = max(math.comb(len(weights), size) for size in range(runs + 1))
+    return f"more than {MOST_SUBSETS} subsets" if subsets > MOST_SUBSETS else None
 
 
 def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], list[slice]]:
-    """Return the outcomes of a container's draw.
+    """Return the outcomes of a container's draw, with their probabilities, and the turns in which its ops are arranged.
 
     Returns:
-        (outcome → probability, turns). An outcome is the indices of the transforms that run, in order. A turn is a slice of the
-        outcome whose transforms become ops together: one position per turn if the order is random, or else all positions.
+        (outcome → probability, turns). An outcome is a tuple of indices of transforms, in the order in which they run. A turn
+        is a slice of this tuple. If the order is random, there is one turn per position, and in each turn one op per transform,
+        because each transform may be at each position. Otherwise, one turn contains all positions.
 
     Raises:
         ArgumentError: If the weights of a ``RandomChoice`` are not valid.
@@ -122,7 +133,7 @@ def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], l
     weights, runs, in_random_order = _weights(container)
     if isinstance(container, v2.RandomChoice):
         weights = probabilities(name, container)
-    # As ``torch.multinomial`` without replacement: one transform after another, by the weights of the remaining transforms.
+    # ``torch.multinomial`` without replacement draws one transform after another, by the weights of the remaining transforms.
     probability_of_order: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(runs):
         probability_of_longer: dict[tuple[int, ...], float] = defaultdict(float)
@@ -138,7 +149,7 @@ def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], l
 
 
 def _branch(transform: Any) -> Sequence[Any]:
-    """Return the transforms that a choice runs: the members of a ``Compose``, or ``transform`` alone."""
+    """Return the transforms in a member of a ``RandomChoice``: the members of a ``Compose``, or ``transform`` alone."""
     branch: Sequence[Any] = transform.transforms if class_of(transform, (v2.Compose,)) else [transform]
     return branch
 
@@ -151,20 +162,21 @@ def without_last_transform(member: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, sized_by_choice: set[Op]) -> str | None:
-    """Prepare the ops of a random container that changes the size of some samples only.
+    """Prepare the ops of a random container that changes the size of some samples only, so that samples differ in size.
 
     Args:
         container_leaves: Modules of the container, in order. At least one changes the image size.
         final_resize: Resize to one size that follows the container; ``None`` if there is none.
-        sized_by_choice: Ops with ``draws_size`` that draw no size themselves, but that a container runs for some samples only.
-            Ops of this container are added.
+        sized_by_choice: Ops whose ``draws_size`` is set only because a container runs them for some samples, not because the op
+            draws a size. Ops of this container are added.
 
     Returns:
         ``None`` if the ops can be fused. Their attributes ``draws_size`` and ``choice_end`` (see ``Op``) are then set.
-        Otherwise the reason, or an empty string if the only reason is that samples differ in size after the container.
+        Otherwise the reason why not; an empty string if the only reason is that samples differ in size after the container.
     """
     sizing_leaves = [leaf for leaf in container_leaves if sizing_op(leaf.op) is not None]
-    # Modules up to the last change of size may run on images of different sizes.
+    # Index after the last module that may run on images of different sizes: the last that changes sizes, or with a final
+    # resize, the last of the container.
     stop = len(container_leaves) if final_resize is not None else container_leaves.index(sizing_leaves[-1]) + 1
     for leaf in (*container_leaves[:stop], *([] if final_resize is None else [final_resize])):
         if isinstance(leaf.op, EagerOp):
@@ -178,10 +190,12 @@ def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, s
             return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each transform of the choice"
         sizes = _end_sizes(ops)
         if all(not size.ragged and size == sizes[0] for size in sizes):
-            # Removed from ``ops``: the last op to change sizes gives all samples one size, so it does not draw a size.
+            # For every outcome, samples end with the same size. So the last op that changes sizes gets this output size, and is
+            # removed from ``ops``: the output sizes of the remaining ops differ between samples.
             ops.pop().choice_end = sizes[0].height, sizes[0].width
         elif not any(op.draws_size and op not in sized_by_choice for op in ops):
-            # No op draws a size itself. torchvision runs the container, without an error if all output images have one size.
+            # No op draws a size itself, so the container can be a fallback module. It raises no error if all its output images
+            # of a batch have one size.
             return ""
     for op in ops:
         if not op.draws_size:
@@ -191,8 +205,9 @@ def prepare_sizes(container_leaves: Sequence[Leaf], final_resize: Leaf | None, s
 
 
 def _end_sizes(ops: Sequence[Op]) -> list[Size]:
-    """Return the output size of a container for each subset of its ``ops`` that a draw can select, for images of any size."""
+    """Return the output size of a container for each subset of ``ops`` that some outcome runs, for input images of any size."""
     sizes = []
+    # The first gate of an op belongs to this container, later ones to containers inside it.
     for gates_open in set(zip(*(op.gates[0].outcomes.tolist() for op in ops), strict=True)):
         size = Size(1, 3, *ANY_SIDES)
         for op, gate_open in zip(ops, gates_open, strict=True):

@@ -1,4 +1,4 @@
-"""Conversions of images to another type, among the transforms of a pipeline of torchvision."""
+"""Transforms of torchvision that convert images to another dtype (*conversions*), and equivalents of torchvision's presets."""
 
 import copy
 from collections.abc import Iterator
@@ -16,16 +16,20 @@ from gpuaug.fusion.lower import by_name
 from gpuaug.fusion.lower.refusals import is_maybe_to_tensor
 
 CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
-"""Transforms that convert images to another type."""
+"""Classes of conversions."""
 
 PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
-"""Presets for images: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
+"""Classes of the presets: the transforms that ``weights.transforms()`` returns for torchvision's models."""
 
 _IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
+"""Keys of the ``dtype`` of a conversion, if it is a dict by class of tensor, that apply to images. The first one counts."""
 
 
 def for_videos(transform: Any) -> Any:
-    """Return a transform with its settings for ``tv_tensors.Video`` in place of those for ``tv_tensors.Image``."""
+    """Return a transform for inputs of class ``tv_tensors.Video``. Ops read the settings for ``tv_tensors.Image``.
+
+    A setting may be a dict by class of tensor. In the result, its value for ``Video`` replaces its value for ``Image``.
+    """
     settings = {name: getattr(transform, name, None) for name in ("fill", "_fill", "dtype")}
     by_type = {name: value for name, value in settings.items() if isinstance(value, dict) and tv_tensors.Video in value}
     if not by_type:
@@ -37,10 +41,12 @@ def for_videos(transform: Any) -> Any:
 
 
 def conversion_of(transform: Any) -> tuple[torch.dtype | None, bool]:
-    """Return the output type of images of a conversion, and whether it scales their values.
+    """Return (output dtype of images, whether their values are scaled) of a conversion.
+
+    The dtype is ``None`` if images are not converted, but only masks.
 
     Raises:
-        ArgumentError: If the conversion applies to other types than images and masks.
+        ArgumentError: If the conversion converts other tensors than images and masks.
     """
     if isinstance(transform, v2.ToTensor | v1.ToTensor):
         return torch.float32, True
@@ -58,8 +64,8 @@ def conversion_of(transform: Any) -> tuple[torch.dtype | None, bool]:
 
 
 def converts_to_floats(transform: Any) -> bool:
-    """Return whether a transform converts integers to floats."""
-    if is_maybe_to_tensor(transform):
+    """Return whether a transform converts integer images to floats."""
+    if is_maybe_to_tensor(transform):  # lowered like ToTensor
         return True
     if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
         return False
@@ -68,16 +74,19 @@ def converts_to_floats(transform: Any) -> bool:
 
 
 def count_conversions(pipeline: Any) -> int:
-    """Return the number of conversions to floats among the transforms that run for every sample.
+    """Return the number of conversions of integer images to floats among the transforms that run for every sample.
 
     Raises:
-        ArgumentError: If a conversion converts more than images and masks.
+        ArgumentError: If a conversion converts other tensors than images and masks.
     """
     return sum(map(converts_to_floats, expanded(pipeline)))
 
 
 def torchvision_equivalent(transform: Any) -> Any:
-    """Return torchvision's equivalent of a preset, or of a transform recognized by name; any other ``transform`` unchanged."""
+    """Return transforms of torchvision that are equivalent to ``transform``; ``transform`` itself if there are none.
+
+    Presets, and transforms of other libraries that ``by_name`` recognizes, have equivalents.
+    """
     transform = by_name.torchvision_equivalent(transform)
     class_ = class_of(transform, PRESETS)
     if class_ is None:
@@ -90,13 +99,16 @@ def torchvision_equivalent(transform: Any) -> Any:
         transforms.insert(0, v2.CenterCrop(transform.crop_size))
     if class_ is ImageClassification or transform.resize_size is not None:
         resize: Any = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
-        resize.rounds_once = True  # presets call functions of v1, which resize bytes as floats
+        resize.rounds_once = True  # presets call functions of v1, which resize bytes as floats, and round once
         transforms.insert(0, resize)
     return v2.Compose(transforms)
 
 
 def expanded(pipeline: Any) -> Iterator[Any]:
-    """Yield the transforms that run for every sample, in order, with presets replaced by their transforms."""
+    """Yield the transforms that run for every sample, in order, each replaced by its ``torchvision_equivalent``.
+
+    A container that picks transforms at random is itself yielded, not its members.
+    """
     for transform in in_sequence(pipeline):
         replacement = torchvision_equivalent(transform)
         if replacement is transform:

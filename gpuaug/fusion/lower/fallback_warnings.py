@@ -1,4 +1,7 @@
-"""Warnings about modules that are not lowered to ops: their library runs them, with launches that users may not expect."""
+"""Warnings about *fallback modules*: modules of a fused pipeline that are not lowered to ops, but run by their library.
+
+They need more kernel launches than users of ``gpuaug.fuse`` may expect.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -8,24 +11,25 @@ from gpuaug.fusion.lower.kornia import untested_version, warn_of_untested_versio
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 
+# Parts of the text of a warning.
 _COST = "on the training thread, and splits the passes there: see print(augment.explain())"
 _SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
 
 
 class FallbackWarnings:
-    """Warn once per module of a pipeline that is not lowered.
+    """Warn once per fallback module of a pipeline.
 
     Args:
-        ops: Ops of the pipeline.
+        ops: Ops and fallback modules of the pipeline.
     """
 
     def __init__(self, ops: Sequence[Op | EagerOp]) -> None:
         self._ops = ops
         self.warned: set[str] = set()
-        """Names of the modules with a warning."""
+        """Names of the modules about which no more warnings are issued."""
 
     def when_fused(self) -> None:
-        """Warn about modules that are not lowered for any images, or about an untested version of Kornia."""
+        """Warn, when a pipeline is fused, about modules without an op for any image size, or an untested version of Kornia."""
         untested = untested_version()
         if untested is not None and any(op.package == "Kornia" for op in self._ops):
             warn_of_untested_version(untested)
@@ -35,21 +39,24 @@ class FallbackWarnings:
                 self.when_run(op)
 
     def when_run(self, op: EagerOp) -> None:
-        """Warn about a module that runs in its library, unless it has a warning already."""
+        """Warn about a fallback module, unless its name is in ``warned``.
+
+        Also called when the module runs, because some modules are fallback modules only for images of some sizes.
+        """
         if op.name in self.warned:
             return
         self.warned.add(op.name)
         page = "torchvision" if op.package == "torchvision" else "fuse"
         if op.package == "torchvision":
-            runs = "It runs image by image, with separate launches for every image"
+            how = "It runs image by image, with separate launches for every image"
         elif op.is_user_defined:
-            runs = (
+            how = (
                 "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
             )
         else:
-            runs = "Kornia runs it, with tens of launches per batch"
+            how = "Kornia runs it, with tens of launches per batch"
         warnings.warn(
-            f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {runs}, {_COST}. Replace the module "
+            f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {how}, {_COST}. Replace the module "
             f"or its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
             GpuAugWarning,
             stacklevel=4,

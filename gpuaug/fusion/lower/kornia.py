@@ -1,7 +1,9 @@
 """Lowering of Kornia's modules to ops. A module that is not lowered is a *fallback module*, which Kornia runs.
 
 A subclass that overrides no method of its base is lowered as its base. A container becomes a tree with the names of its
-modules, which are needed to convert draws to Kornia's ``params=``.
+modules, which are needed to convert draws, that is, random parameters, to Kornia's ``params=``.
+
+A *mix* (MixUp, CutMix) blends images of a batch. A *policy* (such as RandAugment) picks some of its augmentations at random.
 """
 
 import functools
@@ -32,9 +34,10 @@ LOWERED = lowered(crop, resize, warp, color, channel, positional, color_jitter, 
 """Op of each class of Kornia that is lowered."""
 
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
+"""Containers that are lowered module by module."""
 
 version = functools.cache(metadata.version)
-"""Function that returns the version of an installed package. Cached, because a look-up is slower than lowering a module."""
+"""Function: name of an installed package → its version. Cached, because a look-up takes longer than to lower a module."""
 
 TESTED_VERSIONS = ((0, 9), (0, 10))
 """Kornia versions that the ops are tested with: at least the first, and below the second."""
@@ -47,31 +50,35 @@ Lower = Callable[[str, Any], Tree]
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower a container to a tree; a container with ``random_apply`` to an op that picks mixes, or to a fallback module.
+    """Lower a container.
+
+    With ``random_apply``, a container runs a random selection of its modules. It becomes one op if all modules are mixes, and a
+    fallback module otherwise. Without ``random_apply``, it becomes a tree of its lowered modules.
 
     Args:
-        name: Name of the container; empty for the pipeline itself.
+        name: Name of the container in its container; empty for the pipeline itself.
         container: Container of the user, of a class in ``CONTAINERS``.
         pick: Whether mixes are picked per batch or per sample.
         lower: Function that lowers a module of the container.
     """
-    items = tuple(lower(child_name, child) for child_name, child in container.named_children())
+    lowered_children = tuple(lower(child_name, child) for child_name, child in container.named_children())
     if container.random_apply is False:
-        return Group(name, items, is_container=True)
+        return Group(name, lowered_children, is_container=True)
     name = name or type(container).__name__
-    reason = untested_version() or _unsupported_choice(container, items)
+    reason = untested_version() or _unsupported_choice(container, lowered_children)
     if reason is not None:
         return Leaf(name, EagerKornia(name, container, reason))
-    mixes = [item.op for item in items if isinstance(item, Leaf) and isinstance(item.op, mix.MixUp | mix.CutMix)]
+    mixes = [item.op for item in lowered_children if isinstance(item, Leaf) and isinstance(item.op, mix.MixUp | mix.CutMix)]
     return Leaf(name, OneMix(name, container, mixes, pick, container.random_apply_weights.tolist()))
 
 
 def _unsupported_choice(container: Any, items: Sequence[Tree]) -> str | None:
-    """Return the reason why Kornia runs a container with ``random_apply``, which holds ``items``; ``None`` if it is fused."""
+    """Return the reason why a container with ``random_apply`` is not lowered, or ``None``. ``items``: its lowered modules."""
     ops = [item.op if isinstance(item, Leaf) else None for item in items]
     if not ops or not all(isinstance(op, mix.MixUp | mix.CutMix) for op in ops):
         return "random_apply is fused for containers of MixUp and CutMix alone"
-    # Kornia runs exactly one mix, also if random_apply picks several. If random_apply may pick none, Kornia never runs a mix.
+    # ``random_apply`` is the range [low, high) of the number of modules to run. Kornia runs exactly one mix, also if the number
+    # is larger. If it may be 0, Kornia may run no mix, which the op cannot do.
     if container.random_apply[0] == 0:
         return "random_apply of zero or more mixes"
     weights = container.random_apply_weights
@@ -80,9 +87,13 @@ def _unsupported_choice(container: Any, items: Sequence[Tree]) -> str | None:
 
 
 def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = None) -> Leaf:
-    """Lower a module to an op or a policy, or to a fallback module with the reason.
+    """Lower a module to an op, or return its fallback module, with the reason why it is not lowered.
 
-    ``extra_args``: setting of a container (``extra_args_of``). The container is lowered only if the setting is ``None``.
+    Args:
+        name: Name in the container; empty for the pipeline itself.
+        module: Module of the user: an augmentation, a policy, or a container that is not lowered module by module.
+        pick: Whether policies pick per batch or per sample.
+        extra_args: Result of ``extra_args_of(module)``. A container is lowered only if this is ``None``.
     """
     name = name or type(module).__name__
     base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
@@ -96,7 +107,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = Non
             op = LOWERED[base](name, module)
             reason = _on_gpu(module) or op.unsupported()
             if reason is not None and LOWERED[base].out_applied is Op.out_applied:
-                op = None  # a fallback module uses the op only to compute an output size other than the input size
+                op = None  # the op does not change the image size, and a fallback module needs an op only for its output size
         except GpuAugError:
             raise
         except ATTRIBUTE_ERRORS as error:
@@ -108,29 +119,30 @@ def lower_module(name: str, module: nn.Module, pick: Pick, extra_args: Any = Non
 
 
 def extra_args_of(module: nn.Module) -> Any:
-    """Return the setting ``extra_args`` of a container, which overrides settings of its modules; ``None`` by default."""
+    """Return the ``extra_args`` of a container, which override settings of its modules; ``None`` for Kornia's default."""
     extra_args = module.extra_args if isinstance(module, K.AugmentationSequential) else None
     return None if extra_args == {DataKey.MASK: {"resample": Resample.NEAREST, "align_corners": None}} else extra_args
 
 
 def _difference_reason(module: nn.Module, base: type | None) -> str | None:
-    """Return the reason why a module may behave differently from its nearest lowered class ``base``; ``None`` if it cannot."""
-    is_kornias = type(module).__module__.startswith("kornia.")
+    """Return the reason why a module may differ from ``base``, its nearest class that is lowered; ``None`` if it does not."""
+    belongs_to_kornia = type(module).__module__.startswith("kornia.")
     if base is None:
-        return "no lowering for this type" if is_kornias else "not one of Kornia's modules"
+        return "no lowering for this type" if belongs_to_kornia else "not one of Kornia's modules"
     reason = difference(module, base) or foreign_generator(module, base)
-    return "no lowering for this type" if reason is not None and is_kornias and type(module) is not base else reason
+    # A class of Kornia that derives from ``base`` and differs from it is another augmentation.
+    return "no lowering for this type" if reason is not None and belongs_to_kornia and type(module) is not base else reason
 
 
 def _on_gpu(module: nn.Module) -> str | None:
-    """Return the reason why a module is not lowered if it has parameters on a GPU; ``None`` without such parameters."""
+    """Return the reason why a module with tensors on a GPU is not lowered; ``None`` if it has no such tensors."""
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
     return None
 
 
 def untested_version() -> str | None:
-    """Return the reason why Kornia runs all modules itself; ``None`` if its version is in ``TESTED_VERSIONS``."""
+    """Return the reason why no module is lowered: an untested version of Kornia; ``None`` if the version is tested."""
     installed = version("kornia")
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     if numbers is not None and TESTED_VERSIONS[0] <= (int(numbers[1]), int(numbers[2])) < TESTED_VERSIONS[1]:
@@ -140,7 +152,7 @@ def untested_version() -> str | None:
 
 @functools.cache
 def warn_of_untested_version(reason: str) -> None:
-    """Warn once per process that Kornia runs all of its modules. ``reason``: from ``untested_version``."""
+    """Warn that Kornia runs all its modules. Cached, to warn once per process. ``reason``: result of ``untested_version``."""
     warnings.warn(
         f"No module of Kornia is fused, because {reason}. Kornia runs every module, with tens of launches per batch for each. "
         f'Run pip install "{REQUIREMENT}".',

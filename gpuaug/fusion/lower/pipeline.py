@@ -1,6 +1,7 @@
 """Lowering of the user's pipeline to a tree of ops: one op per module of Kornia or transform of torchvision.
 
-A *fallback module* is not lowered, but run by its library.
+A *fallback module* is not lowered, but run by its library. A *policy*, such as RandAugment, picks some of its augmentations at
+random. A *conversion* changes the dtype of images, as ``v2.ToDtype`` does.
 """
 
 import sys
@@ -38,13 +39,13 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
 
     Args:
         pipeline: Pipeline of the user.
-        types: Type of the input images; afterwards, of the images that the user's pipeline returns.
+        types: Dtype and range of the input images. Updated in place to those of the images that the pipeline returns.
         pick: Whether Kornia's policies pick per batch, as in Kornia, or per sample.
         antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is not a pipeline, or has a transform that cannot run on batches.
-        ArgumentError: If the pipeline is empty, or a transform of torchvision does not accept the images.
+        ArgumentError: If the pipeline is empty, or has a transform with unsupported settings or at an unsupported position.
     """
     if isinstance(pipeline, type):
         raise ArgumentTypeError(
@@ -57,8 +58,8 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
         types.has_conversion = types.remaining_conversions > 0
     lowering = _Lowering(pick, types)
     tree = lowering.tree("", pipeline)
-    # A conversion of integers to floats without scaling is fused as a division by the largest value of the type. The
-    # multiplication that restores the user's range is delayed to the first op that is not linear, or to the end.
+    # A conversion without scaling, such as v2.ToDtype(torch.float32), keeps values in [0, 255]. Fused passes read the images as
+    # values in [0, 1]. The multiplication by 255 is delayed to the first op that is not linear, or to the end.
     if types.delayed_factor != 1:
         tree = Group("", (tree, *lowering.multiplication()))
     if not list(leaves(tree)):
@@ -69,7 +70,8 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
         assert box_filter.target_conversions is not None
-        # Several transforms may remove boxes after one crop. A box has to fulfil the minimum of each.
+        # The crop itself applies the minima of the transform to the part of a box inside the crop, before images are resized.
+        # If several transforms remove boxes after the crop, a box must fulfil the minima of all.
         side, area = crop.min_side_and_area
         conversions = box_filter.target_conversions
         crop.min_side_and_area = max(side, conversions.min_size), max(area, conversions.min_area)
@@ -77,10 +79,10 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
 
 
 def _with_identity(tree: Tree, pipeline: Any) -> Tree:
-    """Return ``tree``, which has no ops, with an identity op before it: the conversion of the images needs a pass, hence an op.
+    """Return ``tree``, which has no ops, with an identity op before it: a conversion needs a pass, and a pass needs an op.
 
     Raises:
-        ArgumentError: If the tree has no conversion of images or targets.
+        ArgumentError: If the tree has no conversion of images or targets, so that the pipeline does nothing.
     """
     names = [item.name for item in nodes_in_order(tree) if isinstance(item, ImplicitTransform) and item.converts]
     if not names:
@@ -97,19 +99,19 @@ def _with_identity(tree: Tree, pipeline: Any) -> Tree:
 
 
 def _ops_per_module(tree: Tree) -> list[Sequence[Op | EagerOp]]:
-    """Return the ops per module, in order: a single op, or all ops that the module may pick."""
+    """Return a sequence of ops per module, in order: a single op or fallback module, or all ops that a policy may pick."""
     return [leaf.op.ops if isinstance(leaf.op, Op) else (leaf.op,) for leaf in leaves(tree)]
 
 
 def _resamplings(tree: Tree) -> list[ResampleOp]:
-    """Return all ops that resize, including ops that may be picked."""
+    """Return all ops that resize, including ops that a policy may pick."""
     return [op for ops in _ops_per_module(tree) for op in ops if isinstance(op, ResampleOp)]
 
 
 def _expect_rounding(tree: Tree) -> None:
-    """Call ``expect_rounding`` of Kornia's ops that map byte levels, if an op before them causes rounding errors.
+    """Call ``expect_rounding`` of Kornia's ops that round values down to integers, if an op before them is inexact.
 
-    The ops then round down with a tolerance. Without rounding errors, values and levels equal Kornia's bit for bit, and a
+    The ops then round down with a tolerance. If all ops before them are exact, values equal Kornia's bit for bit, and a
     tolerance would change levels.
     """
     has_rounding_errors = False
@@ -121,14 +123,14 @@ def _expect_rounding(tree: Tree) -> None:
 
 
 def _causes_rounding(op: Op | EagerOp) -> bool:
-    """Return whether the result of an op may differ from its library's by rounding errors."""
+    """Return whether an op is inexact: its result may differ from its library's by rounding errors."""
     if isinstance(op, WarpOp | ResampleOp):
         return not op.nearest
     return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp | ChannelOp))
 
 
 def _advice_for(value: Any) -> str:
-    """Return the advice of the error for a value that is not a pipeline."""
+    """Return the advice in the error for a value that is neither a module, a transform nor a sequence of them."""
     if isinstance(getattr(value, "transforms", None), nn.Module | Sequence):
         return "Pass the transforms that it calls: its attribute transforms."
     if hasattr(value, "image_mean") and hasattr(value, "do_resize"):  # an image processor of Hugging Face
@@ -143,7 +145,7 @@ class _Lowering:
 
     Args:
         pick: Whether Kornia's policies pick per batch or per sample.
-        types: Type and range of the images before the next module, updated by each module.
+        types: Dtype and range of the images before the next module, updated by each module.
     """
 
     def __init__(self, pick: Pick, types: ImageTypes) -> None:
@@ -157,7 +159,7 @@ class _Lowering:
         if is_sequence(module):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children))
-        # NAMED_MODULES: files of timm and open_clip, whose transforms are lowered like torchvision's.
+        # The transforms of timm and open_clip in NAMED_MODULES are lowered like torchvision's.
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
             if self._torchvision is None:
                 # Imported only for a pipeline with a transform of torchvision.
@@ -183,32 +185,34 @@ class _Lowering:
         refuse_volumes(module)
         if not inside_kornia:
             refuse_own_forward(module)
-        before = self.multiplication()
+        delayed_multiplication = self.multiplication()
         self._types.enter_kornia()
         if extra_args is None and class_of(module, CONTAINERS) is not None:
             tree = lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
-            return Group("", (*before, tree)) if before else tree
+            return Group("", (*delayed_multiplication, tree)) if delayed_multiplication else tree
         leaf = lower_module(name, module, self._pick, extra_args)
         if isinstance(leaf.op, EagerOp):
             leaf.op.type_change = self._types.type_change
         self._update_range(leaf)
-        return Group("", (*before, leaf)) if before else leaf
+        return Group("", (*delayed_multiplication, leaf)) if delayed_multiplication else leaf
 
     def multiplication(self) -> tuple[Tree, ...]:
-        """Return the op that multiplies images by ``types.delayed_factor``, and reset the factor; empty if the factor is 1."""
+        """Return (op that multiplies images by ``types.delayed_factor``,), and set the factor to 1; () if the factor is 1."""
         return self._torchvision.multiplication() if self._types.delayed_factor != 1 else ()
 
     def _update_range(self, leaf: Leaf) -> None:
-        """Update the range of values in ``types`` for a module of Kornia or of the user.
+        """Update the range of the images in ``types`` for a module of Kornia or of the user.
 
-        Record an error for images of another range than [0, 1], if the module requires this range.
+        If the module requires images in [0, 1], an error for images of another range is recorded in ``types``.
         """
         types, op = self._types, leaf.op
+        # Kornia's modules that only change colours require [0, 1], except ops with ``takes_any_range``.
         if not op.takes_any_range if isinstance(op, Op) else op.moves_nothing and not op.is_user_defined:
             types.require_unit_range(leaf.name)
         for resampling in _resamplings(leaf):
             resampling.clamps = types.in_unit_range
         if isinstance(op, Normalize) and not isinstance(op, Denormalize):
             types.normalize(op)
+        # Modules of the user may return any values.
         elif isinstance(op, Denormalize) or (isinstance(op, EagerOp) and not type(op.module).__module__.startswith("kornia.")):
             types.at_most_one = False

@@ -28,7 +28,10 @@ UNSUPPORTED = {
     "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "VideoClassification": f"It is for videos. {_IN_DATASET}",
 }
-"""Advice for each of torchvision's transforms that cannot run image by image, by class name."""
+"""Class name of a transform of torchvision that cannot run image by image → advice for the error.
+
+Mixes and transforms of boxes are lowered. The error is raised for their subclasses that override methods.
+"""
 
 NAMED_MODULES = ("open_clip.transform", "timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
 """Python modules whose transforms are recognized by class name, because some do not derive from torchvision's classes."""
@@ -40,21 +43,21 @@ UNSUPPORTED_TIMM = {
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
 }
-"""Advice for each unsupported transform of timm, by class name."""
+"""Class name of an unsupported transform of timm → advice for the error."""
 
 UNSUPPORTED_TIMM_SETTINGS = {
     "with mode='rand'": "Pass re_mode='const' to create_transform",
     "with random interpolation": "Pass interpolation='bicubic' to create_transform",
     "with several rectangles": "Pass re_count=1 to create_transform",
 }
-"""Advice for each setting of timm's transforms that torchvision does not have."""
+"""Setting of timm's transforms that torchvision does not have → advice for the error. ``create_transform`` is timm's."""
 
 ATTRIBUTE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""Errors of the constructor of an op that reads an attribute with a value that the constructor of the module never sets."""
+"""Errors of the constructor of an op, if the user has set an attribute of the module to a value that the op does not expect."""
 
 
 def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
-    """Return the reason why a module of the lowered class ``base`` is not lowered: its attributes caused ``error``."""
+    """Return the reason why a module is not lowered: its attributes caused ``error``. ``base``: its nearest lowered class."""
     return f"{'' if type(module) is base else 'a subclass of '}{base.__name__} with other attributes: {error}"
 
 
@@ -63,21 +66,22 @@ def refuse_inside_kornia(module: nn.Module, *, is_fallback: bool = False) -> Non
 
     Args:
         module: Module of the user.
-        is_fallback: Whether Kornia runs ``module``, also if it is a sequence.
+        is_fallback: Whether Kornia runs ``module`` even if ``module`` is a container that could be lowered member by member.
 
     Raises:
-        ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains a transform of torchvision.
+        ArgumentTypeError: If ``module`` is of a class of Kornia, is not lowered member by member, and contains a transform of
+            torchvision.
     """
     class_: Any = library_class(module)
     is_modified = class_ is not None and difference(module, class_) is not None
-    if class_ is None or (is_modified and type(module) is not class_):  # the user has overridden methods of the module
+    if class_ is None or (is_modified and type(module) is not class_):  # a class of the user
         return
-    is_sequence = (
+    is_lowered_by_member = (
         not (is_modified or is_fallback)
         and class_.__name__ in ("AugmentationSequential", "ImageSequential")
         and not getattr(module, "random_apply", 0)
     )
-    for child in () if is_sequence else module.modules():
+    for child in () if is_lowered_by_member else module.modules():
         if torchvision_class(child) is not None:
             raise ArgumentTypeError(
                 f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which Kornia "
@@ -86,9 +90,9 @@ def refuse_inside_kornia(module: nn.Module, *, is_fallback: bool = False) -> Non
 
 
 def refuse_own_forward(module: nn.Module) -> None:
-    """Raise an error for a container of Kornia with the user's ``forward`` or hooks, which a fused pipeline cannot call.
+    """Raise an error for a container of Kornia with a ``forward`` or hooks of the user, which a fused pipeline cannot call.
 
-    Kornia itself calls neither if the container is inside another container of Kornia.
+    Not called for a container inside another container of Kornia: there, Kornia calls neither ``forward`` nor hooks.
 
     Raises:
         ArgumentTypeError: If ``module`` is such a container.
@@ -105,7 +109,7 @@ def refuse_own_forward(module: nn.Module) -> None:
 
 
 def refuse_volumes(module: nn.Module) -> None:
-    """Raise an error for Kornia's modules for volumes, which treat the frame axis of clips as depth.
+    """Raise an error for Kornia's modules for volumes, (B, C, D, H, W), which would treat the frames of clips as depth.
 
     Raises:
         ArgumentTypeError: If ``module`` is such a module, or a container of Kornia with such a module.
@@ -119,10 +123,10 @@ def refuse_volumes(module: nn.Module) -> None:
 
 
 def refuse_transform(transform: Any) -> None:
-    """Raise an error for transforms that cannot run image by image.
+    """Raise an error for a transform in ``UNSUPPORTED`` or ``UNSUPPORTED_TIMM``. All other transforms are accepted.
 
     Raises:
-        ArgumentTypeError: If ``transform`` is such a transform of torchvision, or an unsupported transform of timm.
+        ArgumentTypeError: If ``transform`` cannot run image by image, or is an unsupported transform of timm.
     """
     class_ = type(transform)
     if class_.__module__.startswith("timm.") and class_.__name__ in UNSUPPORTED_TIMM:
@@ -145,7 +149,7 @@ def timm_error(name: str, advice: str) -> ArgumentTypeError:
 
 
 def is_maybe_to_tensor(transform: Any) -> bool:
-    """Return whether ``transform`` is ``MaybeToTensor`` of timm, DINOv2 or open_clip, which returns tensors unchanged."""
+    """Return whether ``transform`` is ``MaybeToTensor`` of timm, DINOv2 or open_clip: ``ToTensor`` for PIL images only."""
     class_ = type(transform)
     return class_.__name__ == "MaybeToTensor" and class_.__module__.partition(".")[0] in ("timm", "dinov2", "open_clip")
 
@@ -153,12 +157,16 @@ def is_maybe_to_tensor(transform: Any) -> bool:
 def v2_of(transform: Any, equivalents: Sequence[type]) -> Any:
     """Convert a transform of torchvision's v1 to v2. All other transforms are returned unchanged.
 
+    ``MaybeToTensor`` is converted to ``ToTensor`` of v1, because the images of a batch take the place of PIL images.
+
     Args:
         transform: Transform of any library.
-        equivalents: Classes with the same settings and results as the class of v1 with the same name.
+        equivalents: Classes of v2 with the same settings and results as the class of v1 with the same name, and classes of v1
+            that are not converted.
 
     Raises:
-        ArgumentTypeError: If ``transform`` belongs to v1, and ``equivalents`` has no class with its name.
+        ArgumentTypeError: If ``transform`` belongs to v1, and ``equivalents`` has no class with its name, or if
+            ``refuse_transform`` refuses it.
     """
     if is_maybe_to_tensor(transform):
         return next(class_ for class_ in equivalents if class_.__module__.startswith("torchvision.transforms.transforms"))()

@@ -1,7 +1,10 @@
-"""Copy of a pipeline with the settings that it has when it is fused, from which it is lowered for every type of images.
+"""Copy of a pipeline with the settings that it has when ``gpuaug.fuse`` is called.
 
-In a file of its own, because it depends on both libraries' lists of classes. A pipeline is lowered for a type of images at the
-first batch of this type, and again when it is unpickled: from the user's modules, later changes would apply to some types only.
+A pipeline is *lowered*, that is, translated to ops, separately for every dtype of images, at the latest at the first batch of
+this dtype, and again when it is unpickled. It is always lowered from the copy. From the user's modules, a setting that the user
+changes later would take effect for some dtypes only.
+
+Apart from the lowering of each library, because a copy depends on the lists of classes of both libraries.
 """
 
 import copy
@@ -19,12 +22,13 @@ from gpuaug.fusion.policies.auto_augment import POLICIES
 def snapshot(pipeline: Any) -> Any:
     """Return a copy of a pipeline, with copies of the modules that belong to Kornia or torchvision.
 
-    Modules and functions of the user are not copied, because they are called as they are. Nor are Kornia's policies, whose
-    magnitude is read for every batch, and modules that ``copy.deepcopy`` cannot copy.
+    Modules and functions of the user are not copied: the pipeline calls the user's objects. Kornia's policies (such as
+    RandAugment) are not copied either, because their magnitude is read for every batch, nor are modules that ``copy.deepcopy``
+    cannot copy.
     """
     parts = list(all_parts(pipeline))
     shared: dict[int, Any] = {}
-    """Objects that are not copied, by ``id``: the argument ``memo`` of ``copy.deepcopy``."""
+    """Object by ``id``, for objects that are shared with the copy: the argument ``memo`` of ``copy.deepcopy``."""
     for part in parts:
         if id(part) not in shared and _is_called_as_it_is(part):
             shared |= {id(child): child for child in all_parts(part)}
@@ -32,7 +36,7 @@ def snapshot(pipeline: Any) -> Any:
     try:
         return copy.deepcopy(pipeline, dict(shared))
     except Exception:  # a module may raise any error
-        for part in reversed(parts):
+        for part in reversed(parts):  # members before their container
             try:
                 copy.deepcopy(part, dict(shared))
             except Exception:
@@ -41,7 +45,10 @@ def snapshot(pipeline: Any) -> Any:
 
 
 def _is_called_as_it_is(part: Any) -> bool:
-    """Return whether a module is the user's, or calls a function of the user, or is one of Kornia's policies."""
+    """Return whether a part of a pipeline is shared with the copy: a module or function of the user, or a policy of Kornia.
+
+    A ``Lambda`` is shared, too, because it calls a function of the user. Plain sequences of modules are copied.
+    """
     if is_sequence(part) or type(part) is nn.ModuleList or is_unmodified_sequential(part):
         return False
     class_ = library_class(part)
@@ -51,7 +58,7 @@ def _is_called_as_it_is(part: Any) -> bool:
         return False
     if "torchvision.transforms" not in sys.modules:
         return True
-    from gpuaug.fusion.lower.by_name import recognized_class  # imports torchvision
+    from gpuaug.fusion.lower.by_name import recognized_class  # imported here, because it imports torchvision
     from gpuaug.fusion.ops.torchvision import crop  # gpuaug's transforms, which derive from torchvision's base class
 
     return recognized_class(part) is None and class_of(part, lowered(crop)) is None

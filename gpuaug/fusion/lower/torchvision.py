@@ -1,14 +1,16 @@
-"""Lowering of torchvision's v2 transforms to ops. torchvision runs all other transforms, image by image, at their position.
+"""Lowering of torchvision's v2 transforms to ops.
 
-A subclass that overrides no method of its base is lowered as its base.
+A transform that is not lowered is a *fallback module*: torchvision runs it, image by image, at its position in the pipeline. A
+subclass that overrides no method of its base is lowered as its base.
 
-For integer images, the transforms before a conversion, ``ToDtype(torch.float32, scale=True)``, have integers as input, and the
-transforms after the conversion have floats as input. For float images, all transforms have floats as input. Fills and
-thresholds have the units of the input of their transform. A fused pipeline computes in [0, 1]. After a conversion without
-``scale``, it multiplies by 255 before the first op that needs values in [0, 255].
+If the images of a pipeline are integers, the transforms before a *conversion*, such as ``ToDtype(torch.float32, scale=True)``,
+have integers as input, and the transforms after the conversion have floats as input. If the images are floats, all transforms
+have floats as input. Fills and thresholds have the units of the input of their transform. A fused pipeline computes in [0, 1].
+After a conversion without ``scale``, it multiplies by 255 before the first op that needs values in [0, 255].
 
 A container with a random choice makes one draw per sample. Each op in it has a *gate*: the outcomes of the draw for which the
-op runs. *Targets* are annotations that are transformed together with the images. A *mix* blends images of a batch.
+op runs. *Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels. A *mix*
+blends images of a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,10 +68,10 @@ from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
 LOWERED = lowered(crop, iou_crop, resize, warp, elastic, color, filters, jpeg, positional, policies)
-"""Op of each class of torchvision that is lowered, except mixes."""
+"""Class of torchvision → class of its op, for all classes that are lowered to an op, except mixes."""
 
 MIXES = lowered(mixes)
-"""Op of each mix of torchvision."""
+"""Class of op of ``v2.MixUp`` and ``v2.CutMix``."""
 
 IDENTITIES = (v2.Identity, v2.ToImage, v2.PILToTensor)
 """Transforms that do not change the pixels of a tensor."""
@@ -78,7 +80,7 @@ TARGET_TRANSFORMS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingB
 """Transforms of targets only, which are applied at the end of the pipeline."""
 
 RANGE_CHANGING = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
-"""Transforms of torchvision whose output may lie outside [0, 1]."""
+"""Transforms whose output may lie outside [0, 1], for input in [0, 1]."""
 
 RANDOM_CONTAINERS = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples only, or in a random order per sample."""
@@ -96,15 +98,15 @@ LOWERED_CLASSES: frozenset[type] = frozenset(
         *PRESETS,
     }
 )
-"""Classes that are lowered, including subclasses that override none of their methods."""
+"""Classes that this file can lower: to ops, to trees of ops, to no op (``ImplicitTransform``), or to equivalent transforms."""
 
 
 class TorchvisionLowering:
     """Lower the torchvision transforms of one pipeline, in order.
 
     Args:
-        lower: Function of (name, module) that lowers a module of another library.
-        types: Type and range of the images before the next transform, updated by each transform.
+        lower: Function of (name, module) that lowers a member of a container, of any library.
+        types: Dtype and range of the images before the next transform, updated by each transform.
     """
 
     def __init__(self, lower: Callable[[str, Any], Tree], types: ImageTypes) -> None:
@@ -112,24 +114,28 @@ class TorchvisionLowering:
         self._unscaled_name = ""
         """Name of the last conversion without ``scale``."""
         self._sized_by_choice: set[Op] = set()
-        """Ops that draw no size, but whose container runs them for some samples only (``choices.prepare_sizes``)."""
+        """Ops that change the image size, but do not draw it, in a container that runs them for some samples only.
+
+        ``choices.prepare_sizes`` adds them.
+        """
 
     @property
     def units(self) -> Units:
-        """Dtype whose value range the settings of the next transform refer to."""
+        """Dtype whose range of values the settings of the next transform refer to, such as uint8 for a fill in [0, 255]."""
         return self._types.dtype if self._types.are_integers else torch.float32
 
     def tree(self, name: str, transform: Any) -> Tree:
         """Lower a transform or container.
 
         Raises:
-            ArgumentTypeError: If the transform cannot run on the images of a batch.
-            ArgumentError: If the transform does not accept the images.
+            ArgumentTypeError: If the transform, or its combination with others in a container, is not supported.
+            ArgumentError: If a setting or the position of the transform is not supported.
         """
         if class_of(transform, LOWERED_CLASSES) in TARGET_TRANSFORMS:
             if class_of(transform, (v2.ToPureTensor,)):
                 self._types.type_change = TypeChange(to_pure=True)
             return _target_transform(name or type(transform).__name__, transform)
+        # gpuaug's transforms that combine images, such as Mosaic, name their op in ``op_class``.
         if (op_class := getattr(transform, "op_class", None)) is not None and issubclass(op_class, CombineOp):
             name = name or type(transform).__name__
             return Leaf(name, op_class(name, transform))
@@ -158,20 +164,20 @@ class TorchvisionLowering:
         return self._after_multiplication(self._leaf(name, transform))
 
     def multiplication(self) -> tuple[Tree, ...]:
-        """Return the multiplication that a conversion without ``scale`` has delayed, if any."""
+        """Return (leaf of the multiplication by ``delayed_factor``,), and set the factor to 1; () if the factor is 1."""
         factor, self._types.delayed_factor = self._types.delayed_factor, 1
         name = self._unscaled_name
         return () if factor == 1 else (Leaf(name, color.Multiplication(name, factor)),)
 
     def _after_multiplication(self, leaf: Leaf) -> Tree:
-        """Return a leaf, after the delayed multiplication unless the op can run before it."""
+        """Return ``leaf``, after the delayed multiplication if any. Linear ops with fill 0 may run before it."""
         parts = leaf.op.plan_ops if isinstance(leaf.op, Op) else ()
         is_linear = [isinstance(part, GatherOp | BlurOp) and not np.any(getattr(part, "fill", 0)) for part in parts]
         before = () if parts and all(is_linear) else self.multiplication()
         return Group("", (*before, leaf)) if before else leaf
 
     def _member(self, name: str, transform: Any) -> Tree:
-        """Lower a member of a torchvision container. torchvision would call the member once per image."""
+        """Lower a member of a container of torchvision. It may be any callable, because torchvision calls it once per image."""
         is_sequence_or_kornia = is_unmodified_sequential(transform) or type(transform).__module__.startswith("kornia.")
         if is_sequence_or_kornia or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
@@ -182,14 +188,14 @@ class TorchvisionLowering:
         return self._after_multiplication(self._fallback(name, transform, "its operations are unknown", keeps_range=False))
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
-        """Return a leaf for a transform that torchvision runs, on images of the type that torchvision would pass to it.
+        """Return a leaf with a fallback module, which is called on images of the dtype that torchvision would pass to it.
 
         Args:
             name: Name of the transform.
             transform: Transform of the user.
             reason: Reason why the transform is not lowered.
             lowered: Op that computes the output size and checks settings per channel; ``None`` if neither is needed.
-            keeps_range: Whether values in [0, 1] stay in [0, 1].
+            keeps_range: Whether the transform is certain to keep values in [0, 1].
         """
         dtype, type_change = self._types.dtype, self._types.type_change
         index = self._types.fall_back(keeps_range=keeps_range)
@@ -199,11 +205,11 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
-        """Return a leaf with the op of a single transform, or with a fallback module.
+        """Return a leaf with the op or fallback module of a transform that is not a container.
 
         Raises:
-            ArgumentTypeError: If the transform cannot run on the images of a batch.
-            ArgumentError: If the transform does not accept the images.
+            ArgumentTypeError: If the transform is not supported, or draws a size per image and cannot be fused.
+            ArgumentError: If a normalization is for another range than the images have.
         """
         refuse_transform(transform)
         base: Any = nearest_class(transform, LOWERED_CLASSES)
@@ -212,11 +218,12 @@ class TorchvisionLowering:
         op, reason = self._op(name, transform, base)
         type_difference = _difference(transform, base)
         if type_difference is not None:
+            # The difference from ``base`` is the reason only if an unmodified instance of ``base`` would be lowered.
             is_lowered_class = base is not None and (
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
             reason = type_difference if is_lowered_class else "no lowering for this type"
-        # The class of the op, if the op itself could not be created, has the same attributes.
+        # If the op could not be created, its class has the attributes ``draws_size`` and ``takes_any_range``, too.
         op_or_class = LOWERED.get(base) if op is None else op
         if reason is not None and op_or_class is not None and op_or_class.draws_size:
             raise ArgumentTypeError(
@@ -228,7 +235,7 @@ class TorchvisionLowering:
             self._types.require_unit_range(name)
         if reason is not None:
             keeps_range = type_difference is None and base not in RANGE_CHANGING
-            # The op is needed to compute the output size, or to check settings with one value per channel.
+            # A fallback module keeps the op if the op changes the image size, or has settings with one value per channel.
             has_channel_settings = op is not None and type_difference is None and op.per_channel(choices.PROBE_SIZE.channels)
             lowered = op if has_channel_settings else choices.sizing_op(op)
             return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
@@ -249,15 +256,16 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
-        """Return (op, reason why torchvision runs the transform) for a transform of class ``base``.
+        """Return (op of a transform, reason why the transform is not lowered).
 
-        The op is ``None`` if the class has none, or if it cannot be created. The reason is ``None`` if the transform is fused.
+        The op is ``None`` if the class has no op, or if the op cannot be created. The reason is ``None`` if it is lowered.
+        ``base``: class by which the transform is lowered, a class of torchvision or one that ``by_name`` recognizes.
         """
-        class_ = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
-        if class_ is None:
+        op_class = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
+        if op_class is None:
             return None, "no lowering for this type"
         try:
-            op = class_(name, for_videos(transform) if self._types.is_video else transform, self.units)
+            op = op_class(name, for_videos(transform) if self._types.is_video else transform, self.units)
             return op, op.unsupported()
         except GpuAugError:
             raise
@@ -265,12 +273,16 @@ class TorchvisionLowering:
             return None, attributes_reason(transform, base, error)
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
-        """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""
+        """Lower a conversion: to no op, because passes convert images when they read them, or, to uint8, to a fallback module.
+
+        Raises:
+            ArgumentError: If images are converted to another dtype than float32, uint8 and the dtype that they have.
+        """
         dtype, scale = conversion_of(for_videos(transform) if self._types.is_video else transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
         target_conversions = TargetConversions(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
         conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), target_conversions)
-        if dtype is None:
+        if dtype is None:  # images are not converted
             return ImplicitTransform(name, target_conversions=target_conversions)
         if dtype is torch.float32:
             self._types.to_floats(scale=scale)
@@ -291,7 +303,12 @@ class TorchvisionLowering:
         )
 
     def _random_container(self, name: str, container: Any) -> Tree:
-        """Lower a container with a random choice: to ops with gates, or to a fallback module, which torchvision runs."""
+        """Lower a container with a random choice: to ops with gates, or to a fallback module for the whole container.
+
+        Raises:
+            ArgumentTypeError: If the container has a member that cannot run in it.
+            ArgumentError: If a member converts images or targets.
+        """
         members = list(choices.named_transforms(container.transforms))
         transforms = list(expanded([member for _, member in members]))
         if any(converts_to_floats(transform) or class_of(transform, TARGET_TRANSFORMS) for transform in transforms):
@@ -304,10 +321,11 @@ class TorchvisionLowering:
                 f"{name} must hold transforms that make one image of one, got {type(crops).__name__}. Put it before {name}."
             )
         dtype, type_change = self._types.dtype, self._types.type_change
+        # ``reason``: why the container cannot have gates. ``problem``: why its ops cannot run on images of different sizes.
         reason = choices.unsupported_draw(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
-            # All branches end in the same resize. This resize runs after the choice, for all samples in one pass.
+            # All members end in the same resize. It is lowered once, after the container, for all samples.
             members = list(map(choices.without_last_transform, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
@@ -333,6 +351,7 @@ class TorchvisionLowering:
             )
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
+        # The container is one fallback module, before which the types are those before its members.
         self._types.dtype, self._types.type_change = dtype, type_change
         lowered = sizing_ops[-1:] if final_resize is None else [choices.sizing_op(final_resize.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
@@ -343,12 +362,15 @@ class TorchvisionLowering:
     def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         """Lower the members of a container, and give each op a gate on the container's draw.
 
-        In a random order, each turn has one op per member.
+        Args:
+            name: Name of the container.
+            container: Container with a random choice, for which ``choices.unsupported_draw`` returns ``None``.
+            members: (name, transform) of each member; ``None`` as transform if there is nothing to lower.
         """
         outcomes, turns = choices.outcomes(name, container)
-        draw = Draw(tuple(accumulate(outcomes.values()))[:-1])
+        draw = Draw(tuple(accumulate(outcomes.values()))[:-1])  # boundaries between the bins of [0, 1), one bin per outcome
         trees = []
-        for turn in turns:
+        for turn in turns:  # with a random order one per position; a member then has an op in each turn
             for index, member in enumerate(members):
                 runs = np.array([index in order[turn] for order in outcomes])
                 if runs.any() and member[1] is not None:
@@ -359,7 +381,7 @@ class TorchvisionLowering:
 
 
 def _target_transform(name: str, transform: Any) -> ImplicitTransform:
-    """Return the node of a transform of targets, with its conversions at the end of the pipeline.
+    """Return the node of a transform in ``TARGET_TRANSFORMS``, with the conversions of targets that it stands for.
 
     Raises:
         ArgumentError: If the transform converts to rotated boxes.
@@ -382,11 +404,11 @@ def _target_transform(name: str, transform: Any) -> ImplicitTransform:
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):
-    """``RandomChoice`` of mixes, which picks one mix per batch."""
+    """Op of a ``RandomChoice`` of mixes, which picks one mix per batch."""
 
 
 def _mix(name: str, transform: Any) -> MixOp | None:
-    """Return the op of a mix, or of a container with mixes, which runs one mix per batch; ``None`` if it contains no mix.
+    """Return the op of a mix, or of a random container of mixes, which runs at most one mix per batch; ``None`` without mixes.
 
     Raises:
         ArgumentTypeError: If a container picks from mixes and other transforms, or may pick several mixes.
@@ -426,7 +448,7 @@ def _scale_probability(mix: MixOp, p: float) -> None:
 
 
 def _difference(transform: Any, base: type | None) -> str | None:
-    """Return a description of how a transform may differ from its nearest lowered class ``base``; ``None`` if it does not."""
+    """Return the reason why a transform may differ from its class ``base`` (see ``_op``); ``None`` if it does not."""
     if base is None:
         return "a function"
     return by_name.difference_reason(transform, base) if by_name.qualified_name(base) else difference(transform, base)

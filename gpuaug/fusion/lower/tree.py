@@ -1,4 +1,6 @@
-"""Tree of a lowered pipeline: an op for each module, with the names of the modules in the user's containers.
+"""Tree of a *lowered* pipeline, whose modules are translated to ops. Its groups are the user's containers and sequences.
+
+A *fallback module* is not lowered, but run by its library, Kornia or torchvision.
 
 *Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels.
 """
@@ -20,7 +22,7 @@ from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, Tar
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Module of the pipeline, and its op or its fallback module, which its library runs."""
+    """Module of the pipeline: its name, and its op or fallback module."""
 
     name: str
     op: Op | EagerOp
@@ -28,15 +30,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ImplicitTransform:
-    """Transform of torchvision without an op: a conversion, which passes make when they read images, or a target transform."""
+    """Transform of torchvision without an op.
+
+    It is a conversion of images to another dtype, which needs no op because *passes*, the kernels that read and write all
+    images, convert when they read; a transform of targets only; or a transform that does nothing to tensors.
+    """
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """(name, arguments) of the equivalent functions of torchvision for one image."""
+    """(name, keyword arguments) of the functions of ``v2.functional`` that do the same to one image."""
     target_conversions: TargetConversions | None = None
     """Conversions of targets, applied at the end of the pipeline; ``None`` without conversions."""
     follows_moves: bool = False
-    """True if no op that moves pixels may follow the transform."""
+    """True if the transform must follow all ops that move pixels, because it removes boxes."""
     processes_boxes: bool = False
     """True if the transform changes or removes boxes."""
 
@@ -48,24 +54,27 @@ class ImplicitTransform:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Container or sequence. Its name is empty for the pipeline itself, and for a plain sequence."""
+    """Container or sequence of modules. Its name is empty for the pipeline itself, and for groups that gpuaug adds."""
 
     name: str
     items: tuple["Tree", ...]
     is_container: bool = False
-    """True if draws in Kornia's format have a nested entry for the group."""
+    """True for a container of Kornia, for which random parameters in Kornia's format have a nested list."""
 
 
 Tree = Leaf | ImplicitTransform | Group
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """Yield all modules with ops or fallback modules, in the order of execution."""
+    """Yield all leaves of the tree, in the order of execution."""
     return (item for item in nodes_in_order(tree) if isinstance(item, Leaf))
 
 
 def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
-    """Yield (crop by boxes, transform that removes boxes) if at most flips are between the crop and the transform."""
+    """Yield (crop, transform) for each crop chosen by boxes and each later transform that removes boxes.
+
+    Between the crop and the transform there are no other ops than flips.
+    """
     crop: BoxCropOp | None = None
     for item in nodes_in_order(tree):
         if isinstance(item, ImplicitTransform):
@@ -76,10 +85,12 @@ def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
 
 
 def target_conversions_of(tree: Tree) -> TargetConversions:
-    """Return the combined conversions of targets of all transforms without ops.
+    """Return the conversions of targets of all transforms without ops, combined into one.
+
+    Without transforms that ``filtered_crops`` yields, whose minima the crop itself applies.
 
     Raises:
-        ArgumentError: If boxes are removed before an op that moves pixels, unless ``filtered_crops`` yields the removal.
+        ArgumentError: If one of these transforms removes boxes before an op that moves pixels.
     """
     target_conversions = NO_CONVERSIONS
     box_filter = ""
@@ -109,7 +120,7 @@ def nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
 
 
 def implicit_transforms(tree: Tree) -> Iterator[tuple[str, bool]]:
-    """Yield (name, whether it changes or removes boxes) of each transform without an op."""
+    """Yield (name, ``processes_boxes``) of each transform without an op."""
     names = {leaf.name for leaf in leaves(tree)}
     for item in nodes_in_order(tree):
         if isinstance(item, ImplicitTransform) and item.name not in names:
@@ -117,6 +128,6 @@ def implicit_transforms(tree: Tree) -> Iterator[tuple[str, bool]]:
 
 
 def lowered(*families: ModuleType) -> dict[type[nn.Module], Any]:
-    """Return the op of each class that is lowered (``Op.lowers``), for the ops that are defined in the modules ``families``."""
+    """Return {class of a library: class of its op} for the ops defined in the Python modules ``families``, by ``Op.lowers``."""
     ops = [op for family in families for op in vars(family).values() if getattr(op, "__module__", "") == family.__name__]
     return {class_: op for op in ops if isinstance(op, type) for class_ in vars(op).get("lowers", ())}
