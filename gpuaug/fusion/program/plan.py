@@ -3,7 +3,7 @@
 A pass begins with its *front*, which computes an output pixel from source pixels: a gather, which moves pixels, or a filter, or
 a mix. Then it runs any number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the
 last pass writes the result. The parameters of all ops are columns of the *parameter table*, (B, K) float32, with one row per
-*sample*, an image or a clip. A *view* is one of several random augmentations of the same images. *Ragged* images differ in size.
+*sample*, an image or a clip. A *view* is one of several random augmentations of an image. *Ragged* images differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -114,7 +114,7 @@ class BasePass(ABC):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the output may overwrite the source: a pixel depends on the same source pixel, and statistics of the image."""
+        """Whether the output may overwrite the source: a pixel depends on the same source pixel, and on statistics only."""
         return not self.gather_ops
 
     @property
