@@ -391,9 +391,10 @@ class _Taps:
             self._fill = parameters.channels(parameters.columns.before_fill, source.channels) * unit
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None = None) -> Tensor:
-        """Return the pixels at integer coordinates, (B, C, h, w): the fill in constant padding, and ``outside`` outside.
+        """Return the pixels at integer coordinates, (B, C, h, w), with the fill in constant padding.
 
-        ``inside``: mask of the coordinates that lie inside the image that a warp reads; ``None`` if all do.
+        ``inside``: mask of the coordinates inside the image that a warp reads. Where it is False, the value is ``outside``.
+        ``None`` if all are inside.
         """
         x, y, not_padding = self._parameters.map_indices(self._parameters.front.before, self._parameters.columns.before, x, y)
         if inside is not None:

@@ -30,8 +30,8 @@ OpDraws = dict[str, Any]
 - ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
 - ``"field"`` of noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
 - ``"parts"`` of an op that runs one of several ops per sample: list of (op, its ``OpDraws``). No two apply masks overlap.
-- ``"layers"`` of an op that picks some of its choices, which are lists of ops (``policies/picking.py``). Layer k has the
-  ``OpDraws`` of the k-th op of each choice, by index of the choice.
+- ``"layers"`` of an op that picks some of its choices, which are lists of ops (``policies/picking.py``): one dict per pick and
+  position in the lists, from the index of a choice to the ``OpDraws`` of its op at this position.
 - ``"picks"`` of a policy of Kornia that picks per batch: indices of the picked choices, (picks, batches) int64.
 - ``"key"`` of a fallback module: seed of the random generators from which the module draws.
 - ``"params"`` of a module that Kornia runs: its ``params=`` argument, repeated for the frames of clips.
@@ -64,7 +64,7 @@ class Size:
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
     """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
 
-    ``None`` if the decoder did not downsample.
+    ``None`` if the decoder did not downsample. Not compared by ``==``, and left out by the methods that create another size.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -108,7 +108,7 @@ class Size:
         return replace(self._with_samples(self.images, lambda side: np.repeat(side, self.images_per_sample)), frames=0)
 
     def to(self, height: Any, width: Any) -> "Size":
-        """Size of the same batch with images of another height and width, without ``full``."""
+        """Size of the same batch with images of another height and width."""
         return Size(self.batch, self.channels, height, width, self.frames)
 
     def sample(self, index: int) -> "Size":
@@ -164,7 +164,7 @@ class Op(ABC):
     """
 
     choice_end: tuple[int, int] | None = None
-    """(height, width) of all samples after this op, if it is the last op of a random container that changes sizes.
+    """(height, width) of all samples after this op, if a container picks it at random, as its last op that changes sizes.
 
     Samples that skip the op have this size already. ``None`` for all other ops.
     """
@@ -453,9 +453,9 @@ class PointOp(RowOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Call ``formula`` with the columns of ``rows`` as parameters."""
         channels = images.shape[1]
-        first_per_channel = self.row_width(0)
-        parameters: list[Any] = [column(rows, index) for index in range(1, first_per_channel)]
-        starts = range(first_per_channel, self.row_width(channels), channels)
+        first_channel_column = self.row_width(0)
+        parameters: list[Any] = [column(rows, index) for index in range(1, first_channel_column)]
+        starts = range(first_channel_column, self.row_width(channels), channels)
         parameters += [rows[:, start : start + channels, None, None] for start in starts]
         return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
 

@@ -25,7 +25,7 @@ TORCHVISION_RED = 0.2989
 
 
 def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
-    """Return grey values, (B, 1, H, W), of RGB images, (B, 3, H, W). Ops use them, for example the mean of a contrast."""
+    """Return grey values, (B, 1, H, W), of RGB images, (B, 3, H, W), for ops that need them."""
     red, green, blue = images.unbind(1)
     return (red * red_weight + green * GREY[1] + blue * GREY[2])[:, None]
 

@@ -415,7 +415,7 @@ class EqualizeOrContrast(LevelsOp):
         super().__init__(name, nn.Identity())
         self.picks = picks
         self.to_levels = picks[0].to_levels
-        self.to_bytes = picks[1].to_bytes  # does not change equalized bytes
+        self.to_bytes = picks[1].to_bytes  # the conversion does not change equalized bytes
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code of the picked op in place of the apply mask."""

@@ -3,10 +3,10 @@
 A *sample* is an image or a clip. A *row* holds an op's parameters for one sample, in float32. Its first column is the apply
 mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are explained in ``base.py``.
 
-MixUp and CutMix mix a sample with another sample of the batch, its *partner*. They have the same columns and one kernel: inside
-a rectangle an output pixel is the partner's, and outside the rectangle it is a weighted mean of both pixels. MixUp uses an
-empty rectangle, CutMix a weight of 0 for the partner outside it. Mosaics and jigsaws copy *tiles*, cells of a grid, and run in
-torch.
+MixUp and CutMix mix a sample with a random sample of the batch, its *partner*. They have the same columns and one kernel:
+inside a rectangle an output pixel is the partner's, and outside the rectangle it is a weighted mean of both pixels. MixUp uses
+an empty rectangle, CutMix a weight of 0 for the partner outside it. Mosaics and jigsaws copy *tiles*, cells of a grid, and run
+in torch.
 
 The partner has two weights: ``LABEL_WEIGHT`` in the label, and ``PIXEL_WEIGHT`` in the pixels outside the rectangle. Kornia's
 labels contain a *lambda*, which is the label weight, or, for a setting of CutMix, 1 minus the label weight.
@@ -61,7 +61,7 @@ class MixOp(FrontOp):
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_weights(sampler, size)}
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the weight of each partner, or the rectangle whose area is the weight."""
+        """Draw the weight of each partner, or the rectangle whose share of the image is the weight."""
         return super().draw_parameters(sampler, size)
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:

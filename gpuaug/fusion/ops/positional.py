@@ -86,10 +86,12 @@ class Erasing(PointOp):
     def _read(self, module: Any) -> None:
         generator = generator_of(module)
         self._scale = bounds(generator.scale_sampler)
+        """(lower, upper) bound of the rectangle's share of the image's area."""
         # If the user's range of aspect ratios contains 1, Kornia draws from its part below 1 and from its part above 1 equally
         # often, with one distribution each.
         names = ("ratio_sampler1", "ratio_sampler2") if hasattr(generator, "index_sampler") else ("ratio_sampler",)
         self._ratios = [bounds(getattr(generator, name)) for name in names]
+        """(lower, upper) bound of the aspect ratio, per distribution."""
         self.value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:

@@ -141,7 +141,7 @@ class Gather:
 
     @property
     def half_pixel_centers(self) -> bool:
-        """Whether images are resized with half-pixel centres, that is, source = (output + 0.5) · scale - 0.5."""
+        """Whether a resize of images has half-pixel centres: the centre of pixel k is at k + 0.5."""
         return isinstance(self.warp, ResampleOp) and (self.warp.half_pixel_centers or self.warp.nearest)
 
     @property
@@ -156,7 +156,7 @@ class Gather:
 
     @property
     def clamps(self) -> bool:
-        """Whether the result of an antialiasing filter is clamped to the range of bytes."""
+        """Whether the result of an antialiasing filter is clamped to [0, 1], or, for bytes, to [0, 255]."""
         return isinstance(self.warp, ResampleOp) and bool(self.warp.filter) and self.warp.clamps
 
     @property

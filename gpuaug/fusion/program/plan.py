@@ -31,8 +31,9 @@ PointProgram: TypeAlias = tuple[tuple[int, int, int, float, float], ...]
 """Pointwise ops of a pass as constants for a kernel: (code, first column, flags, scale, offset) per op, in order.
 
 ``code`` and ``flags`` are attributes of ``PointOp``. ``scale`` and ``offset`` are the ``ByteRule`` by which the result becomes
-bytes. If the result of the front is converted to bytes, too, the first entry is this conversion, with code 0. Its column is the
-apply mask of the front; -1 for a gather, which needs no mask, because pixels that are not interpolated are bytes already.
+bytes; a scale of 0 stands for no conversion. If the result of the front is converted to bytes, too, the first entry is this
+conversion, with code 0. Its column is the apply mask of the front; -1 for a gather, which needs no mask, because pixels that
+are not interpolated are bytes already.
 """
 
 
@@ -86,8 +87,8 @@ class BasePass(ABC):
     route_column: int = -1
     """Column of the *buffer route*: which of two buffers a sample is read from and written to (``table/rows.py``).
 
-    -1 without such a column: the pass reads all samples from one buffer and writes them to another. With it, a sample to which
-    no op of a pass applies stays in its buffer.
+    A sample to which no op of the pass applies stays in its buffer. -1 without such a column: the pass reads all samples from
+    one buffer and writes them to another.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """Cache of prepared kernel launches and their dtypes, keyed by the function that prepares them, dtype and layout."""
@@ -114,7 +115,7 @@ class BasePass(ABC):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the output may overwrite the source: a pixel depends on the same source pixel, and on statistics only."""
+        """Whether the output may overwrite the source: a pixel depends on the same source pixel, and image statistics."""
         return not self.gather_ops
 
     @property
@@ -300,7 +301,7 @@ class _PassBuilder:
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
     def add_if_fits(self, op: Op, size: Size) -> bool:
-        """Add ``op``, whose input images are of ``size``, if the pass can run it at its end. Return whether it was added."""
+        """Add ``op``, whose input images are of ``size``, if the pass can run it, too. Return whether it was added."""
         # A ``ChannelOp`` is the front of a pass only if it does not have three channels; otherwise it is pointwise.
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, size)):
             if self.is_empty:
