@@ -1,10 +1,14 @@
 """Backend that runs a plan in torch, on any device: it is used on CPUs, and is the reference for the tests of the kernels.
 
-A plan is the passes of a pipeline. A pass reads and writes all images once. It begins with its *front*: a gather, which moves
-or interpolates pixels, or a filter, or a mix. It goes on with pointwise ops. The parameter table has one float32 row per
-sample, with the parameters of all ops. If images differ in size after a pass, each lies in the top left corner of a *canvas*,
-a buffer of one size. An *index map* maps integer coordinates of pixels to integer coordinates, such as a flip, a crop or
-padding. The *taps* of an output pixel are the source pixels that it is interpolated from.
+A *plan* is the passes of a pipeline. A *pass* reads and writes all images once. It begins with its *front*: a gather, which
+moves or interpolates pixels, or a filter, or a mix. It goes on with pointwise ops. The *parameter table* has one float32 row
+per *sample*, an image or a clip, with the parameters of all ops. *Ragged* images differ in size. If images differ in size after
+a pass, each lies in the top left corner of a *canvas*, a buffer of one size. An *index map* maps integer coordinates of pixels
+to integer coordinates, as a flip, a crop or padding does. The *taps* of an output pixel are the source pixels that it is
+interpolated from.
+
+In shapes, B is the number of samples, V of views (random augmentations per image), T of frames per clip, which is 1 for images,
+and K of columns of the table. An apostrophe marks the size of output images.
 """
 
 from collections.abc import Callable
@@ -45,7 +49,7 @@ from gpuaug.fusion.program.intermediates import bytes_between
 from gpuaug.fusion.program.plan import Canvas, Canvases, ChainsPass, GatherPass, Pass, Plan
 
 MOST_VALUES = 2**24
-"""Maximum number of values that an op without a kernel processes at once, which bounds its memory to about 2 GB."""
+"""Maximum number of pixel values that an op without a kernel processes at once, which limits its memory to about 2 GB."""
 
 
 def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases = ()) -> Tensor:
@@ -55,11 +59,11 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         plan: Plan for the size of the images.
         images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table, on the device of the images.
-        canvases: ``Plan.canvases``, (height, width) of the canvas of each pass but the last.
+        canvases: (height, width) of the canvas of each pass but the last, from ``Plan.canvases``.
 
     Shape:
-        - images: (B · T, C, H, W), with T frames per clip, or 1; or a ragged batch of B
-        - table: (V · B, ``plan.width``), float32, for V views
+        - images: (B · T, C, H, W), or a ragged batch
+        - table: (V · B, ``plan.width``), float32
 
     Returns:
         (V · B · T, C, H', W') float32.
@@ -89,7 +93,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
 
 
 def rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
-    """Return one row per image, (V · B · T, K), for a table with one row per clip of ``frames`` frames."""
+    """Return a table with one row per image, (V · B · T, K), from a table with one row per clip of ``frames`` frames."""
     if frames == 1:
         return table
     frame_index = torch.arange(frames, device=table.device).repeat(len(table))
@@ -104,9 +108,10 @@ def rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
 
 
 def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
-    """Return the indices of the samples to which any op of a pass applies.
+    """Return the indices of the images to which at least one op of a pass applies. ``table``: one row per image.
 
-    ``None`` if all samples have such an op, and on a GPU, where the host would wait for the indices.
+    ``None`` to run the pass on all images: if there is such an op for every image; and on a GPU, where the host would wait for
+    the indices.
     """
     if pass_.route_column < 0 or table.is_cuda:
         return None
@@ -117,7 +122,8 @@ def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
 def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas | None = None) -> Tensor:
     """Run one pass: its front, then its pointwise ops.
 
-    ``canvas``: height and width of the result, if images differ in size after the pass.
+    ``table``: whole table, one row per output image. ``canvas``: (height, width) of the result, if images differ in size after
+    the pass.
     """
     if pass_.out.ragged:
         assert isinstance(pass_, GatherPass)
@@ -137,7 +143,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas
 
 
 def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: Canvas) -> Tensor:
-    """Run a pass after which images differ in size, sample by sample, onto a canvas of zeros."""
+    """Run a pass after which images differ in size, image by image. The rest of each canvas is 0."""
     result = torch.zeros((len(table), pass_.out.channels, *canvas), dtype=torch.float32, device=images.device)
     for sample, row in enumerate(table):
         height, width = (int(side) for side in pass_.rows_of(row[None])[0, pass_.columns.out_size :][:2])
@@ -153,7 +159,7 @@ def run_chains(pass_: ChainsPass, images: Tensor, table: Tensor, run_plan: Calla
         pass_: The pass.
         images: Images of all views, of a dtype in ``IMAGE_DTYPES``.
         table: Parameter table from the first column of the pass on, one row per image.
-        run_plan: Function of (plan, bytes, table) that runs a plan, as ``run`` does.
+        run_plan: Function of (plan, uint8 images, table) that runs a plan, as ``run`` does.
 
     Shape:
         - images: (B, C, H, W)
@@ -166,15 +172,16 @@ def run_chains(pass_: ChainsPass, images: Tensor, table: Tensor, run_plan: Calla
 
 
 def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: bool = False) -> Tensor:
-    """Apply ``op`` to the samples whose apply mask, the first of its columns ``op_table``, is set.
+    """Apply ``op`` to the images whose apply mask, the first column of ``op_table``, is not 0. Return all images.
 
-    ``as_on_gpu``: whether images on a CPU, for Triton's interpreter, are computed as on a GPU.
+    ``op_table``: columns of the op, perhaps followed by others. ``as_on_gpu``: whether images on a CPU, for Triton's
+    interpreter, are computed as on a GPU.
     """
     apply = op.apply_on_cpu if images.device.type == "cpu" and not as_on_gpu else op.apply
     if isinstance(op, FrontOp) and op.kernel == "torch":
         piece_length = max(MOST_VALUES // images[0].numel(), 1)
         row_pieces = op_table.split(piece_length)
-        # A mosaic reads all images of the batch.
+        # A mix, such as a mosaic, reads all images of the batch.
         image_pieces = [images] * len(row_pieces) if isinstance(op, MixOp) else images.split(piece_length)
         applied = torch.cat([apply(*piece) for piece in zip(image_pieces, row_pieces, strict=True)])
     else:
@@ -184,7 +191,7 @@ def apply_to_samples(op: RowOp, images: Tensor, op_table: Tensor, *, as_on_gpu: 
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
-    """Run the front of a gather pass: move and interpolate pixels, in float32. ``table``: from the first column of the pass."""
+    """Run the front of a gather pass: move and interpolate pixels. Return float32. ``table``: from the pass's first column."""
     front, columns, out = pass_.front, pass_.columns, pass_.out
     if columns.frames >= 0:
         assert isinstance(images, Tensor)
@@ -193,12 +200,13 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
     fill_column = columns.after_fill
+    # From coordinates of output pixels to coordinates of source pixels: ``after``, the interpolation, ``before``.
     x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
     if front.filter:
         values = _resize_antialiased(pass_, images, table, x, y)
     elif front.warp is None:
-        # The fill is inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
-        # Until then a pixel of padding is a copy of the pixel (0, 0).
+        # The fill of padding is inserted below, after bytes are divided by 255, because fill · 255 / 255 may differ from the
+        # fill. Until then a pixel of padding is a copy of the pixel (0, 0).
         fill_column = columns.before_fill
         x, y, inside = parameters.map_indices(front.before, columns.before, x, y)
         source = reader(images, len(table), out.channels)
@@ -219,7 +227,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
 
 
 def _selected_frames(pass_: GatherPass, table: Tensor) -> Tensor:
-    """Return the index of the source image per output frame, (V · B · T,), view by view."""
+    """Return the index of the source image per output frame, (V · B · T',), view by view."""
     output_frame = torch.arange(len(table), device=table.device)
     columns = table[:, pass_.columns.frames : pass_.columns.frames + pass_.out.frames]
     selected = columns.gather(1, (output_frame % pass_.out.frames)[:, None])[:, 0].long()
@@ -229,7 +237,7 @@ def _selected_frames(pass_: GatherPass, table: Tensor) -> Tensor:
 def gather_mask(
     pass_: GatherPass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None, canvas: Canvas | None = None
 ) -> Tensor:
-    """Move the pixels of masks of any dtype, with the nearest pixel. Arguments: see ``run_mask`` in ``dispatch.py``.
+    """Run the front of a gather pass on masks of any dtype, with the nearest pixel. Arguments: ``run_mask`` of ``dispatch.py``.
 
     Shape:
         - masks: (B · T, C, H, W), or flat with ``mask_layout`` of N masks
@@ -243,7 +251,7 @@ def gather_mask(
     height, width = canvas or (pass_.out.height, pass_.out.width)
     x = torch.arange(width, device=masks.device)[None, None, :]
     y = torch.arange(height, device=masks.device)[None, :, None]
-    if canvas is not None:
+    if canvas is not None:  # pixels of the canvas beyond the mask repeat its last column and its last row
         x = torch.minimum(x, parameters.integer(columns.out_size + 1) - 1)
         y = torch.minimum(y, parameters.integer(columns.out_size) - 1)
     x, y, inside = parameters.map_indices(front.after, columns.after, x, y)
@@ -261,7 +269,7 @@ def gather_mask(
 
 
 def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None) -> Tensor:
-    """Return masks, (B · T, C, H, W), with zeros where the pass erases the pixels of images, as in Kornia."""
+    """Return masks, with zeros where the pass erases the pixels of images, as in Kornia. Shapes: see ``gather_mask``."""
     for op, column in pass_.point_columns:
         if isinstance(op, Erasing) and op.erases_masks:
             op_table = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
@@ -271,14 +279,17 @@ def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayo
 
 
 def _rows_of_masks(table: Tensor, masks: Tensor, mask_layout: MaskLayout | None) -> Tensor:
-    """Return the row of each mask: the row of its image or clip, or of its owner in ``mask_layout``."""
+    """Return the row of each mask: the row of its image or clip, or, with ``mask_layout``, of its owner."""
     if mask_layout is not None:
         return table.index_select(0, mask_layout.owners)
     return table if len(table) == len(masks) else table.repeat_interleave(len(masks) // len(table), 0)
 
 
 class _Parameters:
-    """Parameter table of a gather pass, whose columns are read as tensors that broadcast over images."""
+    """Parameter table of a gather pass. The methods read its columns as tensors that broadcast with coordinates or images.
+
+    Coordinates x and y are tensors that broadcast to (B, h, w), for output pixels of h rows and w columns.
+    """
 
     def __init__(self, table: Tensor, pass_: GatherPass) -> None:
         self._table = table
@@ -301,10 +312,10 @@ class _Parameters:
         return self._table[:, column : column + channels, None, None]
 
     def map_indices(self, maps: IndexMaps, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Map output to input indices by index maps with their columns from ``column`` on; without ops they are the identity.
+        """Map pixel indices of the output of ``maps`` to its input. ``column``: first column of the maps.
 
         Returns:
-            (x, y, mask of the pixels not in padding; ``None`` unless there is constant padding).
+            (x, y, mask of the pixels that are not padding). The mask is ``None`` unless there is constant padding.
         """
         if not maps.ops:
             return x, y, None
@@ -318,12 +329,12 @@ class _Parameters:
         return _pad_index(maps.edge, x, low_x, high_x), _pad_index(maps.edge, y, low_y, high_y), None
 
     def warp_sizes(self, column: int) -> tuple[Tensor, Tensor]:
-        """Return the width and the height of the input images of a warp, (B, 1, 1) int64 each."""
-        sizes = column + (6 if self.front.interpolation == "affine" else 9)
-        return self.integer(sizes), self.integer(sizes + 1)
+        """Return the width and the height of the input images of a warp, (B, 1, 1) int64 each. ``column``: its first column."""
+        size_column = column + (6 if self.front.interpolation == "affine" else 9)
+        return self.integer(size_column), self.integer(size_column + 1)
 
     def warp_coordinates(self, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input coordinates (x, y) of output pixels of a warp."""
+        """Return the input coordinates (x, y), float32, of output pixels of a warp. ``column``: its first column."""
         matrix = [self.number(column + k) for k in range(6 if self.front.interpolation == "affine" else 9)]
         source_x = matrix[0] * x + (matrix[1] * y + matrix[2])
         source_y = matrix[3] * x + (matrix[4] * y + matrix[5])
@@ -336,7 +347,7 @@ class _Parameters:
         return source_x, source_y
 
     def weight_inside(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the weight of the source pixels of a warp that lie inside the image, (B, 1, h, w)."""
+        """Return, per output pixel of a warp, the weight of its source pixels that lie inside the image, (B, 1, h, w)."""
         nearest = self.front.nearest
         column = self.columns.warp
         weights = []
@@ -350,7 +361,7 @@ class _Parameters:
 
 
 def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the index in [low, high) of the pixel that replaces padding at ``index``: by reflection or the border pixel."""
+    """Return the index in [low, high) of the pixel that padding at ``index`` copies, by reflection, or the nearest pixel."""
     if edge == "reflect":
         index = low + (index - low).abs()
         index = high - 1 - (high - 1 - index).abs()
@@ -358,13 +369,13 @@ def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class _Taps:
-    """Reader of source pixels, at coordinates after the index maps (flips, crops, padding) that precede the interpolation.
+    """Reader of the pixels that are interpolated: the source pixels after the index maps ``Gather.before``.
 
     Args:
         source: Reader of the images or masks.
         parameters: Parameters of the pass.
-        fill: Fill of constant padding, for masks. Default: the fill in the parameters, for images.
-        outside: Value outside of the window of a warp.
+        fill: Fill of constant padding, for masks. ``None`` for images, whose fill is in ``parameters``.
+        outside: Value that a warp reads outside the image.
     """
 
     def __init__(self, source: Reader, parameters: _Parameters, fill: int | None = None, outside: int = 0) -> None:
@@ -380,9 +391,10 @@ class _Taps:
             self._fill = parameters.channels(parameters.columns.before_fill, source.channels) * unit
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None = None) -> Tensor:
-        """Return source pixels at integer coordinates; ``outside`` where ``inside`` is false, and the fill in constant padding.
+        """Return the pixels at integer coordinates, (B, C, h, w), with the fill in constant padding.
 
-        ``inside``: mask of the coordinates in the window of a warp or resize; ``None`` if all are.
+        ``inside``: mask of the coordinates inside the image that a warp reads. Where it is False, the value is ``outside``.
+        ``None`` if all are inside.
         """
         x, y, not_padding = self._parameters.map_indices(self._parameters.front.before, self._parameters.columns.before, x, y)
         if inside is not None:
@@ -398,7 +410,7 @@ class _Taps:
         return values
 
     def interpolate(self, column: int, x: Tensor, y: Tensor, *, nearest: bool, half_pixel_centers: bool) -> Tensor:
-        """Return the pixels of a resize or warp at its output coordinates (x, y). ``column``: its first column in the table."""
+        """Return the output pixels of a resize or warp at coordinates (x, y). ``column``: its first column in the table."""
         parameters = self._parameters
         front = parameters.front
         if front.interpolation == "resample":
@@ -413,9 +425,10 @@ class _Taps:
             count_x, count_y = parameters.warp_sizes(column)
 
         def read(x: Tensor, y: Tensor) -> Tensor:
-            """Return the source pixels at integer coordinates (x, y), relative to the start of a window of ``count`` pixels.
+            """Return the pixels at integer coordinates relative to the first pixel of a window of ``count`` pixels per axis.
 
-            Outside the window, return 0 if the warp reads 0 there, else the nearest pixel of the window.
+            Outside the window, return ``outside`` if ``front.zero_outside``, else the nearest pixel of the window. The window
+            is the part of the image that is resized, or, for a warp, the whole image.
             """
             if front.zero_outside:
                 return self.read(start_x + x, start_y + y, (x >= 0) & (x < count_x) & (y >= 0) & (y < count_y))
@@ -423,7 +436,7 @@ class _Taps:
             return self.read(start_x + x, start_y + y)
 
         if nearest:
-            # A warp rounds half to even, as ``grid_sample`` does. A resize reads the pixel whose square has the coordinate.
+            # A warp rounds half to even, as ``grid_sample`` does. A resize reads the pixel whose area contains the coordinate.
             rounded = torch.floor if front.interpolation == "resample" else torch.round
             return read(rounded(source_x).long(), rounded(source_y).long())
         left, top = torch.floor(source_x), torch.floor(source_y)
@@ -441,16 +454,19 @@ class _Taps:
 
 
 def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
-    """Interpolate linearly between two pixels. ``weight``: weight of the second."""
+    """Return the linear interpolation between two pixels. ``weight``: weight of the second."""
     mean = first * (1 - weight) + second * weight
     if first.dtype == torch.uint8:
         return mean
-    # With weight 0, the first pixel stays bit for bit: 0 · NaN would be NaN.
+    # With weight 0, the result must be the first pixel, bit for bit, but 0 · NaN is NaN.
     return torch.where(weight == 0, first, mean)
 
 
 def _resize_antialiased(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Resize sample by sample. The host reads the parameters, for which it waits if they are on a GPU."""
+    """Return images resized with antialiasing at output coordinates (x, y), one by one. On a GPU, the host waits for ``table``.
+
+    Values are in the unit of ``images``: [0, 255] for uint8. ``table``: from the first column of the pass.
+    """
     front = pass_.front
     first = pass_.columns.warp
     are_bytes = dtype_of(images) == torch.uint8

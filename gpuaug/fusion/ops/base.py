@@ -2,9 +2,9 @@
 
 An op draws random parameters for a whole batch (``Op.draw``), converts them to Kornia's format (``Op.params``), and writes
 them as float32 numbers, one *row* per sample, into the *parameter table* of the batch (``RowOp.rows``). A kernel, or the
-method ``RowOp.apply``, reads the rows. A *pass* is one kernel that reads and writes all images, and runs one or several ops.
-Ops do not depend on passes, kernel launches or devices. A *sample* is an image or a clip. A *fallback module* has no op: its
-library runs it.
+method ``RowOp.apply``, reads the rows. A *pass* is one reading and writing of all images, in which one or several ops run.
+Ops do not depend on passes, kernel launches or devices. A *sample* is an image or a clip; B is the number of samples. A
+*fallback module* has no op: its library runs it.
 """
 
 from abc import ABC, abstractmethod
@@ -23,24 +23,24 @@ from gpuaug.fusion.pixels import ByteRule, on_rgb
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
-"""Draws of one op for one batch, that is, its random parameters, by name.
+"""Draws of one op for one batch: its random parameters, by name.
 
 - ``"apply_mask"``: (B,) bool. True for samples that the op is applied to.
 - Parameters, mostly under Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
 - ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
 - ``"field"`` of noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
-- ``"parts"`` of an op that runs one of several ops: tuples (op, its ``OpDraws``). Their apply masks exclude one another.
-- ``"layers"`` of an op that picks one of several choices (``policies/picking.py``): per layer, the ``OpDraws`` of the ops by
-  index of the choice.
+- ``"parts"`` of an op that runs one of several ops per sample: list of (op, its ``OpDraws``). No two apply masks overlap.
+- ``"layers"`` of an op that picks some of its choices, which are lists of ops (``policies/picking.py``): one dict per pick and
+  position in the lists, from the index of a choice to the ``OpDraws`` of its op at this position.
 - ``"picks"`` of a policy of Kornia that picks per batch: indices of the picked choices, (picks, batches) int64.
-- ``"key"`` of a fallback module: seed of the random generators that the module uses.
+- ``"key"`` of a fallback module: seed of the random generators from which the module draws.
 - ``"params"`` of a module that Kornia runs: its ``params=`` argument, repeated for the frames of clips.
 - ``"frames"`` of a fallback module: number of frames per clip; 0 for images.
 """
 
 
 def select_samples(draws: OpDraws, samples: slice | Array) -> OpDraws:
-    """Return the draws of some samples, selected by slice or by index."""
+    """Return the draws of some samples. ``samples``: slice, or array of indices."""
     selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
     if "parts" in selected:
         selected["parts"] = [(op, select_samples(part, samples)) for op, part in selected["parts"]]
@@ -64,7 +64,7 @@ class Size:
     full: tuple[Any, Any] | None = field(default=None, kw_only=True)
     """(heights, widths) of the images before the decoder downsampled them, (B,) each. Crops are drawn for these sizes.
 
-    ``None`` if the decoder did not downsample.
+    ``None`` if the decoder did not downsample. Not compared by ``==``, and left out by the methods that create another size.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -99,7 +99,7 @@ class Size:
         return self.frames or 1
 
     def _with_samples(self, batch: int, select: Callable[[Array], Any]) -> "Size":
-        """Size of a batch of ``batch`` samples. ``select`` computes the sides of its samples from an array of sides, (B,)."""
+        """Size of ``batch`` samples taken from this batch. ``select`` returns their entries of an array of sides, (B,)."""
         height, width = (select(side) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
         return Size(batch, self.channels, height, width, self.frames)
 
@@ -125,7 +125,7 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Placeholder for (height, width) of images of different sizes that are not known yet. The numbers have no meaning."""
+"""Placeholder for (height, width) of images of unknown, different sizes: arrays, as in ragged sizes, of arbitrary numbers."""
 
 
 class Op(ABC):
@@ -142,7 +142,7 @@ class Op(ABC):
     names: ClassVar[tuple[str, ...]] = ()
     """Names of the uniform distributions in the parameter generator of the module.
 
-    For a ``PlainUniformGenerator`` they are Kornia's names of the parameters.
+    By default, a uniform number is drawn under each name, and written to the row in this order.
     """
 
     draws_one_batch_at_a_time: ClassVar[bool] = False
@@ -155,7 +155,7 @@ class Op(ABC):
     """
 
     description: ClassVar[str]
-    """Short description for ``Fused.explain()``; ``{name}`` is an attribute. Not set by classes that override ``describe``."""
+    """Template of ``describe``, filled with attributes of the op. Not set by classes that override ``describe``."""
 
     draws_size: bool = False
     """True if the output size is drawn per sample.
@@ -164,7 +164,7 @@ class Op(ABC):
     """
 
     choice_end: tuple[int, int] | None = None
-    """(height, width) of all samples after the last op that changes sizes in a container that picks modules at random.
+    """(height, width) of all samples after this op, if a container picks it at random, as its last op that changes sizes.
 
     Samples that skip the op have this size already. ``None`` for all other ops.
     """
@@ -173,10 +173,10 @@ class Op(ABC):
     """True if floats in [0, 255] also give correct results, because the op's library neither clamps nor inverts values."""
 
     to_bytes: ByteRule | None = None
-    """Conversion of the result, if the images of the op's library are bytes before and after the op; ``None`` for floats."""
+    """Conversion of the result to bytes, if the op's library reads and returns uint8 images; ``None`` if they are floats."""
 
     supported_keys: ClassVar[tuple[str, ...]] = ()
-    """Data keys of the inputs that a call may have with the op; empty if it may have any."""
+    """Data keys, such as ``"mask"``, of the inputs that a call may pass if the pipeline has the op; empty for all keys."""
 
     channel_counts: ClassVar[tuple[int, ...]] = ()
     """Numbers of channels that the op's library accepts; empty if it accepts any number."""
@@ -191,9 +191,9 @@ class Op(ABC):
         self.p_batch = 1.0
         self.same_on_batch = False
         self.settings: dict[str, Any] = {}
-        """Settings of the user's module by name: ``flags`` of a module of Kornia."""
+        """Settings of the user's module by name. For Kornia's modules, the attribute ``flags``."""
         self.gates: tuple[Gate, ...] = ()
-        """One condition per enclosing container that picks modules at random. The op runs for samples that meet all of them."""
+        """One condition per enclosing container that picks modules at random. The op runs for samples that meet them all."""
         self.bounds: dict[str, tuple[float, float]] = {}
         """(lower, upper) bounds of the parameters that are uniform numbers, by name."""
         self._read_common(module)
@@ -207,7 +207,7 @@ class Op(ABC):
         self.settings = getattr(module, "flags", self.settings)
 
     def _read(self, module: Any) -> None:
-        """Read the settings of modules of this class into attributes. Called by the constructor. By default, ``bounds``."""
+        """Read the other settings of the module into attributes. Called by the constructor. By default, only ``bounds``."""
         self.bounds = {name: limits for name in self.names if (limits := sampler_bounds(module, name)) is not None}
 
     @property
@@ -268,7 +268,7 @@ class Op(ABC):
         return size.to(np.where(applies, drawn.height, size.height), np.where(applies, drawn.width, size.width))
 
     def drawn_size(self, draws: OpDraws, size: Size) -> Size:
-        """Output size of all samples if the op is applied to all of them. Called if ``draws_size``."""
+        """Output size of each sample if the op is applied to all samples. Called if ``draws_size`` is True."""
         return self.out_applied(size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
@@ -307,7 +307,7 @@ class Op(ABC):
         return (self,)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings that may have one value per channel, by their name in error messages."""
+        """Values of the settings that have one value, or one per channel, by the name for error messages."""
         return {}
 
     def draws_by_op(self, draws: OpDraws) -> dict["Op", OpDraws]:
@@ -319,9 +319,9 @@ class Op(ABC):
         return select_samples(draws, slice(index, index + 1))
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample by name, without the apply mask.
+        """Drawn numbers of one sample by name, without the apply mask and draws that are not per sample.
 
-        Elements of an array have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x`` and ``_y``.
+        Elements of a row of an array have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x``, ``_y``.
         """
         numbers: dict[str, float] = {}
         for name, values in draws.items():
@@ -343,7 +343,7 @@ class Op(ABC):
         }
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Entries of ``params=``, without the apply mask. Overridden if names or shapes of draws differ from Kornia's."""
+        """Entries of ``params=`` from the draws. Overridden if names or shapes of the draws differ from Kornia's."""
         return {name: torch.from_numpy(values) for name, values in draws.items() if name != "apply_mask"}
 
     def describe(self) -> str:
@@ -355,8 +355,8 @@ class RowOp(Op):
     """Op whose parameters are one row of the parameter table per sample. ``apply`` and a Triton kernel implement the op."""
 
     column_count: ClassVar[int] = 0
-    """Number of columns of a row, without the columns per channel; 0 for 1 + ``len(names)``. Column 0 is the apply mask: 1 to
-    apply the op, 0 to leave the sample unchanged bit for bit."""
+    """Number of columns of a row, without the columns per channel. The default, 0, stands for 1 + ``len(names)``. Column 0 is
+    the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit."""
 
     columns_per_channel: ClassVar[int] = 0
     """Number of parameters with one column per channel. The columns of a parameter are adjacent, after all other columns."""
@@ -371,22 +371,22 @@ class RowOp(Op):
         self.write(draws, size, out)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the parameters of all samples into ``out``, all columns except column 0. By default, write ``names``."""
+        """Write all columns of ``out`` except column 0. By default, column k + 1 is the draw ``names[k]``."""
         for index, name in enumerate(self.names, 1):
             out[:, index] = draws[name]
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Set the parameters that differ between the frames of a clip, in place. By default there are none.
+        """Change, in place, the parameters that differ between the frames of a clip. By default, no parameter does.
 
         Args:
-            rows: Row of the clip, repeated for each of its T frames, (B · T, row_width).
-            frame: Index of the frame in its clip, (B · T,).
+            rows: Rows of the clips, each repeated for its T frames, (B · T, row_width).
+            frame: Index of each frame in its clip, (B · T,).
             frames: Number of frames per clip, T.
         """
 
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Apply the op to all samples. The caller restores the samples whose apply mask is 0.
+        """Return the images after the op, applied to all samples. The caller restores samples whose apply mask is 0.
 
         Args:
             images: (B, C, H, W), float32.
@@ -394,7 +394,7 @@ class RowOp(Op):
         """
 
     def apply_on_cpu(self, images: Tensor, rows: Tensor) -> Tensor:
-        """``apply``, in the way that is fastest on a CPU."""
+        """Return the result of ``apply``. Overridden by ops that have a faster computation for CPUs."""
         return self.apply(images, rows)
 
 
@@ -408,11 +408,11 @@ class FrontOp(RowOp):
     """True if values in [0, 1] are guaranteed to stay in [0, 1]."""
 
     kernel: ClassVar[str]
-    """Name of the Triton kernel of the op; ``"torch"`` if ``apply`` runs on all devices, in a pass without other ops."""
+    """Name of the Triton kernel of the op; ``"torch"`` if there is none: ``apply`` runs on all devices, in its own pass."""
 
 
 LARGEST_CODE = 31
-"""Largest ``PointOp.code``, because codes are bit indices in a 32-bit field. ``policies.one_of.OneOf`` has this code."""
+"""Largest ``PointOp.code``, the code of ``policies.one_of.OneOf``, whose 32-bit ``flags`` have one bit per code."""
 
 
 class PointOp(RowOp):
@@ -422,7 +422,7 @@ class PointOp(RowOp):
     """
 
     code: ClassVar[int]
-    """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
+    """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op."""
 
     formula: ClassVar[Callable[..., Any]]
     """Function of pixels and parameters of the op, in the functions of ``fusion/pixels.py``, so that Triton can compile it too.
@@ -433,7 +433,7 @@ class PointOp(RowOp):
     """
 
     flags: int = 0
-    """Bit field for a kernel, as a compile-time constant, to omit code that never runs. ``OneOf`` can run ops with flags 0."""
+    """Bit field of settings that a kernel is compiled for. ``OneOf`` can run only ops with flags 0."""
 
     positional: ClassVar[bool] = False
     """True if the result depends on the coordinates of the pixel. Otherwise the op can run before or after a flip."""
@@ -451,11 +451,11 @@ class PointOp(RowOp):
     """
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Apply the formula."""
+        """Call ``formula`` with the columns of ``rows`` as parameters."""
         channels = images.shape[1]
-        scalars = self.row_width(0)
-        parameters: list[Any] = [column(rows, index) for index in range(1, scalars)]
-        starts = range(scalars, self.row_width(channels), channels)
+        first_channel_column = self.row_width(0)
+        parameters: list[Any] = [column(rows, index) for index in range(1, first_channel_column)]
+        starts = range(first_channel_column, self.row_width(channels), channels)
         parameters += [rows[:, start : start + channels, None, None] for start in starts]
         return on_rgb(self.formula, images, *parameters) if self.rgb_only else self.formula(images, *parameters)
 
@@ -477,8 +477,8 @@ class PointOp(RowOp):
 class ChannelOp(PointOp, FrontOp):
     """Pointwise op whose output channels depend on all channels, for any number of channels.
 
-    For three input and output channels, the op joins a pass as any pointwise op does. For other numbers it is the front of its
-    pass, because the kernels of other passes load either three channels at once or one.
+    For three input and output channels, the op joins a pass as any pointwise op does. For other numbers it is the front (first
+    op) of its pass, because the kernels of other passes load either three channels at once or one.
     """
 
     kernel = "channels"

@@ -1,14 +1,15 @@
 """Transformation of boxes and keypoints, in Kornia's formats and in the formats of target dicts.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *sample* is an image or a clip.
-*Points* are keypoints or other single points.
+*Points* are keypoints or other single points. *Ragged* images differ in size. In shapes, B is the number of samples, N the
+number of boxes or points per sample, and n the number of boxes or points of all samples.
 
 As in Kornia, the four corners of a box are mapped, and the output is the axis-aligned box around the mapped corners.
 Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
 dicts refer to pixel edges, as in torchvision: the first pixel extends from 0 to 1.
 
 Unlike in Kornia, empty boxes are no error, because the host would wait for the device to find them. They are mapped like all
-others. With ``BoxMapping.clip`` the mask of the valid boxes is False for empty boxes.
+others. If boxes are clipped, empty boxes are not *valid*: their entries in the mask of the valid boxes are False.
 """
 
 from dataclasses import dataclass
@@ -28,10 +29,14 @@ class BoxFormat:
     """Format of boxes or points: order and meaning of their numbers."""
 
     layout: BoxLayout
-    """``"vertices"``: four corners; ``"corners"``: XYXY; ``"sides"``: XYWH; ``"centre"``: CXCYWH; ``"points"``: (x, y)."""
+    """Numbers of a box or point.
+
+    ``"vertices"``: (x, y) of four corners; ``"corners"``: left, top, right, bottom; ``"sides"``: left, top, width, height;
+    ``"centre"``: x and y of the centre, width, height; ``"points"``: (x, y).
+    """
 
     edges: bool = False
-    """True if coordinates refer to pixel edges; False for pixel centres, with the last pixel of a box included."""
+    """True if coordinates refer to pixel edges; False for pixel centres, where right and bottom are those of the last pixel."""
 
     share: bool = False
     """True if coordinates and sides are fractions of the width and height of the image."""
@@ -40,7 +45,7 @@ class BoxFormat:
 KORNIA_FORMATS: dict[str, BoxFormat] = {
     key: BoxFormat(cast(BoxLayout, layout)) for kind in (BOXES, KEYPOINTS) for key, layout in kind.data_keys.items()
 }
-"""Format for each data key of boxes or keypoints. A data key is Kornia's name for the type of an input, such as ``bbox``."""
+"""Format by data key of boxes or keypoints. A data key is Kornia's name for the type of an input, such as ``bbox``."""
 
 TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
     "xyxy": BoxFormat("corners", edges=True),
@@ -48,7 +53,7 @@ TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
     "cxcywh": BoxFormat("centre", edges=True),
     "cxcywh_share": BoxFormat("centre", edges=True, share=True),
 }
-"""Format of boxes for each value of ``fuse(…, boxes=…)``. The first three are torchvision's names in lower case."""
+"""Format of boxes by value of ``fuse(…, boxes=…)``. The first three values are torchvision's names in lower case."""
 
 POINTS = BoxFormat("points", edges=True)
 """Format of keypoints in target dicts."""
@@ -70,24 +75,24 @@ class BoxMapping:
     source_format: BoxFormat
     target_format: BoxFormat
     matrix: Tensor
-    """Matrices that map input to output coordinates of pixel centres, (B, 3, 3) float32."""
+    """Matrices that map (x, y, 1) of input pixel centres to output pixel centres, (B, 3, 3) float32."""
     source: tuple[int, int] | Tensor
-    """(height, width) of the input images; ``Ragged.places``, (B, 3) int64 (offset, height, width), if they differ in size."""
+    """(height, width) of the input images; for ragged images ``Ragged.places``, (B, 3) int64: offset, height, width."""
     out: tuple[int, int]
     """(height, width) of the output images."""
     owners: Tensor | None = None
-    """Sample index of each box, (n,) int64, for boxes of shape (n, …); ``None`` for boxes of shape (B, N, …)."""
+    """Index of the sample that each box belongs to, (n,) int64, for boxes (n, …); ``None`` for boxes (B, N, …)."""
     clip: bool = False
     """Whether to clip boxes to the output image, and return the mask of the valid boxes."""
     min_visible: float = 0.0
-    """With ``clip``, smallest share of the area of a mapped box that is inside the output image, for the box to be valid."""
+    """With ``clip``, a mapped box is valid only if at least this share of its area lies inside the output image."""
 
 
 def check_form(values: Tensor, key: str) -> None:
-    """Raise an error for a tensor whose shape does not fit the data key ``key``.
+    """Check the shape of boxes or keypoints that a call passes with the data key ``key``.
 
     Raises:
-        ArgumentError: If the shape does not fit.
+        ArgumentError: If the shape is not (B, N, …), with the trailing axes of the format of ``key``.
     """
     trailing_shape = TRAILING_SHAPES[KORNIA_FORMATS[key].layout]
     if values.ndim != 2 + len(trailing_shape) or tuple(values.shape[2:]) != trailing_shape:
@@ -97,17 +102,17 @@ def check_form(values: Tensor, key: str) -> None:
 
 
 def axes_per_box(box_format: BoxFormat) -> int:
-    """Number of axes of one box or point."""
+    """Number of axes of one box or point: 2 for four corners, else 1."""
     return len(TRAILING_SHAPES[box_format.layout])
 
 
 def floating_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Output dtype for values of ``dtype``: float32 for integers, else ``dtype``."""
+    """Output dtype for boxes or points of ``dtype``: float32 for integers, else ``dtype``."""
     return dtype if dtype.is_floating_point else torch.float32
 
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Map boxes or points by ``mapping``, computed in float32, or in float64 for float64 values.
+    """Map boxes or points as ``mapping`` describes. Computed in float32, or in float64 for float64 values.
 
     Further numbers of a point, such as the visibility of a keypoint, are returned unchanged.
 
@@ -123,7 +128,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     matrix = mapping.matrix
     source_size = mapping.source
     if mapping.owners is not None:
-        # Every box becomes a sample of one box.
+        # Boxes of all samples, (n, …), are handled as n samples of one box, (n, 1, …).
         values = values[:, None]
         matrix = matrix.index_select(0, mapping.owners)
         valid = None if valid is None else valid[:, None]
@@ -158,7 +163,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
     """Convert boxes to corners, clockwise from the top left, and points to (x, y), in coordinates of pixel centres.
 
-    ``source``: (height, width) of the images, numbers or tensors that broadcast. Read only if ``box_format.share``.
+    ``source``: (height, width) of the images, numbers or tensors that broadcast to (…). Read only if ``box_format.share``.
 
     Shape:
         - values: (…), with trailing axes as in ``box_format``
@@ -177,7 +182,8 @@ def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, 
     if box_format.layout == "points":
         points = values[..., :2]
     elif box_format.layout != "vertices":
-        # For other layouts than corners, these are top left or centre, and width and height, until they are converted.
+        # For the layout "corners" these are the two corners; for others, (left, top) or the centre, and (width, height), which
+        # are converted to the corners here.
         top_left, bottom_right = values[..., :2], values[..., 2:]
         if box_format.layout == "centre":
             top_left = top_left - bottom_right / 2
@@ -188,25 +194,25 @@ def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, 
 
 
 def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
-    """Map points, (B, …, 2) as (x, y), by matrices, (B, 3, 3) float32.
+    """Return points, (B, …, 2) as (x, y), mapped by one matrix per sample, (B, 3, 3) float32.
 
     Cost:
         Three launches.
     """
     elements = matrix.to(points.dtype)[:, None]
     flat = points.flatten(1, -2)
-    # Not by a matrix product, because a GPU may compute it in TF32, with errors of whole pixels.
+    # No matrix product, because a GPU may compute it in TF32, with errors of whole pixels.
     mapped = torch.addcmul(torch.addcmul(elements[..., 2], elements[..., 0], flat[..., :1]), elements[..., 1], flat[..., 1:])
     return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
 
 
 def composed(first: Tensor | None, second: Tensor) -> Tensor:
-    """Matrices, (B, 3, 3), that apply ``first``, then ``second``. ``None`` as ``first`` stands for the identity."""
+    """Return matrices, (B, 3, 3), that map by ``first``, then by ``second``. ``None`` as ``first`` stands for the identity."""
     return second if first is None else (second[..., None] * first[:, None]).sum(2)
 
 
 def _from_corners(top_left: Tensor, bottom_right: Tensor, mapping: BoxMapping) -> Tensor:
-    """Axis-aligned boxes in ``mapping.target_format``, from their top left and bottom right corners, (…, 2) each."""
+    """Return boxes in ``mapping.target_format``, from their top left and bottom right corners, (…, 2) each."""
     layout = mapping.target_format.layout
     if layout == "vertices":
         return _corners(top_left, bottom_right)
@@ -228,7 +234,7 @@ def has_positive_area(values: Tensor, box_format: BoxFormat) -> Tensor:
     if values.dtype != torch.float64:
         values = values.float()  # differences of unsigned integers wrap around
     sides = values[..., 2:] if box_format.layout != "corners" else values[..., 2:] - values[..., :2]
-    # Between the centres of its first and its last pixel, a box of one pixel has sides of 0.
+    # Coordinates of pixel centres: right - left is 0 for a box of one pixel, and -1 for an empty box.
     return (sides > (0 if box_format.edges or box_format.layout != "corners" else -1)).all(-1)
 
 
@@ -238,18 +244,18 @@ def are_large(sides: Tensor, min_side: float, min_area: float) -> Tensor:
 
 
 def _overlaps_image(top_left: Tensor, bottom_right: Tensor, mapping: BoxMapping) -> Tensor:
-    """Mask of the output boxes whose part inside the image is at least one pixel wide and high, (B, N) bool."""
+    """Mask of the output boxes whose part inside the output image is at least one pixel wide and high, (B, N) bool."""
     end = bottom_right if mapping.target_format.edges else bottom_right + 1
     sides = _clamped(end, *mapping.out) - _clamped(top_left, *mapping.out)
     return (sides >= 1).all(-1)
 
 
 def _clamped(points: Tensor, height: int, width: int) -> Tensor:
-    """Points, (…, 2), with x clamped to [0, width] and y to [0, height]."""
+    """Return points, (…, 2), with x clamped to [0, width] and y to [0, height]."""
     return torch.stack((points[..., 0].clamp(0, width), points[..., 1].clamp(0, height)), -1)
 
 
 def _corners(top_left: Tensor, bottom_right: Tensor) -> Tensor:
-    """Four corners, (…, 4, 2), clockwise from the top left, from the top left and bottom right, (…, 2) each."""
+    """Return the four corners of boxes, (…, 4, 2), clockwise from the top left, from two of them, (…, 2) each."""
     left, top, right, bottom = top_left[..., 0], top_left[..., 1], bottom_right[..., 0], bottom_right[..., 1]
     return torch.stack((left, top, right, top, right, bottom, left, bottom), -1).view(*left.shape, 4, 2)

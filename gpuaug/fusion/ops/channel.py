@@ -1,7 +1,8 @@
 """Kornia's modules with parameters per channel: grayscale, channel shuffle, dropout and shift, color temperature, normalize.
 
-Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
-column is the apply mask: 1 to apply the op, 0 to skip it.
+Each module is *lowered* to an op, or run by Kornia. A *sample* is an image or a clip. A *row* holds an op's parameters for one
+sample, in float32. Its first column is the apply mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are
+explained in ``base.py``. The functions ``drop`` to ``rescale`` are formulas of ops, which torch and Triton run.
 """
 
 from typing import Any
@@ -20,42 +21,42 @@ GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in Kornia's grey values."""
 
 TORCHVISION_RED = 0.2989
-"""Weight of red in torchvision's grey values. The weights of green and blue are Kornia's."""
+"""Weight of red in torchvision's grey values. The weights of green and blue are those of ``GREY``."""
 
 
 def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
-    """Return grey values, (B, 1, H, W), of RGB images, (B, 3, H, W), for ops that compute with them."""
+    """Return grey values, (B, 1, H, W), of RGB images, (B, 3, H, W), for ops that need them."""
     red, green, blue = images.unbind(1)
     return (red * red_weight + green * GREY[1] + blue * GREY[2])[:, None]
 
 
 def drop(value: Tensor, fill: Tensor, is_dropped: Tensor) -> Tensor:
-    """Return the channel ``value``, or ``fill`` where ``is_dropped`` is not 0. All are (B, 1, H, W) or broadcast to it."""
+    """Return ``value``, or ``fill`` where ``is_dropped`` is not 0. The shapes broadcast to the shape of ``value``."""
     return where(is_dropped != 0, fill, value)
 
 
 def normalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Subtract the mean, divide by the std. The Triton kernel multiplies by ``1 / std``, in one fused multiply-add."""
+    """Subtract the mean, divide by the standard deviation. The Triton kernel computes ``value / std - mean / std`` instead."""
     return (value - mean) / std
 
 
 def denormalize(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Multiply by the std, add the mean."""
+    """Multiply by the standard deviation, add the mean."""
     return value * std + mean
 
 
 def shift(value: Tensor, addend: Tensor) -> Tensor:
-    """Clamp, add, clamp."""
+    """Clamp to [0, 1], add ``addend``, clamp."""
     return clamp01(clamp01(value) + addend)
 
 
 def rescale(value: Tensor, factor: Tensor) -> Tensor:
-    """Clamp, multiply, clamp."""
+    """Clamp to [0, 1], multiply by ``factor``, clamp."""
     return clamp01(clamp01(value) * factor)
 
 
 class Grayscale(ChannelOp):
-    """``RandomGrayscale``: weighted sum of three channels, or mean of any other number of channels."""
+    """``RandomGrayscale``: weighted sum of the channels. By default the weights are ``GREY``, or equal unless C is 3."""
 
     lowers = (K.RandomGrayscale,)
     takes_any_range = True
@@ -65,7 +66,7 @@ class Grayscale(ChannelOp):
 
     @property
     def _weights(self) -> Tensor | None:
-        """Weights that the user set, or ``None`` for the default."""
+        """Setting ``rgb_weights`` of the module, or ``None`` for the default."""
         weights: Any = self.module.rgb_weights
         return None if weights is None else weights.detach()  # type: ignore[no-any-return]
 
@@ -77,12 +78,12 @@ class Grayscale(ChannelOp):
         return min(values) >= 0 and sum(values) <= 1 + 1e-6
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """User's weights, one per channel, which the caller checks; empty for the default weights."""
+        """The user's weights, whose number the caller compares with ``channels``; empty for the default weights."""
         weights = self._weights
         return {} if weights is None else {"rgb_weights": weights}
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why images are not fused: one weight for several channels, for which Kornia raises an error; else ``None``."""
+        """Reason if there is one weight for several channels, for which Kornia raises an error; else ``None``."""
         is_single = size.channels > 1 and self._weights is not None and self._weights.numel() == 1
         return "rgb_weights holds one value" if is_single else None
 
@@ -92,7 +93,7 @@ class Grayscale(ChannelOp):
         out[:, 1:] = default if self._weights is None else self._weights.reshape(-1).tolist()
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Return the weighted sum of the channels, expanded to the number of output channels."""
+        """Return the weighted sum of the channels, repeated for each output channel."""
         grey = images[:, :1] * column(rows, 1)
         for channel in range(1, images.shape[1]):
             grey = grey + images[:, channel : channel + 1] * column(rows, 1 + channel)
@@ -100,7 +101,7 @@ class Grayscale(ChannelOp):
 
 
 class ChannelShuffle(ChannelOp):
-    """``RandomChannelShuffle``."""
+    """``RandomChannelShuffle``: permutes the channels."""
 
     lowers = (K.RandomChannelShuffle,)
     takes_any_range = True
@@ -110,7 +111,7 @@ class ChannelShuffle(ChannelOp):
     keeps_unit_range = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a permutation of the channels per sample, (B, C)."""
+        """Draw the index of the input channel per output channel, (B, C): a permutation per sample."""
         return {"channels": sampler.uniform(size.channels).T.argsort(axis=1)}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -118,16 +119,16 @@ class ChannelShuffle(ChannelOp):
         return {"channels": torch.from_numpy(np.ascontiguousarray(draws["channels"]))}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the index of the source channel per output channel."""
+        """Write the index of the input channel per output channel."""
         out[:, 1:] = draws["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Permute the channels."""
+        """Return the images with permuted channels."""
         return permute_channels(images, rows[:, 1 : 1 + images.shape[1]])
 
 
 class ChannelDropout(PointOp):
-    """``RandomChannelDropout``."""
+    """``RandomChannelDropout``: fills some channels with the setting ``fill_value``."""
 
     lowers = (K.RandomChannelDropout,)
     code = 11
@@ -142,7 +143,7 @@ class ChannelDropout(PointOp):
         return 0 <= float(self.module.fill_value) <= 1  # type: ignore[arg-type]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason why images are not fused: fewer channels than are dropped, for which Kornia raises an error; else ``None``."""
+        """Reason if there are fewer channels than are dropped, for which Kornia raises an error; else ``None``."""
         count: Any = self.module.num_drop_channels
         return f"drops {count} of {size.channels} channels" if count > size.channels else None
 
@@ -152,7 +153,7 @@ class ChannelDropout(PointOp):
         return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :count]}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Indices of the dropped channels, and of the samples."""
+        """Indices of the dropped channels, (B, num_drop_channels), and of the samples, (B, 1)."""
         return {
             "batch_idx": host_tensor(np.arange(size.batch)[:, None], np.int64),
             "channel_idx": torch.from_numpy(np.ascontiguousarray(draws["channel_idx"])),
@@ -187,11 +188,11 @@ class Normalize(PointOp):
         self.std = channel_values(self.settings["std"])
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Mean and std, arrays (1,) or (C,)."""
+        """Mean and standard deviation, arrays of shape (1,) or (C,)."""
         return {"mean": self.mean, "std": self.std}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the means of all channels, then the stds."""
+        """Write the means of all channels, then the standard deviations."""
         out[:, 1 : 1 + size.channels] = self.mean
         out[:, 1 + size.channels :] = self.std
 
@@ -206,7 +207,7 @@ class Denormalize(Normalize):
 
 
 class _ClampedChannels(PointOp):
-    """Base class of ops that clamp the three channels before and after an operation with one number per channel."""
+    """Base class of ops that combine each of three channels with one number, and clamp to [0, 1] before and after."""
 
     column_count = 1
     columns_per_channel = 1
@@ -234,11 +235,11 @@ class PlanckianJitter(_ClampedChannels):
 
     def _read(self, module: Any) -> None:
         self.bounds = {"idx": bounds(generator_of(module).pl_idx_dist)}
-        # Green does not change.
+        # Kornia's table has factors of red and blue per color temperature. A factor of 1 for green is inserted.
         self._factors = np.insert(module.pl.detach().float().cpu().numpy(), 1, 1, axis=1)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the index of a color temperature per sample, (B,)."""
+        """Draw ``"idx"``, the index of a color temperature per sample, (B,) int64."""
         return {"idx": np.floor(sampler.within(*self.bounds["idx"])).astype(np.int64)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
@@ -247,11 +248,11 @@ class PlanckianJitter(_ClampedChannels):
 
 
 def permute_channels(images: Tensor, channels: Tensor) -> Tensor:
-    """Permute channels: output channel k of sample b is input channel ``channels[b, k]``."""
+    """Return images, (B, C, H, W), whose channel k of sample b is input channel ``channels[b, k]``. ``channels``: (B, C)."""
     return images.gather(1, channels.long()[:, :, None, None].expand_as(images))
 
 
 def channel_values(setting: Any) -> Array:
-    """Convert a scalar, or one value per channel, to an array (K,) float32; K is 1 for a scalar."""
+    """Convert a setting, one value or one per channel, to a float32 array, (1,) or (C,)."""
     values: Array = torch.as_tensor(setting, dtype=torch.float32, device="cpu").detach().reshape(-1).numpy()
     return values

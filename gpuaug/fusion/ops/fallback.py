@@ -2,7 +2,11 @@
 
 A fallback module runs at its position in the pipeline, between the fused passes. Its random numbers depend on the seed of the
 batch, like the random numbers of ops, also if it draws from the generators of Python or NumPy. It receives copies of its
-inputs, because it may modify its inputs. The images have the dtype that they would have at this position without gpuaug.
+inputs, because it may modify them. The images have the dtype that they would have at this position without gpuaug.
+
+A *data key* is the type of an input: ``"input"`` for images, ``"mask"``, ``"bbox"``, ``"class"`` for labels, and so on. Masks,
+boxes, keypoints and labels are *targets*. A *sample* is an image or a clip of T frames. To *move* pixels is to change their
+positions, so that masks, boxes and keypoints must change, too.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +36,7 @@ LARGEST_EXACT_INTEGER = 2**24
 """Largest n such that float32 represents all integers from 0 to n."""
 
 _UNMOVED_KEYS = (*LABELS.data_keys, *VALID.data_keys)
-"""Data keys of inputs whose values belong to images or boxes, and not to pixels."""
+"""Data keys of labels and masks of valid boxes, which do not change if pixels move."""
 
 
 class OutputDtypeChange(Exception):
@@ -89,15 +93,15 @@ class EagerOp(ABC):
         """True if the module is certain to leave masks, boxes and keypoints unchanged."""
 
     def moves(self, key: str) -> bool:
-        """True if the library transforms an input with data key ``key`` together with the images, or raises an error.
+        """True if the library transforms inputs with this data key together with the images, or raises an error.
 
-        A data key is the type of an input: ``"input"`` for images, ``"mask"``, ``"bbox"``, ``"class"`` for labels, and so on.
+        By default True for images, labels and ``"tv_tensors"``, containers of torchvision's tensors, only.
         """
         return key in ("input", "class", "tv_tensors")
 
     @property
     def mixes_samples(self) -> bool:
-        """True if the module, or a module that it contains, mixes images of the batch, so that labels must be mixed, too."""
+        """True if the module, or a module in it, mixes images of several samples, so that labels must be mixed, too."""
         return any(isinstance(part, K.MixAugmentationBaseV2) and not isinstance(part, K.RandomJigsaw) for part in self._parts)
 
     def check_keys(self, keys: Sequence[str], listed_keys: Sequence[str]) -> None:
@@ -108,8 +112,8 @@ class EagerOp(ABC):
             listed_keys: Data keys of the inputs that are target dicts or lists of masks.
 
         Raises:
-            ArgumentError: If the module may move pixels and the library does not move an input equally, or if the module mixes
-                samples, and there are labels or ``valid``.
+            ArgumentError: If the module may move pixels and the library does not move an input equally; or if the module mixes
+                samples, and there are labels or a mask of valid boxes.
         """
         unmixed_keys = [key for key in keys if key in _UNMOVED_KEYS]
         if unmixed_keys and self.mixes_samples:
@@ -127,11 +131,11 @@ class EagerOp(ABC):
 
     @abstractmethod
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed for the random generators that the module uses, and the parameters that can be drawn beforehand."""
+        """Draw a seed for the generators that the module draws from, and the parameters that can be drawn before it runs."""
 
     @abstractmethod
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size according to the draws, for input images of ``size``. The caller compares it with the actual outputs."""
+        """Expected output size for input images of ``size``. The caller compares it with the actual outputs."""
 
     @abstractmethod
     def run(
@@ -145,8 +149,8 @@ class EagerOp(ABC):
             keys: Data key of each input.
             draws: Draws of the batch.
             device: Device of the images.
-            types: Index of images in ``values`` → class of each image or clip, such as ``tv_tensors.Image``, that the library
-                would pass to the module. The classes are replaced in place by the classes that the module returns.
+            types: By index in ``values`` of an input of images, the class of each image or clip, such as ``tv_tensors.Image``,
+                that the library would pass to the module. Replaced in place by the class that the module returns.
 
         Returns:
             Outputs, in the order of the inputs.
@@ -157,7 +161,7 @@ class EagerOp(ABC):
 
     @contextmanager
     def _name_module_in_errors(self) -> Iterator[None]:
-        """Context in which errors get a note with the name of the module."""
+        """Return a context in which errors get a note with the name of the module."""
         try:
             yield
         except Exception as error:
@@ -173,7 +177,7 @@ def _is_user_defined(module: Any) -> bool:
 
 
 def _keyed(device: torch.device, key: int) -> Generators:
-    """Context in which the global generators are keyed: torch's, and for modules of the user Python's and NumPy's."""
+    """Return a context in which the global generators of torch, Python and NumPy have seeds derived from ``key``."""
     return Generators(device, libraries=True).keyed(key)
 
 
@@ -182,7 +186,7 @@ class EagerKornia(EagerOp):
 
     Args:
         name, module, reason, lowered: See ``EagerOp``.
-        extra_args: Setting of a container that overrides settings of its modules; ``None`` for Kornia's default.
+        extra_args: Setting ``extra_args`` of the enclosing ``AugmentationSequential``; ``None`` for Kornia's default.
     """
 
     package = "Kornia"
@@ -192,13 +196,13 @@ class EagerKornia(EagerOp):
         self._settings: dict[str, Any] = {"transformation_matrix_mode": "skip", "extra_args": extra_args}
         if isinstance(module, K.VideoSequential):  # clips are always passed as (B, T, C, H, W)
             module = with_frames_second(module)
-        # A container of Kornia applies the module to masks, boxes and keypoints as well. With ``disable_features`` the
-        # container does not keep its outputs alive.
+        # A container of Kornia applies the module to masks, boxes and keypoints as well. ``disable_features`` stops it from
+        # keeping references to its outputs.
         with initial_settings():
             self._container = K.AugmentationSequential(cast(Any, module), **self._settings)
         self._container.disable_features = True
         self._is_video = isinstance(module, K.VideoSequential)
-        """Whether the module itself takes clips. Otherwise ``_clip_container`` runs it on clips."""
+        """Whether the module itself accepts clips. Otherwise ``_clip_container`` runs it on clips."""
 
     @property
     def moves_nothing(self) -> bool:
@@ -214,7 +218,7 @@ class EagerKornia(EagerOp):
         return key in ("input", "tv_tensors", *_UNMOVED_KEYS) or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed, and Kornia's parameters from generators with this seed."""
+        """Draw ``"key"``, a seed, and ``"params"``, Kornia's parameters, from generators with this seed (``OpDraws``)."""
         key = sampler.key()
         frames = size.frames or int(self._is_video)
         if frames:
@@ -224,14 +228,14 @@ class EagerKornia(EagerOp):
         container = self._clip_container if makes_clips else self._container
         with self._name_module_in_errors(), _keyed(torch.device("cpu"), key), initial_settings():
             params = container.forward_parameters(shape)
-        # For clips ``params`` has one element, of ``VideoSequential``, which holds the parameters repeated per frame.
+        # ``params`` of ``_clip_container`` has one element, of its ``VideoSequential``: the parameters, repeated per frame.
         return {"params": params[0].data if makes_clips else params, "key": key, "frames": frames}
 
     def _check_clips(self) -> None:
-        """Raise an error for a container inside a ``VideoSequential`` that draws per clip, which Kornia does not support.
+        """Check that Kornia can run the module on clips.
 
         Raises:
-            ArgumentError: If Kornia cannot run the module on clips.
+            ArgumentError: If the module is a container, or a ``VideoSequential`` that shares draws among frames and holds one.
         """
         parts = self.module.children() if self._is_video else (self.module,)
         for part in parts if getattr(self.module, "same_on_frame", True) else ():
@@ -243,7 +247,7 @@ class EagerKornia(EagerOp):
 
     @cached_property
     def _clip_container(self) -> K.AugmentationSequential:
-        """``VideoSequential`` with the module, for clips. Created for the first clips."""
+        """Container of Kornia that runs the module on clips, in a ``VideoSequential``. Created for the first clips."""
         with initial_settings():
             video = K.VideoSequential(self.module)
             container = K.AugmentationSequential(video, **self._settings)
@@ -251,7 +255,7 @@ class EagerKornia(EagerOp):
         return container
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size according to the parameters; the input size if a sample skips the module."""
+        """Output size according to Kornia's parameters; the input size if a sample skips the module."""
         item: ParamItem = draws["params"][0]
         if self.lowered is not None and isinstance(item.data, dict):
             is_applied = not self.lowered.is_random or bool((item.data["batch_prob"] > 0.5).all())
@@ -261,7 +265,7 @@ class EagerKornia(EagerOp):
     def run(
         self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
     ) -> list[Any]:
-        """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments as in ``EagerOp``."""
+        """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments: see ``EagerOp.run``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
                 self._check_mask_values(value)
@@ -284,9 +288,9 @@ class EagerKornia(EagerOp):
         return [_from_kornia(*item, frames) for item in zip(keys, results, values, strict=True)] if frames else results
 
     def _check_mask_values(self, mask: Tensor) -> None:
-        """Raise an error for integer masks with values that float32 cannot represent. Kornia computes in float32.
+        """Raise an error for integer masks with values above 2**24, because Kornia converts masks to float32.
 
-        Kornia would fail an assertion on the device, after which the process cannot use the GPU.
+        Without this check, an assertion of Kornia fails on the device, after which the process cannot use the GPU.
 
         Raises:
             ArgumentError: If a value exceeds 2**24 in magnitude.
@@ -305,7 +309,7 @@ class EagerKornia(EagerOp):
 
 
 def _out_drawn(item: Any, size: Size) -> Size:
-    """Output size of a module, or of the modules of a container, according to Kornia's parameters."""
+    """Output size of a module for images of ``size``. ``item``: Kornia's parameters, of a container with a list of items."""
     data = getattr(item, "data", None)
     for inner in data if isinstance(data, list) else ():
         size = _out_drawn(inner, size)
@@ -315,7 +319,7 @@ def _out_drawn(item: Any, size: Size) -> Size:
 
 
 def _moves(module: nn.Module, key: str) -> bool:
-    """True if Kornia transforms an input with data key ``key`` as ``module`` transforms images, or raises an error."""
+    """Return whether Kornia transforms inputs with data key ``key`` as ``module`` transforms images, or raises an error."""
     if isinstance(module, K.container.ImageSequentialBase):
         return all(_moves(child, key) for child in module.children())
     if isinstance(module, K.auto.operations.OperationBase):
@@ -332,7 +336,7 @@ def _moves(module: nn.Module, key: str) -> bool:
 
 
 def _for_kornia(key: str, value: Any, frames: int) -> Any:
-    """Copy of an input in the shape that Kornia takes: clips of ``frames`` frames, or images if ``frames`` is 0."""
+    """Return a copy of an input in the shape that Kornia takes: clips of ``frames`` frames, or images if ``frames`` is 0."""
     if key == "input":
         value = converted(value, torch.float32, copy=True)
         return value.unflatten(0, (len(value) // frames, frames)) if frames else value
@@ -340,7 +344,8 @@ def _for_kornia(key: str, value: Any, frames: int) -> Any:
     if frames and key == "mask":
         value = value.unflatten(0, (len(value) // frames, frames))
     if frames and (key.startswith("bbox") or key == "keypoints"):
-        # Kornia takes boxes per frame. All frames of a clip are transformed equally, so a box may be passed with any of them.
+        # Kornia takes equally many boxes for each frame. All frames of a clip are transformed equally, so the boxes of a clip,
+        # padded with zeros, can be divided among its frames.
         missing = -value.shape[1] % frames
         value = torch.cat((value, value.new_zeros(len(value), missing, *value.shape[2:])), 1).unflatten(1, (frames, -1))
     # For a tensor Kornia returns axis-aligned boxes, which a later rotation would enlarge; for ``Boxes`` it returns vertices.
@@ -350,7 +355,7 @@ def _for_kornia(key: str, value: Any, frames: int) -> Any:
 
 
 def _from_kornia(key: str, result: Any, value: Any, frames: int) -> Any:
-    """Convert a result of Kornia for clips to the shape of the input ``value``."""
+    """Return a result of Kornia for clips, converted to the shape of the input ``value``. Reverses ``_for_kornia``."""
     if key in ("input", "mask"):
         return result.flatten(0, 1)
     if key.startswith("bbox"):
@@ -374,8 +379,8 @@ class EagerTorchvision(EagerOp):
         module: Module of the user, called unchanged. It draws its parameters when it is called.
         reason: Reason why the module is not lowered, shown to the user.
         lowered: Op of the same module, if it is lowered for other image sizes; else ``None``.
-        dtype: dtype of the input images.
-        out_dtype: dtype of the output images that the pipeline was lowered for.
+        dtype: dtype of the images that the module gets.
+        out_dtype: dtype that the module is assumed to return, for which the ops after it were lowered.
         index: Index of the module among the fallback modules of the pipeline.
     """
 
@@ -394,40 +399,40 @@ class EagerTorchvision(EagerOp):
     ) -> None:
         super().__init__(name, module, reason, lowered)
         self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
-        is_torchvisions = type(module).__module__.startswith("torchvision.transforms.v2.")
-        self._runs_user_code = not is_torchvisions or any(map(_is_user_defined, self._parts))
-        """Whether the transform, or a transform in it, is defined by the user, so that it may check the class of images."""
+        is_of_torchvision = type(module).__module__.startswith("torchvision.transforms.v2.")
+        self._runs_user_code = not is_of_torchvision or any(map(_is_user_defined, self._parts))
+        """Whether the transform, or one in it, is defined by the user, and may depend on the class of the images."""
         self.members_move_nothing = False
-        """True for a container of torchvision whose members all leave masks, boxes and keypoints unchanged."""
+        """True for a container of torchvision whose transforms all leave masks, boxes and keypoints unchanged."""
 
     @property
     def moves_nothing(self) -> bool:
-        """True for a class in ``COLOUR_ONLY``, a subclass that overrides none of its methods, and containers of them."""
+        """True for classes in ``COLOUR_ONLY``, subclasses that override none of their methods, and containers of these."""
         class_ = torchvision_class(self.module)
         is_colour_only = class_ is not None and class_.__name__ in COLOUR_ONLY and difference(self.module, class_) is None
         return self.members_move_nothing or is_colour_only
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed for the module, and the mask of the samples that the module is called for."""
+        """Draw ``"key"``, a seed for the module, and ``"apply_mask"``, True for the samples that the module is called for."""
         applies = np.ones(size.batch, dtype=bool)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies, "frames": size.frames}
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size of the lowered op, or the input size if there is no lowered op."""
+        """Output size of ``lowered``, or the input size without it."""
         return size if self.lowered is None else self.lowered.out(size)
 
     def run(
         self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device, types: dict[int, list[type[Tensor]]]
     ) -> list[Any]:
-        """Run the module on copies of the images in the apply mask. All other inputs are returned unchanged."""
+        """Run the module on copies of the images whose apply mask is True. All other inputs are returned unchanged."""
         return [
             self._outputs(value, types[index], draws, device) if index in types else value for index, value in enumerate(values)
         ]
 
     def _outputs(self, images: Tensor, classes: list[type[Tensor]], draws: OpDraws, device: torch.device) -> Tensor:
-        """Output images of the module, (B, C, H, W), or frames of clips (B · T, C, H, W). Replaces ``classes`` in place."""
+        """Return output images, (B, C, H, W), or frames of clips, (B · T, C, H, W). ``classes``: see ``types`` of ``run``."""
         batch = converted(images, self._dtype, copy=True)
         applies = draws["apply_mask"].tolist()
         frames = draws["frames"]
@@ -451,7 +456,7 @@ class EagerTorchvision(EagerOp):
         return (torch.cat(outputs) if frames else torch.stack(outputs))[: len(images)]
 
     def _output(self, image: Tensor, index: int, classes: list[type[Tensor]]) -> Tensor:
-        """Output of the module for image or clip ``index``, whose entry in ``classes`` is replaced."""
+        """Return the output of the module for image or clip ``index``. Replaces the entry of ``classes``."""
         if classes[index] is Tensor and not self._runs_user_code:
             # As an image, a plain tensor gets the fill value that is set for images; as a video, a clip is transformed at once.
             output = self.module(image.as_subclass(tv_tensor_class("Video" if image.ndim == 4 else "Image")))
@@ -463,11 +468,11 @@ class EagerTorchvision(EagerOp):
         return output.as_subclass(Tensor)
 
     def _check_types(self, dtypes: set[torch.dtype]) -> None:
-        """Check ``dtypes``, the dtypes of all outputs.
+        """Check the dtypes of all outputs of a batch.
 
         Raises:
             ArgumentTypeError: If there are several dtypes, or one is not in ``IMAGE_DTYPES``.
-            OutputDtypeChange: If the dtype is not the one that the pipeline was lowered for.
+            OutputDtypeChange: If the dtype is not ``out_dtype``.
         """
         other = next((dtype for dtype in dtypes if dtype not in IMAGE_DTYPES), None)
         # With gates, samples may skip the module and keep the dtype of the input.
@@ -485,7 +490,7 @@ class EagerTorchvision(EagerOp):
 
 
 def fallback_of(op: Op, reason: str) -> EagerOp:
-    """Create the fallback module for the module of ``op``, for images of a size that ``op`` does not support."""
+    """Create the fallback module for the module of ``op``, for images of sizes that ``op`` does not support."""
     if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)
     dtype: torch.dtype = getattr(op, "image_dtype", torch.float32)

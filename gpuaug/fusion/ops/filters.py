@@ -1,7 +1,8 @@
 """Kornia's modules whose output pixel depends on other pixels: blurs, sharpness, equalize, CLAHE, auto contrast and JPEG.
 
-Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
-column is the apply mask: 1 to apply the op, 0 to skip it. A *level* is one of the 256 values of uint8.
+Each module is *lowered* to an op, or run by Kornia. A *sample* is an image or a clip. A *row* holds an op's parameters for one
+sample, in float32. Its first column is the apply mask: 1 to apply the op, 0 to skip it. A *level* is one of the 256 values of
+uint8. *Taps* of a motion blur are the pixels with a weight. Class attributes without a comment are explained in ``base.py``.
 """
 
 from typing import Any, Literal
@@ -20,18 +21,18 @@ from gpuaug.fusion.pixels import ROUNDED, divided_by_largest, to_bytes
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
 ONE_LAUNCH_SIDE = 9
-"""Largest side of a blur kernel, in pixels, with which both axes are blurred in one launch."""
+"""Largest side of a blur kernel, in pixels, for which one launch blurs along both axes."""
 
 TAPS_PER_SIDE = 3
-"""Largest number of taps of a motion blur per pixel of its side: an axis has less than 2√2 pixels in an interpolated line."""
+"""Largest number of taps of a motion blur per pixel of its side: a resampled line covers less than 2√2 pixels of a row."""
 
 LEVELS = 256
 """Number of bins of a histogram, one per level."""
 
 CONSTANT_RANGE = 2.0**-18
-"""Largest difference between maximum and minimum of a channel that counts as constant.
+"""Largest difference between maximum and minimum of a channel that counts as constant, for values in [0, 1].
 
-Four times the rounding error of interpolating a constant, and a thousandth of the distance between two levels. To stretch a
+Four times the rounding error of interpolating a constant, and a thousandth of the distance between two levels. Stretching a
 smaller range would amplify rounding errors.
 """
 
@@ -39,19 +40,19 @@ LEVEL_TOLERANCE = 255 * CONSTANT_RANGE / 2
 """Offset in levels that is added before rounding down to a level, so that rounding errors do not change the level."""
 
 EQUALIZE, CONTRAST = 1, 2
-"""Codes of the picked op in column 0 of the row of ``EqualizeOrContrast``. 0 for a sample that picked neither."""
+"""Codes of the picked op, in column 0 of the row of ``EqualizeOrContrast``. A sample that picked neither has 0."""
 
 
 class NeighbourhoodOp(FrontOp):
     """Base class of blurs: an output pixel depends on the pixels of a rectangle around it, the *blur kernel*.
 
-    ``_read`` of subclasses also sets ``kernel_size``.
+    Subclasses set ``kernel_size`` in ``_read``.
     """
 
     takes_any_range = True
 
     kernel_size: tuple[int, int]
-    """Largest (height, width) of the blur kernel in pixels."""
+    """(height, width) of the blur kernel in pixels; the largest that can be drawn, if the size is drawn."""
 
     border: Border
     """Padding mode of the image beyond its border."""
@@ -61,11 +62,11 @@ class NeighbourhoodOp(FrontOp):
         self.border = self.settings["border_type"].name.lower()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the blur kernel reaches too far beyond the image, for which Kornia raises an error; else ``None``."""
-        rows, columns = (side // 2 for side in self.kernel_size)
-        reflects = self.border == "reflect" and (size.height <= rows or size.width <= columns)
-        repeats = self.border == "circular" and (size.height < rows or size.width < columns)
-        return f"kernel_size={self.kernel_size} reaches further than the image" if reflects or repeats else None
+        """Reason if images are too small to be padded for the blur kernel, so that Kornia raises an error; else ``None``."""
+        top, left = (side // 2 for side in self.kernel_size)  # padding on each side of the image
+        cannot_reflect = self.border == "reflect" and (size.height <= top or size.width <= left)
+        cannot_repeat = self.border == "circular" and (size.height < top or size.width < left)
+        return f"kernel_size={self.kernel_size} reaches further than the image" if cannot_reflect or cannot_repeat else None
 
 
 class BlurOp(NeighbourhoodOp):
@@ -96,18 +97,18 @@ class BlurOp(NeighbourhoodOp):
         return 1 if max(self.kernel_size) <= ONE_LAUNCH_SIDE else 2
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the standard deviations of the Gaussian along y and x, in pixels."""
+        """Write the standard deviations of the Gaussian along y and x, in pixels, which are equal."""
         out[:, 1] = out[:, 2] = draws["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Blur along x, then y, as a sum of shifted and weighted copies. Not a convolution, which a GPU may compute in TF32."""
+        """Return blurred images. Sums weighted copies, shifted along x, then y: a GPU may compute convolutions in TF32."""
         mode = self.border
         kernel_height, kernel_width = self.kernel_size
         for side, axis in ((kernel_width, 3), (kernel_height, 2)):
             reach = side // 2
             padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
             padded = functional.pad(images, padding, mode=mode)
-            weights = gaussian(side, rows[:, 1])
+            weights = gaussian(side, rows[:, 1])  # column 1 for both axes, because the columns are equal
             length = images.shape[axis]
             images = sum(  # type: ignore[assignment]
                 (padded.narrow(axis, shift, length) * column(weights, shift) for shift in range(1, side)),
@@ -145,15 +146,15 @@ class MedianBlur(NeighbourhoodOp):
         return None if supported else f"kernel_size={self.settings['kernel_size']} is neither 3x3 nor 5x5"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Compute the medians."""
+        """Return the images of medians."""
         return median_of_square(images, self.kernel_size[0])
 
 
 class MotionBlurOp(NeighbourhoodOp):
     """``RandomMotionBlur``: weighted mean of the pixels along a line.
 
-    The row lists the taps of the line: at most ``TAPS_PER_SIDE`` times the side of the blur kernel, not all its pixels. Unlike
-    in Kornia, a NaN does not spread to outputs for which its weight is 0.
+    The row lists the taps, the pixels of the blur kernel whose weight is not 0. Unlike in Kornia, a NaN does not spread to
+    outputs for which its weight is 0.
     """
 
     lowers = (K.RandomMotionBlur,)
@@ -163,11 +164,13 @@ class MotionBlurOp(NeighbourhoodOp):
 
     def _read(self, module: Any) -> None:
         super()._read(module)
+        # Kornia draws half the side, rounded down, from [lower, upper), and rounds it down.
         self.reach = int(max(self.bounds["ksize"][0], self.bounds["ksize"][1] - 1))
+        """Largest distance in pixels, along an axis, of a tap from the output pixel: half the largest side, rounded down."""
         self.kernel_size = (2 * self.reach + 1, 2 * self.reach + 1)
 
     def row_width(self, channels: int) -> int:
-        """Number of columns of a row: apply mask, number of taps; y and x from the output pixel, and weight, per tap."""
+        """Number of columns: apply mask; number of taps; and per tap, y and x relative to the output pixel, and weight."""
         return 2 + 3 * TAPS_PER_SIDE * self.kernel_size[0]
 
     def unsupported(self) -> str | None:
@@ -177,7 +180,7 @@ class MotionBlurOp(NeighbourhoodOp):
         return 'resample="bicubic"' if self.settings["resample"].name == "BICUBIC" else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the size of the blur kernel per batch, and its angle in degrees and direction per sample."""
+        """Draw the side of the blur kernel per batch; and angle in degrees and direction per sample, see ``line_weights``."""
         reach = np.floor(sampler.shared_by_samples().within(*self.bounds["ksize"])).clip(max=self.reach)
         return {
             "ksize_factor": 2 * reach.astype(np.int32) + 1,
@@ -186,11 +189,11 @@ class MotionBlurOp(NeighbourhoodOp):
         }
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws, and the index of the sample whose kernel size Kornia uses for all samples."""
+        """Draws, and ``"idx"``, the index of a sample whose kernel size Kornia uses for all samples."""
         return {**super().kornia_parameters(draws, size), "idx": host_tensor([0], np.int64)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the taps whose weight is not 0."""
+        """Write the number of taps, and (y, x, weight) of each tap."""
         out[:, 1:] = 0
         for side in np.unique(draws["ksize_factor"]):
             samples = np.flatnonzero(draws["ksize_factor"] == side)
@@ -204,24 +207,24 @@ class MotionBlurOp(NeighbourhoodOp):
                 out[samples[sample], index + 3 * tap] = values
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Sum the weighted taps."""
+        """Return the sum of the weighted taps per output pixel."""
         padded = functional.pad(images, [self.reach] * 4, mode=self.border)
         channels, height, width = images.shape[1:]
         y = torch.arange(self.reach, self.reach + height, device=images.device)[:, None]
         x = torch.arange(self.reach, self.reach + width, device=images.device)
-        pixels = (y * padded.shape[3] + x).flatten()
+        pixels = (y * padded.shape[3] + x).flatten()  # index of each output pixel in its padded channel
         total = torch.zeros_like(images)
         for first in range(2, self.row_width(channels), 3):
             tap = rows[:, first].long() * padded.shape[3] + rows[:, first + 1].long()
             index = (pixels + tap[:, None])[:, None].expand(-1, channels, -1)
             values = padded.flatten(2).gather(2, index).view_as(images)
-            # Columns after the last tap are 0, and 0 · infinity would be NaN.
+            # Columns after the last tap are 0, also the weight, and 0 · infinity would be NaN.
             total += (values * column(rows, first + 2)).masked_fill(column(rows, first + 2) == 0, 0)
         return total
 
 
 class SharpnessOp(FrontOp):
-    """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
+    """``RandomSharpness``: blends each pixel with a weighted mean of the 3x3 pixels around it. Border pixels are unchanged."""
 
     lowers = (K.RandomSharpness,)
     kernel = "sharpness"
@@ -233,7 +236,7 @@ class SharpnessOp(FrontOp):
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
+        """Return sharpened images. The mean has the weight 5/13 for the pixel, and 1/13 for each of its 8 neighbours.
 
         As in Kornia, images, means and results are clamped to [0, 1]. As in torchvision, means of bytes are rounded to bytes.
         """
@@ -250,7 +253,7 @@ class SharpnessOp(FrontOp):
 
 
 class LevelsOp(FrontOp):
-    """Base class of ops that map the values of a channel by a lookup table, or by one table per tile of the image.
+    """Base class of ops that map the values of a channel by a lookup table, or by one table per *tile*, a cell of a grid.
 
     Cost: two launches, one that computes the tables from the images, and one that applies the tables.
     """
@@ -259,13 +262,13 @@ class LevelsOp(FrontOp):
     launches = 2  # type: ignore[assignment]
 
     entries: int = LEVELS
-    """Number of entries in a table, of one channel or tile."""
+    """Number of entries in one table."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
     def expect_rounding(self) -> None:
-        """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
+        """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op may cause them."""
         self.to_levels = (self.to_levels[0], LEVEL_TOLERANCE)
 
 
@@ -279,12 +282,12 @@ class Equalize(LevelsOp):
     description = "equalize"
 
     keeps_values: bool = True
-    """Whether a channel that cannot be equalized, because ``step`` is 0, is unchanged. Otherwise it is rounded to levels."""
+    """Whether a channel that cannot be equalized, because ``step`` in ``apply`` is 0, is unchanged, not rounded to levels."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp values to [0, 1], and map each level to (number of pixels at lower levels + step / 2) / step.
+        """Return equalized images. Clamps to [0, 1]. Maps a level to (number of pixels at lower levels + step / 2) / step.
 
-        ``step`` is the number of pixels below the highest level of the channel, divided by 255. NaN stays NaN.
+        ``step`` is the number of pixels below the highest level, divided by 255. Quotients are rounded down. NaN stays NaN.
         """
         clamped = images.clamp(0, 1)
         factor, offset = self.to_levels
@@ -299,7 +302,7 @@ class Equalize(LevelsOp):
 
 
 class Clahe(LevelsOp):
-    """``RandomClahe``: one table per tile, from a clipped histogram; a pixel blends the tables of the four nearest tiles.
+    """``RandomClahe``: one table per tile, from a clipped histogram; bilinear mean of the results of the four nearest tables.
 
     Cost: two launches, and 256 bytes of tables per tile and channel.
 
@@ -323,19 +326,19 @@ class Clahe(LevelsOp):
         return None if is_valid else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if images are too small for the number of tiles, for which Kornia raises an error; else ``None``."""
+        """Reason if there are not more pixels than tiles along an axis, for which Kornia raises an error; else ``None``."""
         is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the clip limit in pixels per level; the number of pixels of a tile if the drawn limit is not positive."""
+        """Write the clip limit in pixels per level of a tile; all pixels of the tile if the drawn limit is not positive."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
         limits = draws["clip_limit_factor"].astype(np.float64)
-        most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
-        out[:, 1] = np.where(limits > 0, most, pixels)
+        clip_limits = np.floor(limits * pixels / LEVELS).clip(1, pixels)
+        out[:, 1] = np.where(limits > 0, clip_limits, pixels)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp values to [0, 1], look up their levels in the tables of the four nearest tiles, and blend. NaN stays NaN."""
+        """Return equalized images. Clamps to [0, 1]. NaN stays NaN."""
         height, width = images.shape[2:]
         tile_height, tile_width = (tile_side(length, count) for length, count in zip((height, width), self.grid, strict=True))
         clamped = images.clamp(0, 1)
@@ -372,7 +375,7 @@ class Clahe(LevelsOp):
 
 
 class AutoContrast(LevelsOp):
-    """``RandomAutoContrast``: stretches the range of every channel to [0, 1].
+    """``RandomAutoContrast``: maps every channel linearly to [0, 1].
 
     Pass type: filter with two launches: the first computes minimum and maximum.
     """
@@ -382,10 +385,10 @@ class AutoContrast(LevelsOp):
     description = "auto contrast"
 
     epsilon: float = 1e-6
-    """Number that is added to max - min before the division. With 0, a constant channel is unchanged, else it becomes 0."""
+    """Number that is added to max - min before the division. If it is 0, a constant channel is unchanged; else it becomes 0."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN.
+        """Return (value - min) / (max - min + epsilon) per channel. A NaN makes the whole channel NaN.
 
         Quotients lie in [0, 1] or are NaN, so that Kornia's setting ``clip_output`` has no effect. A constant channel that does
         not become 0 is clamped, as in torchvision.
@@ -399,7 +402,7 @@ class AutoContrast(LevelsOp):
 
 
 class EqualizeOrContrast(LevelsOp):
-    """Equalize or auto contrast, picked per sample, in as many launches as a single op.
+    """Equalize or auto contrast, picked per sample, in as many launches as one of them.
 
     Args:
         name: Name of the module that picks.
@@ -412,15 +415,15 @@ class EqualizeOrContrast(LevelsOp):
         super().__init__(name, nn.Identity())
         self.picks = picks
         self.to_levels = picks[0].to_levels
-        self.to_bytes = picks[1].to_bytes  # does not change equalized bytes
+        self.to_bytes = picks[1].to_bytes  # the conversion does not change equalized bytes
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the code of the picked op."""
+        """Write the code of the picked op in place of the apply mask."""
         for op, op_draws in draws["parts"]:
             out[op_draws["apply_mask"], 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Apply both ops, and select the picked one per sample."""
+        """Return per sample the result of the picked op. Both ops are computed for all samples."""
         equalize, contrast = (op.apply(images, rows) for op in self.picks)
         return torch.where(column(rows, 0) == EQUALIZE, equalize, contrast)
 
@@ -439,12 +442,12 @@ class JPEG(FrontOp):
     launches = 330  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp values to [0, 1], compress and decompress."""
+        """Return images, clamped to [0, 1], after compression and decompression."""
         return coded_as_jpeg(images.clamp(0, 1), rows[:, 1])
 
 
 def sides_of(size: Any) -> tuple[int, int]:
-    """(height, width) of a blur kernel whose setting is one number or two."""
+    """(height, width) of a blur kernel, from a setting that is one side, or both."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
@@ -456,20 +459,21 @@ def gaussian(side: int, sigma: Tensor) -> Tensor:
 
 
 def line_weights(reach: int, angle: Array, direction: Array, *, nearest: bool) -> Array:
-    """Weights of motion blurs, (B, 2 · reach + 1, 2 · reach + 1) with sum 1: a line of weights, rotated and resampled.
+    """Weights of motion blurs, (B, side, side), with sum 1 per sample: a line of weights, rotated and resampled.
 
     Args:
-        reach: Half the length of the line in pixels, rounded down.
+        reach: Half the length of the line in pixels, rounded down. ``side`` is 2 · reach + 1.
         angle: Angles in degrees, (B,), counterclockwise.
-        direction: Slopes of the weights, (B,): 0 for equal weights; with 1, the last weight is 0; with -1, the first.
-        nearest: Whether to resample to the nearest weight, rounded as in Kornia. Otherwise, bilinearly.
+        direction: Slopes of the weights along the line, (B,): 0 for equal weights; with 1, the last is 0; with -1, the first.
+        nearest: Whether to resample to the nearest weight, rounded as in Kornia, and not bilinearly.
     """
     radians = np.deg2rad(angle.astype(np.float64) % 360)[:, None, None]
     offset = np.arange(-reach, reach + 1)
+    # Coordinates of the pixels of the blur kernel along and across the line, (B, side, side).
     along = np.cos(radians) * offset - np.sin(radians) * offset[:, None]
     across = np.sin(radians) * offset + np.cos(radians) * offset[:, None]
     if nearest:
-        # In multiples of 2**-20, so that ties do not depend on rounding errors of the sine. A tie goes to an even index.
+        # First to multiples of 2**-20, so that ties do not depend on rounding errors of the sine. Ties go to the even index.
         along, across = (np.rint(np.rint(offsets * 2**20) / 2**20 + reach) - reach for offsets in (along, across))
     end = along.clip(-reach, reach)
     overlap = (1 - abs(along - end)).clip(0) * (1 - abs(across)).clip(0)
@@ -484,9 +488,9 @@ def tile_side(length: int, count: int) -> int:
 
 
 def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Two nearest tiles of each pixel along an axis: (first tile, second tile, weight of the first tile), (length,) each."""
+    """Return the two nearest of ``count`` tiles per pixel of an axis: (first, second, weight of the first), (length,) each."""
     double_side = 2 * tile_side(length, count)
-    # Distance from the centre of an imaginary tile before the first tile, in half pixels.
+    # In half pixels, from the centre of an imaginary tile before the first tile.
     position = 2 * torch.arange(length, device=device) + 1 + double_side // 2
     second = position // double_side
     divisor = torch.full((), double_side, dtype=torch.float32, device=device)  # a tensor, so that a GPU divides

@@ -1,12 +1,15 @@
-"""Kornia's MixUp and CutMix, which mix an image with another image, its *partner*; labels; tiles; the mean of AugMix.
+"""Ops of Kornia's MixUp, CutMix, mosaic and jigsaw; the weighted mean of AugMix; and conversion of labels.
 
-A *row* holds the parameters of one sample, in float32. MixUp and CutMix have the same columns and one kernel: inside a
-rectangle an output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty
-rectangle, CutMix a weight of 0 outside it. A sample that skips the mix is its own partner, with weight 0 in the label. Mosaics
-and jigsaws copy *tiles*, of several images or of one, and run in torch.
+A *sample* is an image or a clip. A *row* holds an op's parameters for one sample, in float32. Its first column is the apply
+mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are explained in ``base.py``.
 
-Two weights of the partner are easily confused: ``LABEL_WEIGHT`` in the label, and ``PIXEL_WEIGHT`` in pixels outside the
-rectangle. Kornia's labels also have a *lambda*, which is the label weight, or, for CutMix, 1 minus the label weight.
+MixUp and CutMix mix a sample with a random sample of the batch, its *partner*. They have the same columns and one kernel:
+inside a rectangle an output pixel is the partner's, and outside the rectangle it is a weighted mean of both pixels. MixUp uses
+an empty rectangle, CutMix a weight of 0 for the partner outside it. Mosaics and jigsaws copy *tiles*, cells of a grid, and run
+in torch.
+
+The partner has two weights: ``LABEL_WEIGHT`` in the label, and ``PIXEL_WEIGHT`` in the pixels outside the rectangle. Kornia's
+labels contain a *lambda*, which is the label weight, or, for a setting of CutMix, 1 minus the label weight.
 """
 
 from collections.abc import Iterable
@@ -32,10 +35,10 @@ RECTANGLE = slice(_LEFT, _COLUMN_COUNT)
 class MixOp(FrontOp):
     """Base class of mixes.
 
-    Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; the partner's weight in the
-    label; the partner's weight outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive.
-    A sample with an apply mask of 0 is its own partner, and its weights and rectangle are 0. As in Kornia, images and labels
-    are mixed, and all other inputs are an error.
+    Columns of a row: the apply mask; the index of the partner in the batch; the partner's weight in the label; the partner's
+    weight outside the rectangle; and the rectangle (left, top, right, bottom) in pixels, right and bottom exclusive. A sample
+    that skips the mix is its own partner, and its weights and rectangle are 0. As in Kornia, images and labels are mixed, and
+    all other inputs are an error.
 
     Pass type: mix.
     """
@@ -54,10 +57,11 @@ class MixOp(FrontOp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the partners, a random permutation of the batch, and the weights. The partners ignore ``same_on_batch``."""
+        # [0]: the permutation of the only batch, because mixes draw for one batch at a time.
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_weights(sampler, size)}
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the weights of the partners, or the rectangles whose areas give the weights."""
+        """Draw the weight of each partner, or the rectangle whose share of the image is the weight."""
         return super().draw_parameters(sampler, size)
 
     def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
@@ -72,7 +76,7 @@ class MixOp(FrontOp):
             out[~apply_mask, LABEL_WEIGHT:] = 0
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Copy the partner's pixels inside the rectangle, and compute weighted means outside."""
+        """Return the partner's pixels inside the rectangle, and weighted means outside."""
         partner, weight = partner_values(images, rows), column(rows, PIXEL_WEIGHT)
         # With weight 0 the sample must be unchanged bit for bit, but 0 times an infinite value of the partner is NaN.
         mean = torch.where(weight != 0, images * (1 - weight) + partner * weight, images)
@@ -82,11 +86,11 @@ class MixOp(FrontOp):
         return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), partner, mean)
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Replace the index of the partner clip by the index of the frame at the same time in the partner clip."""
+        """Replace the index of the partner clip by the index of its frame at the same time, in the batch of all frames."""
         rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
 
     def kornia_lambda(self, rows: Tensor) -> Tensor:
-        """Last column of labels in Kornia's format, (B,): the partner's weight in the label."""
+        """Lambda, the last number of a label in Kornia's format, (B,): the partner's weight in the label."""
         return rows[:, LABEL_WEIGHT]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ class MixOp(FrontOp):
             ArgumentError: If ``labels`` does not hold one label per sample.
 
         Cost:
-            A few launches, no copy.
+            A few launches, and no copy between host and device.
         """
         if labels.shape != rows.shape[:1]:
             raise ArgumentError(
@@ -130,7 +134,7 @@ class MixUp(MixOp):
         return {"mixup_pairs": torch.from_numpy(draws["partner"]), "mixup_lambdas": torch.from_numpy(draws["lambda"])}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the partner's weight, for the image and for the label."""
+        """Write the partner's weight, which is the same for pixels and label. The rectangle stays empty."""
         out[:, LABEL_WEIGHT] = out[:, PIXEL_WEIGHT] = draws["lambda"]
 
 
@@ -144,10 +148,12 @@ class CutMix(MixOp):
     def _read(self, module: Any) -> None:
         generator = generator_of(module)
         self._bounds = _bounds(generator.cut_size)
+        """(lower, upper) bound of the fraction of the image outside the rectangle."""
         beta = torch.as_tensor(1.0 if generator.beta is None else generator.beta, device="cpu")
         self._concentrations: list[float] = beta.flatten().tolist()
-        # With this setting, lambda in Kornia's labels is the fraction of the image outside the rectangle, not inside.
+        """Parameters of the beta distribution. With more than one, the module is not lowered."""
         self._lambda_is_fraction_outside = bool(module.use_correct_lambda)
+        """Whether lambda in the labels is the fraction of the image outside the rectangle, not inside."""
 
     def unsupported(self) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
@@ -157,20 +163,20 @@ class CutMix(MixOp):
         return None if len(self._concentrations) == 1 else "beta has several values"
 
     def draw_weights(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"sides"`` and ``"start"`` of the rectangle in pixels, (B, 2) each, as (x, y).
+        """Draw ``"sides"`` and ``"start"``, the top left corner, of the rectangle in pixels, (B, 2) each, as (x, y).
 
-        The rectangle has the aspect ratio of the image. The fraction of the image outside it is beta-distributed.
+        The rectangle has the aspect ratio of the image. The fraction of the image outside it is beta-distributed, and clamped.
         """
         low, high = self._bounds
         outside_fraction = np.minimum(np.maximum(sampler.beta(self._concentrations[0]), low), high)
         image_sides = np.array([size.width, size.height], dtype=np.float32)
         sides = np.floor(np.sqrt(1 - outside_fraction)[:, None] * image_sides)
         last_start = image_sides - sides
-        # At most last_start, because for a uniform number close to 1 the float32 product rounds up to the next integer.
+        # At most last_start, because for a uniform number close to 1 the float32 product is rounded to last_start + 1.
         return {"start": np.minimum(np.floor(sampler.uniform(2).T * (last_start + 1)), last_start), "sides": sides}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Partners, and corner pixels of the rectangles, clockwise from the top left."""
+        """Partners, corner pixels of the rectangles, clockwise from the top left, and (height, width) of the images."""
         (left, top), (right, bottom) = draws["start"].T, (draws["start"] + draws["sides"] - 1).T
         corners = np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(1, size.batch, 4, 2)
         return {
@@ -180,27 +186,27 @@ class CutMix(MixOp):
         }
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the rectangle, and the label weight: the fraction of the image inside the rectangle."""
+        """Write the rectangle, and its share of the image as the label weight. The pixel weight stays 0."""
         start, sides = draws["start"], draws["sides"]
         out[:, LABEL_WEIGHT] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
     def kornia_lambda(self, rows: Tensor) -> Tensor:
-        """Last column of Kornia's labels: the label weight, or 1 - label weight. For samples that skip the mix it is 0."""
+        """Lambda, (B,): the label weight, or 1 - label weight. For samples that skip the mix it is 0."""
         weight = super().kornia_lambda(rows)
         return torch.where(rows[:, 0] != 0, 1 - weight, weight) if self._lambda_is_fraction_outside else weight
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Labels in Kornia's format, with a leading axis of length 1: Kornia's setting ``num_mix``."""
+        """Labels in Kornia's format, (1, B, 3). The length of the first axis is Kornia's setting ``num_mix``."""
         return super().labels(labels, rows)[None]
 
 
 class Mosaic(MixOp):
-    """``RandomMosaic``: a window of a canvas, on which the sample and images of its batch lie in a grid.
+    """``RandomMosaic``: a window of a canvas, a grid of tiles of which each shows one image of the batch.
 
-    Columns of a row: the apply mask; left and top of the window on the canvas; width and height of the canvas; and the index of
-    the image on each tile of the grid, column by column. The canvas of a sample that skips the op is the sample itself. Pixels
+    Columns of a row: the apply mask; left and top of the window on the canvas; width and height of the canvas; and per tile,
+    column by column, the index of its image in the batch. The canvas of a sample that skips the op is the sample itself. Pixels
     outside the canvas are 0.
 
     Pass type: mix, in a pass that PyTorch computes for the whole batch, of images alone.
@@ -210,7 +216,7 @@ class Mosaic(MixOp):
     supported_keys = ("input",)  # Kornia adds a box without area for every box that the window does not show
     kernel = "torch"
     launches = 25  # type: ignore[assignment]
-    is_random = False  # type: ignore[assignment]  # the rows of samples that skip the op describe their output, too
+    is_random = False  # type: ignore[assignment]  # ``apply`` gives the right output for samples that skip the op, too
     keeps_unit_range = True
     stores_coordinates = True
     names = ("start_ratio_range",)
@@ -221,7 +227,7 @@ class Mosaic(MixOp):
         self.grid: tuple[int, int] = self.settings["mosaic_grid"]
 
     def row_width(self, channels: int) -> int:
-        """Number of columns of a row: five, and one per tile."""
+        """Number of columns of a row: the apply mask, four of window and canvas, and one per tile."""
         return 5 + self.grid[0] * self.grid[1]
 
     def unsupported(self) -> str | None:
@@ -239,7 +245,7 @@ class Mosaic(MixOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"images"``, the index of the image on each tile, (B, tiles), and ``"start"`` of the window in pixels, (B, 2).
 
-        The first tile is the sample. All images of the batch are equally frequent on the other tiles.
+        The first tile shows the sample. The other tiles of all samples show each image of the batch equally often.
         """
         tiles = self.grid[0] * self.grid[1]
         others = sampler.permutation(size.batch * (tiles - 1))[0] % max(size.batch, 1)
@@ -248,7 +254,7 @@ class Mosaic(MixOp):
         return {"images": images, "start": np.floor(np.stack(start, -1))}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Images on the tiles, corner pixels of the windows and of the output, clockwise from the top left, and shapes."""
+        """Images on the tiles, input shapes, and corner pixels of windows and output images, clockwise from the top left."""
         right, bottom = self.out_applied(size).width - 1, self.out_applied(size).height - 1
         corners = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float32)
         return {
@@ -267,11 +273,11 @@ class Mosaic(MixOp):
         out[~draws["apply_mask"], 1:5] = 0, 0, size.width, size.height
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Replace the indices of clips by the indices of their frames at the same time."""
+        """Replace the index of the clip on each tile by the index of its frame at the same time, in the batch of all frames."""
         rows[:, 5 : self.row_width(0)].mul_(frames).add_(frame[:, None])
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Copy the pixels of the window. ``rows`` may be some rows of the batch, but ``images`` are all images."""
+        """Return the windows of the samples of ``rows``, which may be a part of the batch. ``images`` is the whole batch."""
         channels, height, width = images.shape[1:]
         out_height, out_width = self.settings["output_size"] or (height, width)
         x = column(rows, 1).long() + torch.arange(out_width, device=images.device)
@@ -286,7 +292,8 @@ class Mosaic(MixOp):
 class Jigsaw(FrontOp):
     """``RandomJigsaw``: permutes the tiles of a grid.
 
-    Row: the apply mask; and per tile of the output, column by column, the index of its source tile, row by row.
+    Columns of a row: the apply mask; and per output tile, the index of the input tile that is copied to it. Output tiles are
+    ordered column by column, and input tiles are counted row by row.
 
     Pass type: jigsaw, in a pass that PyTorch computes for the whole batch, of images and labels.
     """
@@ -301,20 +308,21 @@ class Jigsaw(FrontOp):
     def _read(self, module: Any) -> None:
         self.grid: tuple[int, int] = self.settings["grid"]
         self._unchanged = np.arange(self.grid[0] * self.grid[1]).reshape(self.grid).T.ravel()
-        """Permutation that does not change the image."""
+        """Row, without the apply mask, that does not change the image."""
         self._ensures_change = bool(generator_of(module).ensure_perm)
+        """Whether a permutation that does not change the image is drawn again."""
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row: the apply mask, and one per tile."""
         return 1 + self.grid[0] * self.grid[1]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the sides are not multiples of the grid, for which Kornia raises an error; else ``None``."""
+        """Reason if the grid does not divide the sides of the images, for which Kornia raises an error; else ``None``."""
         is_multiple = size.height % self.grid[0] == 0 and size.width % self.grid[1] == 0
         return None if is_multiple else f"grid={self.grid} does not divide the sides of the image"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"permutation"``, (B, tiles) int64, again for samples whose image would not change."""
+        """Draw ``"permutation"``, (B, tiles) int64: a row without the apply mask. See ``_ensures_change``."""
         tiles = self.row_width(0) - 1
         seeds = sampler.uniform(4)
         permutation = np.empty((seeds.shape[1], tiles), np.int64)
@@ -332,7 +340,7 @@ class Jigsaw(FrontOp):
         out[:, 1:] = draws["permutation"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Copy the source tile of each tile."""
+        """Return the images with permuted tiles."""
         grid_rows, grid_columns = self.grid
         source = rows[:, 1 : self.row_width(0)].long()
         sample = torch.arange(len(images), device=images.device)[:, None]
@@ -344,15 +352,16 @@ class Jigsaw(FrontOp):
 class ChainMix(FrontOp):
     """Base class of weighted means of an image and of the results of *chains*: ops that each process a copy of the image.
 
-    Images are bytes. Columns of a row: the apply mask; the weight of the image; the weight of each result. The columns of the
-    chains follow (``ChainsPass``). A sample with an apply mask of 0 has weight 1 for the image, and 0 for the results.
+    Images are uint8. Columns of a row: the apply mask; the weight of the image; the weight of each result. In the parameter
+    table, the columns of the ops of the chains follow (``ChainsPass`` in ``program/plan.py``). A sample that skips the op has
+    weight 1 for the image, and 0 for the results.
     """
 
     kernel = "torch"
     supported_keys = MixOp.supported_keys
 
     chains: tuple[Op, ...]
-    """Op of each chain. All have the same settings."""
+    """One op per chain, which draws for the chain. All have the same settings."""
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row, without the columns of the chains."""
@@ -370,7 +379,8 @@ class ChainMix(FrontOp):
             - rows: (B, at least ``row_width``)
             - returns: (B, C, H, W) uint8
         """
-        # Each product is rounded before it is added, as in torchvision: a sum next to an integer decides between two bytes.
+        # Not a fused multiply-add: as in torchvision, each product is rounded before it is added. A sum next to an integer may
+        # otherwise be rounded down to another byte.
         mean = column(rows, 1) * images[0]
         for index, results in enumerate(images[1:], 2):
             mean.add_(column(rows, index) * results)
@@ -378,12 +388,12 @@ class ChainMix(FrontOp):
 
 
 def partner_values(values: Tensor, rows: Tensor) -> Tensor:
-    """Value of the partner of each sample, (B, …), from the values of all samples, (B, …)."""
+    """Return the value of each sample's partner, (B, …). ``values``: values of all samples, (B, …)."""
     return values.index_select(0, rows[:, _PARTNER].long())
 
 
 def _bounds(values: Any) -> tuple[float, float]:
-    """(lower, upper) bound of a setting of Kornia: a pair, or ``None`` for (0, 1)."""
+    """(lower, upper) bound from a setting of Kornia, which is a pair, or ``None`` for (0, 1)."""
     if values is None:
         return 0.0, 1.0
     low, high = torch.as_tensor(values, dtype=torch.float32, device="cpu").tolist()
@@ -420,7 +430,7 @@ class SoftLabels:
 
     @property
     def scale(self) -> float:
-        """Factor 1 - s by which a class probability is multiplied before s / K is added."""
+        """Factor of a class probability in label smoothing, 1 - s. The summand is ``other_probability``."""
         return 1.0 - self.smoothing
 
     @property
@@ -434,7 +444,7 @@ class SoftLabels:
         return self.scale + self.other_probability
 
     def check(self, labels: Tensor, batch: int) -> None:
-        """Raise an error for labels that are neither class indices, (B,), nor class probabilities, (B, K).
+        """Raise an error for labels that are neither class indices, (B,), nor class probabilities, (B, K). ``batch``: B.
 
         Raises:
             ArgumentError: If ``labels`` has another shape.

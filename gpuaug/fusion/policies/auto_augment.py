@@ -1,8 +1,9 @@
 """Kornia's RandAugment, TrivialAugment and AutoAugment: picks and magnitudes.
 
-A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
-augmentation with a *magnitude*, such as an angle. Policies are *lowered*: the operations run as ops in fused passes. A *layer*
-is the k-th operation of all choices.
+A *policy* picks one or several of its *choices* at random. A choice runs one *operation* or several in sequence. An operation
+is an augmentation with a *magnitude*, such as an angle, in a *wrapper* of Kornia. Policies are *lowered*: the operations run as
+ops in fused passes. A *draw* is the pick of one choice per sample; RandAugment has several. Layer k consists of the k-th
+operation of each choice, so that a sample runs at most one operation of a layer per draw. A *sample* is an image or a clip.
 """
 
 import functools
@@ -47,11 +48,11 @@ class KorniaPolicy(Policy):
         self.count = int(module.n) if isinstance(module, auto.RandAugment) else 1
         self.pick = pick
         self._numbers_per_op = max(map(_numbers_drawn, self.ops), default=0)
-        """Largest number of uniform numbers that an op draws per sample."""
+        """Largest number of uniform numbers per sample that any op draws."""
 
     @property
     def settings_of_draw(self) -> tuple[Any, ...]:
-        """Magnitude setting of RandAugment, or the fixed magnitude of every operation."""
+        """Magnitude setting of RandAugment, or the magnitude set by the user per operation, ``None`` if it is drawn."""
         if isinstance(self.module, auto.RandAugment):
             return (self.module.m,)
         return tuple(_fixed_magnitude(wrapper) for choice in self.choices for wrapper in choice.operations)
@@ -60,7 +61,8 @@ class KorniaPolicy(Policy):
         """Pick choices, and draw the parameters of their operations.
 
         Returns:
-            ``"layers"``, as ``Picking`` describes; with ``pick="batch"`` also ``"picks"``.
+            ``"apply_mask"``, which is True for all samples; ``"layers"``, as ``Picking`` describes; and with ``pick="batch"``
+            also ``"picks"``, (draws, batches), the indices of the picked choices.
         """
         draws: OpDraws = {"apply_mask": np.ones(size.batch, dtype=bool)}
         repeats = 1
@@ -72,7 +74,7 @@ class KorniaPolicy(Policy):
         layers = []
         for number in range(self.count * self.layer_count):
             draw, index = divmod(number, self.layer_count)
-            # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
+            # A sample runs at most one operation of a layer, so all operations of the layer use the same uniform numbers.
             numbers = sampler.uniform(1 + self._numbers_per_op)
             drawn_choices = self.always_drawn[number].union(np.flatnonzero(np.bincount(picks[draw])).tolist())
             picks_of_samples = np.repeat(picks[draw], repeats)
@@ -91,7 +93,7 @@ class KorniaPolicy(Policy):
         Args:
             op: Op of the operation.
             wrapper: Kornia's wrapper of the augmentation.
-            numbers: Uniform numbers, (1 + n, B): one for the sign of the magnitude, then n for the parameters of the op.
+            numbers: Uniform numbers in [0, 1), (1 + n, B): one for the sign of the magnitude, then n for the op.
             size: Size of the input images.
             mask: Mask of the samples that picked the operation, (B,) bool.
         """
@@ -105,7 +107,7 @@ class KorniaPolicy(Policy):
         return {**draws, "apply_mask": draws["apply_mask"] & mask}
 
     def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
-        """Return the magnitude that all samples share, (1,) float32; ``None`` if the op draws a magnitude per sample."""
+        """Return the parameter for the magnitude of all samples, (1,) float32; ``None`` if a magnitude is drawn per sample."""
         if isinstance(self.module, auto.RandAugment):
             return _rand_augment_magnitude(wrapper, self.module.m, size.height, size.width)
         return None if _fixed_magnitude(wrapper) is None else _parameters_for(wrapper, wrapper.magnitude.detach())
@@ -126,7 +128,7 @@ class KorniaPolicy(Policy):
         return reason
 
     def params(self, draws: OpDraws, size: Size) -> Any:
-        """Draws in the format of the ``params=`` argument of Kornia's module."""
+        """Draws in the format of the ``params=`` argument of Kornia's module. Only for ``pick="batch"``."""
         items = []
         for index, pick in enumerate(draws["picks"][:, 0]):
             choice = self.choices[pick]
@@ -142,7 +144,7 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
     Args:
         name: Name of the policy in its container.
         module: Policy of the user.
-        lowered: Class of the op for each class of Kornia's augmentations.
+        lowered: Class of the op by class of Kornia's augmentation.
         pick: ``"batch"`` to share the picks among all samples of a batch; ``"sample"`` to pick per sample.
     """
     choices = []
@@ -160,7 +162,10 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
 
 
 def _op(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Op | str:
-    """Create the op of one operation, or return the reason why Kornia runs the policy, without the name of the operation."""
+    """Create the op of one operation, or return the reason why Kornia runs the policy.
+
+    ``lowered``: class of the op by class of Kornia's augmentation. The reason completes the sentence "<operation> is …".
+    """
     wrapper = nearest_class(operation, OPERATIONS)
     if wrapper is None:
         return "not an operation of Kornia"
@@ -185,28 +190,28 @@ def _op(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> 
 
 @functools.cache
 def _augmentation(wrapper: type) -> type[nn.Module]:
-    """Class of the augmentation that a wrapper class creates."""
+    """Return the class of the augmentation that a wrapper of class ``wrapper`` holds."""
     with initial_settings():
         inner: Any = wrapper().op
     return type(inner)
 
 
 def _numbers_drawn(op: Op) -> int:
-    """Number of uniform numbers that an op draws per sample."""
+    """Return the number of uniform numbers that an op draws per sample, counted in a draw for an image."""
     sampler = Sampler((0,), 1, separate_generators=True)
     op.draw(sampler, Size(1, 3, 8, 8))
     return sampler.columns_drawn
 
 
 def _fixed_magnitude(wrapper: Any) -> Any:
-    """Magnitude that the user has set for an operation, or ``None``. The user may change it between two calls."""
+    """Return the magnitude that the user has set for an operation, or ``None``. It may change between two calls."""
     magnitude = wrapper._magnitude
     return None if magnitude is None else magnitude.item()
 
 
 @functools.lru_cache(256)
 def _rand_augment_magnitude(wrapper: Any, m: float, height: int, width: int) -> Array:
-    """Parameter of an operation under RandAugment with setting ``m``, without the random sign, (1,) float32."""
+    """Return the parameter of an operation of a RandAugment with setting ``m``, before the random sign, (1,) float32."""
     # The same float32 operations in the same order as in Kornia, for equal results.
     fraction = host_tensor([m / 30], np.float32)
     low, high = wrapper.magnitude_range
@@ -216,7 +221,7 @@ def _rand_augment_magnitude(wrapper: Any, m: float, height: int, width: int) -> 
 
 
 def _parameters_for(wrapper: Any, values: torch.Tensor) -> Array:
-    """Convert magnitudes to parameters of the augmentation, without the random sign, by the operation's magnitude function."""
+    """Convert magnitudes, before the random sign, to parameters of the augmentation, by the wrapper's magnitude function."""
     function = wrapper._magnitude_fn
     parameters: Array = (function.fn if wrapper.symmetric_megnitude else function)(values).float().numpy()
     return parameters

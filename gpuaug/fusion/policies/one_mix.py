@@ -1,6 +1,7 @@
 """Containers that run one of their mixes (MixUp, CutMix): Kornia's with ``random_apply``, and torchvision's ``RandomChoice``.
 
-A *row* holds the parameters of one sample for the kernel. The *partner* is the sample that a sample is mixed with.
+A *sample* is an image or a clip. The *partner* is the sample of the batch that a sample is mixed with. A *row* holds the
+parameters of one sample for the kernel. A *choice* is one of the mixes, by its index.
 """
 
 from collections.abc import Sequence
@@ -38,14 +39,14 @@ class OneMix(MixOp, Picking):
         self.num_classes = merged_num_classes(None, mixes)
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
-        """Upper ends of the bins in [0, 1], one per mix. A uniform number picks the mix of its bin."""
+        """Upper ends of the bins of [0, 1), one bin per mix. A uniform number picks the mix whose bin contains it."""
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick mixes, and draw their parameters.
 
         Returns:
-            ``"layers"`` with one layer, the draws of each picked mix by index of the mix (see ``OpDraws``); and
-            ``"apply_mask"`` and ``"partner"``, as for a single mix.
+            ``"layers"`` with one entry, a dict of the ``OpDraws`` of each picked mix by its index; and ``"apply_mask"`` and
+            ``"partner"``, as for a single mix.
         """
         numbers = (sampler if self.pick == "sample" else sampler.shared_by_samples()).uniform()
         picks = np.searchsorted(self._ends, numbers, side="right")
@@ -59,14 +60,14 @@ class OneMix(MixOp, Picking):
         return {"layers": (layer,), "partner": partner, "apply_mask": apply_mask}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the columns from ``LABEL_WEIGHT`` on by the mix picked for each sample; ``rows`` writes the other columns."""
+        """Write the columns from ``LABEL_WEIGHT`` on, as the picked mix does; ``MixOp.rows`` writes the other columns."""
         for choice, mix_draws in draws["layers"][0].items():
             rows = np.zeros_like(out)
             self.mixes[choice].write(mix_draws, size, rows)
             out[mix_draws["apply_mask"], LABEL_WEIGHT:] = rows[mix_draws["apply_mask"], LABEL_WEIGHT:]
 
     def params(self, draws: OpDraws, size: Size) -> Any:
-        """Draws in the format of the container's ``params=`` argument. Only for ``pick="batch"``, with one mix per batch."""
+        """Draws in the format of the container's ``params=`` argument. Only for ``pick="batch"``, with one picked mix."""
         ((choice, mix_draws),) = draws["layers"][0].items()
         return [ParamItem(self.mixes[choice].name, self.mixes[choice].params(mix_draws, size))]
 

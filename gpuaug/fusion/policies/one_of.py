@@ -1,8 +1,9 @@
 """Ops that run one of several pointwise ops, or one of several affine warps, per sample.
 
-*Policies*, such as RandAugment, pick operations at random. These ops run the picked operations, so that one kernel serves all
-picks. Their draws hold ``"parts"`` (``OpDraws``). A *row* holds the parameters of one sample for the kernel. An op with an
-*apply mask* of 0 in its row is skipped.
+*Policies*, such as RandAugment, pick ops at random. The ops in this file run the picked op of each sample, so that one kernel
+serves all picks. Their draws hold ``"parts"``: a list of (op, draws of the op), whose *apply masks*, (B,) bool, are True for
+the samples that picked the op. A *sample* is an image or a clip. A *row* holds the parameters of one sample for the kernel,
+beginning with the apply mask: if it is 0, the sample is unchanged.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from gpuaug.fusion.pixels import UNCHANGED
 class OneOf(PointOp):
     """One of several pointwise ops, picked per sample or per batch. One compiled kernel runs any of them.
 
-    Columns of a row: the apply mask; the code of the picked op; and the row of the picked op.
+    Columns of a row: the apply mask; the code of the picked op (``PointOp.code``); and the row of the picked op. ``flags`` has
+    bit n if the op with code n can be picked.
 
     Args:
         name: Name of the module that picks.
@@ -40,9 +42,10 @@ class OneOf(PointOp):
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[PointOp]:
-        """True if ``op`` can be picked: a pointwise op without flags that depends neither on coordinates nor on the mean.
+        """True if a ``OneOf`` can run ``op``.
 
-        Its results need no conversion to bytes.
+        ``op`` must be a pointwise op without flags that depends neither on coordinates nor on the mean grey of the image, and
+        whose results need no conversion to bytes.
         """
         is_simple = isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
         return is_simple and op.to_bytes in (None, UNCHANGED)
@@ -52,7 +55,7 @@ class OneOf(PointOp):
         return 2 + max(op.row_width(channels) for op in self._op_by_code.values())
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the code and the row of the op that each sample picked; zeros for samples that picked none."""
+        """Write the code and the row of the op that each sample picked; zeros for samples that picked no op."""
         out[:, 1:] = 0
         for op, op_draws in draws["parts"]:
             samples = np.flatnonzero(op_draws["apply_mask"])
@@ -62,14 +65,14 @@ class OneOf(PointOp):
             out[samples, 2 : 2 + rows.shape[1]] = rows
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Apply every op to the samples that picked it."""
+        """Return for each sample the result of the op that it picked."""
         output = images
         for code, op in self._op_by_code.items():
             mask = rows[:, 1] == code
             # On a GPU all ops run, because ``mask.any()`` would make the host wait for the device.
             if mask.is_cuda or bool(mask.any()):
-                # ``op`` is applied to the whole batch. The rows of samples that picked another op are set to 0, because their
-                # values may be out of range for ``op``, for example as an index of a channel.
+                # ``op`` is applied to the whole batch. For samples that picked another op, it gets rows of zeros, because the
+                # rows of the other op may be out of range for ``op``, for example as an index of a channel.
                 op_rows = rows[:, 2:].masked_fill(~mask[:, None], 0)
                 output = torch.where(mask[:, None, None, None], op.apply(images, op_rows), output)
         return output
@@ -84,7 +87,7 @@ class AnyAffine(MatrixWarp):
 
     Args:
         name: Name of the module that picks.
-        warp: One of the warps. All warps have the same interpolation, the same values outside the image, and the same fill.
+        warp: One of the warps, with the interpolation, the padding mode and the fill of all warps.
     """
 
     description = "one of several affine warps"
@@ -95,11 +98,11 @@ class AnyAffine(MatrixWarp):
         self.to_bytes = warp.to_bytes
 
     def _read(self, module: Any) -> None:
-        """Do nothing, because ``warp`` has read the settings."""
+        """Do nothing, because the settings are those of ``warp``."""
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[WarpOp]:
-        """True if ``op`` is an affine warp, which can be picked."""
+        """True if an ``AnyAffine`` can run ``op``: if it is an affine warp."""
         return isinstance(op, WarpOp) and op.matrix_type == "affine"
 
     def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:

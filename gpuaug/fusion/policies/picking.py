@@ -1,12 +1,13 @@
 """Base classes of the ops of *policies*: modules that pick one or several of their *choices*, such as RandAugment.
 
-A choice is a list of ops that run in sequence. A *draw* picks one choice per sample, or one per batch. A *layer* is the k-th op
-of all choices: a sample runs at most one op of a layer. A *plan* is the list of passes, that is, kernels that read and write
-all images, for images of one size.
+A *sample* is an image or a clip. A choice is a list of ops that run in sequence. A *draw* picks one choice per sample, or one
+per batch; RandAugment makes several draws, whose choices run one after the other. Layer k consists of the k-th op of each
+choice, so that a sample runs at most one op of a layer per draw. A *pass* is one reading and writing of all images. A *plan* is
+the list of passes for images of one size.
 
 The plan of a policy is the same for all picks, so that few kernels are compiled. For each draw and each layer, the plan holds
-one op that can run any pointwise op (``OneOf``), an op that can run any affine warp (``AnyAffine``), and so on. The apply mask
-of such an op is True for the samples that picked one of the ops that it can run.
+one op that can run any pointwise op (``OneOf``), one that can run any affine warp (``AnyAffine``), and so on. The *apply mask*
+of such an op, (B,) bool, is True for the samples that picked one of the ops that it can run.
 """
 
 import copy
@@ -25,20 +26,21 @@ Pick = Literal["batch", "sample"]
 
 
 class Choice(NamedTuple):
-    """One of the alternatives from which a policy picks."""
+    """One alternative from which a policy picks: a list of ops."""
 
     name: str
     ops: tuple[Op, ...]
     """Ops that run in sequence."""
     operations: tuple[Any, ...] = ()
-    """Source of each op: Kornia's wrapper of an augmentation, or the ``Operation`` of ``policies/torchvision.py``."""
+    """Source of each op: Kornia's wrapper of an augmentation, or an ``Operation`` of ``policies/torchvision.py``."""
 
 
 class Picking(Op):
     """Base class of the ops of modules that pick.
 
-    Draws hold ``"layers"``, in the order of execution: per draw and layer, the draws of the ops by index of the choice. Their
-    ``"apply_mask"`` is False for the samples that did not pick the choice. A choice that no sample picked may be absent.
+    The ``OpDraws`` hold ``"layers"``: one dict per draw and layer, in the order of execution, which maps the index of a choice
+    to the ``OpDraws`` of its op in the layer. Their ``"apply_mask"`` is False for the samples that did not pick the choice. A
+    choice that no sample picked may be absent.
     """
 
     choices: tuple[Choice, ...]
@@ -49,7 +51,7 @@ class Picking(Op):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Ops of all choices. An op that picks, too, is replaced by its ``ops``."""
+        """Ops of all choices. An op that itself picks is replaced by its ``ops``."""
         return tuple(part for choice in self.choices for op in choice.ops for part in op.ops)
 
     @property
@@ -58,7 +60,7 @@ class Picking(Op):
         return max((len(choice.ops) for choice in self.choices), default=0)
 
     def layer(self, layer_index: int) -> dict[int, Op]:
-        """Ops of a layer, by index of the choice. ``layer_index``: index in ``"layers"`` of the draws."""
+        """Ops of a layer, by index of the choice. ``layer_index``: index in ``"layers"``, over all draws."""
         op_index = layer_index % self.layer_count
         return {choice: ops[op_index] for choice, (_, ops, _) in enumerate(self.choices) if op_index < len(ops)}
 
@@ -77,14 +79,14 @@ _OPS_WITH_PARTS = OneOf | AnyAffine | EqualizeOrContrast
 
 
 class Policy(Picking):
-    """Base class of the ops of policies. A subclass sets ``choices`` and ``count``, and draws the layers.
+    """Base class of the ops of policies. A subclass sets ``choices`` and ``count``, and draws ``"layers"`` in ``draw``.
 
-    The draws of a choice in ``always_drawn`` must be present. ``"apply_mask"`` is True for the samples that the policy is
-    applied to.
+    In ``"layers"``, the choices in ``always_drawn`` must be present. ``"apply_mask"`` is True for the samples that the policy
+    is applied to.
     """
 
     count: int
-    """Number of draws per sample."""
+    """Number of draws: of choices that a sample picks."""
 
     @cached_property
     def _plan_layers(self) -> list[list[tuple[Op, list[int]]]]:
@@ -93,16 +95,16 @@ class Policy(Picking):
         return [self._plan_layer(layer_index) for layer_index in range(self.count * self.layer_count)]
 
     def _plan_layer(self, layer_index: int) -> list[tuple[Op, list[int]]]:
-        """Ops of the plan for one layer: (op, indices of the choices whose ops it runs)."""
+        """Ops of the plan for one layer of one draw: (op, indices of the choices whose ops it runs)."""
         groups: dict[Any, dict[int, Op]] = {}
         for choice, op in self.layer(layer_index).items():
             groups.setdefault(_group_key(op), {})[choice] = op
         plan_layer = [(self._group_op([*group.values()]), [*group]) for group in groups.values()]
-        # A sample runs one op of a layer, so the ops may be in any order. Ops that can join the preceding pass come first.
+        # A sample runs at most one op of a layer, so their order is free. Ops that can join the preceding pass come first.
         return sorted(plan_layer, key=lambda op_and_choices: _rank(op_and_choices[0]))
 
     def _group_op(self, ops: list[Op]) -> Op:
-        """One op that can run any of ``ops``, which have the same ``_group_key``."""
+        """Create an op that can run any of ``ops``, which have the same ``_group_key``."""
         first = ops[0]
         equalize = next((op for op in ops if isinstance(op, Equalize)), None)
         contrast = next((op for op in ops if isinstance(op, AutoContrast)), None)
@@ -121,15 +123,15 @@ class Policy(Picking):
 
     @cached_property
     def always_drawn(self) -> list[set[int]]:
-        """Per layer, indices of the choices whose draws are always needed: the first of each op of the plan.
+        """Per draw and layer, indices of the choices whose draws are needed even if no sample picked them.
 
-        An op of the plan without ``"parts"`` needs draws of its class, even if no sample picked it.
+        One choice per op of the plan: without draws of any choice, the values of its row could not be computed.
         """
         return [{group[0] for _, group in plan_layer} for plan_layer in self._plan_layers]
 
     @property
     def plan_ops(self) -> tuple[Op, ...]:
-        """Ops of the plan, in order, which run in the passes for this op."""
+        """Ops of the plan, in order, which run in place of this op."""
         return tuple(op for plan_layer in self._plan_layers for op, _ in plan_layer)
 
     def draws_by_op(self, draws: OpDraws) -> dict[Op, OpDraws]:
@@ -157,7 +159,7 @@ class Policy(Picking):
 
 
 def _group_key(op: Op) -> tuple[Any, ...]:
-    """Key of ``op`` in its layer. One op of the plan runs all ops of a layer that have the same key."""
+    """Key by which the ops of a layer are grouped. One op of the plan runs all ops of a group."""
     if isinstance(op, Equalize | AutoContrast):
         return (EqualizeOrContrast,)
     if OneOf.accepts(op):
@@ -166,10 +168,10 @@ def _group_key(op: Op) -> tuple[Any, ...]:
 
 
 def _rank(op: Op) -> int:
-    """Sort key of an op in its layer.
+    """Sort key of an op of the plan in its layer.
 
-    Order: pointwise ops, flips, warps, pointwise ops that need the mean of the image, filters. Pointwise ops that need the mean
-    join the pass of a warp.
+    Order: pointwise ops, flips, warps, pointwise ops that need the mean grey of the image, filters. Pointwise ops that need the
+    mean can join the pass of a warp.
     """
     if isinstance(op, PointOp):
         return 3 if op.needs_mean else 0
@@ -177,7 +179,7 @@ def _rank(op: Op) -> int:
 
 
 def _merged_draws(draws_of_ops: list[OpDraws]) -> OpDraws:
-    """Draws that have, for each sample, the values of the part whose apply mask is True. All parts are of ops of one class."""
+    """Merge the draws of several ops of one class: each sample gets the values of the op whose apply mask is True for it."""
     merged = dict(draws_of_ops[0])
     for op_draws in draws_of_ops[1:]:
         for name, values in op_draws.items():

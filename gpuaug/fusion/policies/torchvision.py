@@ -2,8 +2,9 @@
 
 A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
 augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
-*lowered*: the operations run as ops in fused passes. Layer k consists of the k-th operation of each choice, so that a sample
-runs at most one operation of a layer.
+*lowered*: the operations run as ops in fused passes. A *draw* is the pick of one choice per sample; RandAugment has several.
+Layer k consists of the k-th operation of each choice, so that a sample runs at most one operation of a layer per draw. A
+*sample* is an image or a clip.
 """
 
 import functools
@@ -28,7 +29,7 @@ from gpuaug.fusion.policies.picking import Choice, Picking, Policy
 Operation = tuple[str, float, int | None]
 """Operation of a policy, as in ``v2.AutoAugment``: (name, probability, bin).
 
-The operation runs with this probability in a sample that picked its choice. The bin is the index of the magnitude of all
+The operation runs with this probability for a sample that picked its choice. The bin, an index, determines the magnitude of all
 samples; ``None`` to draw a bin per sample.
 """
 
@@ -52,7 +53,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     def _read(self, transform: Any) -> None:
         self.count = max(0, int(transform.num_ops)) if isinstance(transform, v2.RandAugment) else 1
         self._bins = 10 if isinstance(transform, v2.AutoAugment | v2.AugMix) else transform.num_magnitude_bins
-        """Number of bins of a magnitude."""
+        """Number of bins into which the range of a magnitude is divided."""
         self._drawn_bins = slice(None)
         """Bins from which magnitudes are drawn."""
         self.choices = tuple(_choice(operations, transform, self.units) for operations in _operations_of_choices(transform))
@@ -75,8 +76,11 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return self.draw_picks(sampler, size, self.draw_apply_mask(sampler, size.batch), self.count)
 
     def draw_picks(self, sampler: Sampler, size: Size, applies: Array, counts: Any) -> OpDraws:
-        """Draw for samples of the mask ``applies``, (B,) bool. ``counts``: number of picks that run, at most ``count``."""
-        # (count, B) index of the choice of each pick. A sample may pick a choice twice. Each pick has all its layers in turn.
+        """Draw for the samples of the mask ``applies``, (B,) bool.
+
+        ``counts``: number of picks of each sample that run, (B,), or one number for all samples; at most ``count``.
+        """
+        # Index of the picked choice per draw and sample, (count, B). A sample may pick a choice twice.
         picks = (sampler.uniform(self.count) * len(self.choices)).astype(np.int64)
         layers = [
             self._draw_layer(index, picks_of_draw, applies & (number < counts), sampler.uniform(3), size)
@@ -86,17 +90,17 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return {"apply_mask": applies, "layers": tuple(layers)}
 
     def _draw_layer(self, index: int, picks: Array, applies: Array, numbers: Array, size: Size) -> dict[int, OpDraws]:
-        """Return the draws of the operations of one layer, by index of the choice.
+        """Return the draws of the operations of one layer in one draw, by index of the choice.
 
         Args:
-            index: Index of the layer.
+            index: Index of the layer in a choice.
             picks: Index of the choice that each sample picked, (B,).
             applies: Mask of the samples that run the pick, (B,) bool.
-            numbers: Uniform numbers in [0, 1), (3, B): whether the operation runs, its bin, and its sign.
+            numbers: Uniform numbers in [0, 1), (3, B), for: whether the operation runs, its bin, and its sign.
             size: Size of the images.
         """
         magnitudes, has_magnitude, is_signed = self._magnitudes(index, size.height, size.width)
-        # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
+        # A sample runs at most one operation of a layer, so all operations of the layer use the same uniform numbers.
         run_numbers, bin_numbers, sign_numbers = numbers
         magnitude = magnitudes[picks, (bin_numbers * magnitudes.shape[1]).astype(np.int64)]
         magnitude = np.where(is_signed[picks] & (sign_numbers < 0.5), -magnitude, magnitude)
@@ -112,13 +116,13 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
 
     @functools.lru_cache(256)  # noqa: B019
     def _magnitudes(self, index: int, height: int, width: int) -> tuple[Array, Array, Array]:
-        """Magnitudes of the operations of layer ``index``, for images of ``height`` x ``width`` pixels.
+        """Return the magnitudes of the operations of layer ``index``, for images of ``height`` x ``width`` pixels.
 
         Cached: a draw of RandAugment for 64 images takes 49 µs with the cache, and 76 µs without.
 
         Returns:
-            Magnitudes of the bins that can be drawn, from torchvision's table, (choices, bins) float64; whether an operation
-            has a magnitude; and whether its sign is random, (choices,) bool.
+            Magnitudes of the bins that can be drawn, from torchvision's table, (choices, bins) float64; whether the operation
+            of each choice has a magnitude, (choices,) bool; and whether the sign of the magnitude is random, (choices,) bool.
         """
         space = _augmentation_space(self.module)
         magnitudes_of_choices: list[Any] = [0.0] * len(self.choices)
@@ -131,23 +135,23 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
             if magnitudes is not None:
                 has_magnitude[choice] = True
                 magnitudes_of_choices[choice] = magnitudes.double().numpy()[self._drawn_bins if bin_ is None else [bin_]]
-        # Choices without a magnitude, or with a fixed bin, have one value, which broadcasting repeats for all bins. The array
-        # zeros(1), which is dropped again, gives at least one bin if there are no choices with bins.
+        # Choices without a magnitude, or with a fixed bin, have one value, which broadcasting repeats for all bins. zeros(1)
+        # is broadcast along, so that there is an axis of bins also if no choice has bins, and is dropped by [:-1].
         return np.stack(np.broadcast_arrays(*magnitudes_of_choices, np.zeros(1))[:-1]), has_magnitude, is_signed
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Functional calls of the operations that run for ``sample``, in order."""
+        """Calls of torchvision's functions that do what the policy does for ``sample``, in order."""
         calls: list[Call] = []
-        for number, layer in enumerate(draws["layers"]):
+        for layer_index, layer in enumerate(draws["layers"]):
             for choice, op_draws in layer.items():
-                op = self.layer(number)[choice]
+                op = self.layer(layer_index)[choice]
                 assert isinstance(op, TorchvisionOp)
                 calls += op.calls(op_draws, sample, size) if op_draws["apply_mask"][sample] else []
         return calls
 
 
 class _Chain(TorchvisionPolicy):
-    """Op of a chain of ``v2.AugMix``: operations in sequence, as many as ``chain_depth`` or 1 to 3 per sample."""
+    """Op of a *chain* of ``v2.AugMix``, a sequence of operations: ``chain_depth`` per sample; if it is not positive, 1 to 3."""
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -157,13 +161,15 @@ class _Chain(TorchvisionPolicy):
         self._drawn_bins = slice(int(transform.severity))
 
     def draw_applied(self, sampler: Sampler, size: Size, applies: Array) -> OpDraws:
-        """Draw for samples of the mask ``applies``, (B,) bool."""
+        """Draw the operations of the chain for the samples of the mask ``applies``, (B,) bool."""
         depths = 1 + (sampler.uniform() * self.count).astype(np.int64) if self._draws_depth else self.count
         return self.draw_picks(sampler, size, applies, depths)
 
 
 class AugMix(TorchvisionOp, Picking, ChainMix):
-    """Op of ``v2.AugMix``: a weighted mean of the image and of the results of chains. A sample runs all choices, the chains.
+    """Op of ``v2.AugMix``: a weighted mean of the image and of the results of chains.
+
+    Unlike in a policy, a sample runs all choices: each is one chain.
 
     Support: fused for bytes of one or three channels, an error for bytes of other numbers of channels and for masks, boxes and
     keypoints; for other types run by torchvision; chains, operations and weights are drawn per sample, and the chains run in
@@ -192,15 +198,15 @@ class AugMix(TorchvisionOp, Picking, ChainMix):
         return self.chains[0].unsupported_size(size)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings of the operations."""
+        """Settings of the operations that have one value, or one per channel, by name."""
         return {name: value for op in self.ops for name, value in op.per_channel(channels).items()}
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the weights of the image and of the chains, and the operations of the chains.
 
         Returns:
-            ``"apply_mask"``; ``"weights"``, (B, 1 + chains), the first of the image; and ``"layers"`` with one layer, the draws
-            of each chain.
+            ``"apply_mask"``; ``"weights"``, (B, 1 + chains), the first for the image; and ``"layers"`` with one layer, the
+            draws of each chain by its index.
         """
         applies = self.draw_apply_mask(sampler, size.batch)
         image_weight = sampler.beta(self._alpha)
@@ -214,7 +220,7 @@ class AugMix(TorchvisionOp, Picking, ChainMix):
         return {f"weights_{index}": float(weight) for index, weight in enumerate(draws["weights"][sample])}
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``augmix``, which torchvision lacks, with the calls of each chain, and the weights of image and chains."""
+        """One call of ``augmix``, which torchvision lacks, with the calls of each chain and the weights of image and chains."""
         chains = [chain.calls(draws["layers"][0][index], sample, size) for index, chain in enumerate(self.chains)]
         return [("augmix", {"chains": chains, "weights": draws["weights"][sample].tolist()})]
 
@@ -224,7 +230,7 @@ class AugMix(TorchvisionOp, Picking, ChainMix):
 
 
 def _operations_of_choices(policy: Any) -> list[Sequence[Operation]]:
-    """Operations of each choice of a policy, in the order in which they run."""
+    """Return the operations of each choice of a policy, in the order in which they run."""
     if isinstance(policy, v2.AutoAugment):
         return list(policy._policies)
     index = policy.magnitude if isinstance(policy, v2.RandAugment) else None
@@ -232,7 +238,10 @@ def _operations_of_choices(policy: Any) -> list[Sequence[Operation]]:
 
 
 def _augmentation_space(policy: Any) -> Any:
-    """Operations of a policy by name: (function that returns the magnitudes of the bins, whether the sign is random)."""
+    """Return torchvision's table of operations: (function that returns the magnitudes of the bins, whether the sign is random).
+
+    The keys are the names of the operations.
+    """
     is_partial = isinstance(policy, v2.AugMix) and not policy.all_ops
     return policy._PARTIAL_AUGMENTATION_SPACE if is_partial else policy._AUGMENTATION_SPACE
 

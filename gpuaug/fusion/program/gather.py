@@ -1,9 +1,10 @@
 """Composition of consecutive ops that move pixels to one gather, and its columns in the parameter table.
 
-The *parameter table* has one float32 row per sample, with the parameters of all ops. An *index map* is an integer map of
-pixels, such as a flip, a crop or padding. A *gather* applies to images the index maps ``before``, one interpolation, and the
-index maps ``after``. It computes an output pixel in the reverse order: from the coordinates of the output pixel to the
-coordinates of the source pixels. A gather without an interpolation has only the index maps ``before``.
+The *parameter table* has one float32 row per *sample*, an image or a clip, with the parameters of all ops. An *index map* maps
+integer coordinates of pixels to integer coordinates, as a flip, a crop or padding does. A *gather* applies to images the index
+maps ``before``, one interpolation (a *resize* or a *warp*), and the index maps ``after``. It computes an output pixel in the
+reverse order: from its coordinates to the coordinates of the source pixels. A gather without an interpolation has only the
+index maps ``before``. A *pass*, one reading and writing of the images, runs a gather and then pointwise ops.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,14 +28,15 @@ from gpuaug.fusion.ops.geometry import (
 from gpuaug.fusion.pixels import UNCHANGED, ByteRule
 
 Interpolation = Literal["", "resample", "affine", "perspective"]
+"""None, a resize, or a warp by an affine or a perspective matrix."""
 
 _WARP_COLUMNS: dict[Interpolation, int] = {"": 0, "resample": 6, "affine": 8, "perspective": 11}
-"""Type of an interpolation → its number of columns in the parameter table."""
+"""Number of columns in the parameter table, by type of the interpolation. A warp has its matrix, and width and height."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexMaps:
-    """Composed index maps, before or after the interpolation."""
+    """Index maps before or after the interpolation, which compose to one index map."""
 
     ops: tuple[IndexOp, ...] = ()
     """Op of each index map, in order."""
@@ -55,7 +57,7 @@ class IndexMaps:
         return 0.0 if self.padding is None else self.padding.fill
 
     def accepts(self, op: IndexOp) -> bool:
-        """Return whether ``op`` composes with the index maps. Two paddings compose if both are constant, with equal fills."""
+        """Return whether ``op`` composes with the index maps. Two paddings do only if both are constant, with equal fills."""
         if not op.edge or not self.edge:
             return True
         padding = self.padding
@@ -65,13 +67,16 @@ class IndexMaps:
 
     @property
     def width(self) -> int:
-        """Number of columns in the parameter table."""
+        """Number of columns in the parameter table: sign and offset per axis; with padding also two bounds per axis."""
         return (8 if self.edge else 4) if self.ops else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """First column of each group of columns of a gather in the parameter table; -1 for a group that is missing."""
+    """First column of each group of columns of a gather in the parameter table, from the first column of the gather on.
+
+    -1 for a group that is missing.
+    """
 
     after: int
     """Index map after the interpolation."""
@@ -82,7 +87,7 @@ class Columns:
     before: int
     """Index map before the interpolation."""
     warp_fill: int
-    """Fill of a warp, per channel."""
+    """Fill of a warp, per channel, if pixels are blended with it."""
     after_fill: int
     """Fill of constant padding after the interpolation, per channel."""
     before_fill: int
@@ -106,7 +111,7 @@ class Gather:
     """All ops, in order."""
 
     def accepts(self, op: GatherOp) -> bool:
-        """Return whether ``op`` can be added at the end without a change of the output pixels."""
+        """Return whether the gather with ``op`` added at the end gives the same pixels as ``op`` after the gather."""
         # After an interpolation, an op that draws sizes begins the next gather, because a resize to one size follows it.
         if isinstance(op, IndexOp) and not (op.draws_size and self.warp is not None):
             return (self.before if self.warp is None else self.after).accepts(op)
@@ -131,17 +136,17 @@ class Gather:
 
     @property
     def nearest(self) -> bool:
-        """Whether the interpolation of images is nearest-neighbour, as the interpolation of masks always is."""
+        """Whether the interpolation of images is nearest-neighbour. The interpolation of masks always is."""
         return self.warp is not None and self.warp.nearest
 
     @property
     def half_pixel_centers(self) -> bool:
-        """Whether a resize of images has half-pixel centres."""
+        """Whether a resize of images has half-pixel centres: the centre of pixel k is at k + 0.5."""
         return isinstance(self.warp, ResampleOp) and (self.warp.half_pixel_centers or self.warp.nearest)
 
     @property
     def mask_half_pixel_centers(self) -> bool:
-        """Whether a resize of masks has half-pixel centres."""
+        """Whether masks are resized with half-pixel centres."""
         return isinstance(self.warp, ResampleOp) and self.warp.mask_half_pixel_centers
 
     @property
@@ -151,7 +156,7 @@ class Gather:
 
     @property
     def clamps(self) -> bool:
-        """Whether the result of an antialiasing filter is clamped to the range of bytes."""
+        """Whether the result of an antialiasing filter is clamped to [0, 1], or, for bytes, to [0, 255]."""
         return isinstance(self.warp, ResampleOp) and bool(self.warp.filter) and self.warp.clamps
 
     @property
@@ -161,15 +166,15 @@ class Gather:
 
     @property
     def rounds_axes(self) -> bool:
-        """Whether a resize of bytes returns to bytes after each axis."""
+        """Whether a resize of bytes rounds to bytes after each axis, as PyTorch's resize of uint8 images does."""
         return isinstance(self.warp, ResampleOp) and self.to_bytes == UNCHANGED
 
     @property
     def exact_division(self) -> bool:
-        """Whether division of bytes by 255 must round correctly, which takes two more instructions.
+        """Whether the kernel must round the quotient of a byte and 255 correctly, which takes two more instructions.
 
-        True unless all samples are resized, because pixels that are only copied must not change. Also True if padding is
-        interpolated, because a fill may lie halfway between two values of the output type.
+        True unless a resize interpolates the pixels of all samples, because pixels that are only copied must not change. Also
+        True if padding is interpolated, because a fill may lie halfway between two values of the output type.
         """
         may_skip = self.warp is not None and self.warp.is_random
         return self.interpolation != "resample" or self.nearest or may_skip or self.before.edge == "constant"
@@ -181,7 +186,7 @@ class Gather:
 
     @property
     def blends_fill(self) -> bool:
-        """Whether a warp blends pixels with a fill, weighted by the taps outside the image, as torchvision does."""
+        """Whether a warp blends pixels with a fill, by the weight of source pixels outside the image, as torchvision does."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
     def columns(self, channels: int, masks: bool, *, sides: bool = False) -> Columns:
@@ -189,8 +194,8 @@ class Gather:
 
         Args:
             channels: Number of channels of the images.
-            masks: Whether there are masks.
-            sides: Whether the gather has the columns ``out_size``, because images differ in size after the pass.
+            masks: Whether there are masks, which may need separate columns of a resize.
+            sides: Whether there are the columns ``out_size``, because images differ in size after the pass.
         """
         column = 0
         first_columns = {}
@@ -219,9 +224,9 @@ class Gather:
 
         Args:
             draws_of: Function that returns the draws of an op.
-            size: Size of the source images.
+            size: Size of the input images.
             columns: First column of each group of columns.
-            table: Table from the first column of the gather on.
+            table: Parameter table from the first column of the gather on.
             all_columns: False to write only the columns that depend on draws.
         """
         current_size = size
@@ -230,7 +235,7 @@ class Gather:
         for op in self.ops:
             if isinstance(op, IndexOp):
                 map_ = op.map(draws_of(op), current_size)
-                # Bounds of padding refer to the image that this op pads, regardless of later flips or crops.
+                # Bounds outside of which pixels are padding: the borders of the image that this op pads.
                 map_ = map_.with_bounds(current_size) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
@@ -258,7 +263,7 @@ class Gather:
             table[:, columns.warp_fill : columns.warp_fill + current_size.channels] = self.warp.fill
 
     def _write_warp(self, op: GatherOp, draws: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
-        """Write the columns of the interpolation. ``size``: size of the images that are interpolated."""
+        """Write the columns of the interpolation ``op``. ``size``: size of its input images."""
         start = columns.warp
         if isinstance(op, ResampleOp):
             _write(op.resampling(draws, size, self.half_pixel_centers), table, start, all_columns)
@@ -278,7 +283,7 @@ class Gather:
 
 
 def frames_of(ops: Iterable[Op], count: int) -> Array | None:
-    """Return the index of the input frame per output frame, for clips of ``count`` frames; ``None`` if all frames are kept."""
+    """Return the index of the input frame per output frame, for clips of ``count`` frames; ``None`` if no op selects frames."""
     frames: Array | None = None
     for op in ops:
         if isinstance(op, FrameOp):
@@ -288,7 +293,7 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_columns: bool) -> None:
-    """Write the columns of an index map, from ``column`` on. ``bounded``: also write its bounds, which padding needs."""
+    """Write an index map to the columns from ``column`` on. ``bounded``: whether to write its bounds, which padding needs."""
     values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
@@ -296,25 +301,25 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_col
 
 
 def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
-    """Write each of ``values`` into one column, from ``column`` on. Without ``all_columns``, only values that are drawn."""
+    """Write one value per column, from ``column`` on. Without ``all_columns``, only values that depend on draws."""
     for index, value in enumerate(values):
-        # A Python number does not depend on draws.
+        # Values that depend on draws are arrays, (B,). Python numbers do not.
         if all_columns or isinstance(value, np.ndarray):
             table[:, column + index] = value
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCropColumns:
-    """First column of each group of columns after the columns of the passes, if the device computes the crop windows.
+    """First column of each group of columns that follow the columns of all passes, if the device computes windows of a crop.
 
     -1 for a group that is missing.
     """
 
     matrix: int
-    """Matrix of all ops, for boxes and keypoints, which the device writes."""
+    """Matrix of all ops, for boxes and keypoints. Written by the device."""
     uniforms: int
-    """Uniform numbers in [0, 1) of the crop."""
+    """Uniform numbers in [0, 1) from which the device draws the crop."""
     matrix_after: int
     """Matrix of the ops after the crop."""
     width: int
-    """Number of columns of the table."""
+    """Number of columns of the whole table."""

@@ -1,8 +1,9 @@
 """Types of the images between passes: float32, 16 bits per value, or bytes.
 
-A pass is one reading and writing of all images. Its *front* is the gather, filter or mix that it begins with. 16 bits per value
-are enough between passes if the result has half precision, and all values are certain to lie in [0, 1]. Bytes are enough where
-the user's library, such as torchvision, stores the images as uint8 between the same ops (``Op.to_bytes``).
+A *pass* is one reading and writing of all images. It begins with its *front*, a gather, filter or mix, and goes on with
+pointwise ops. 16 bits per value are enough between passes if the last pass writes float16 or bfloat16, and all values are
+certain to lie in [0, 1]. Bytes are enough where the user's library, such as torchvision, stores the images as uint8 between the
+same ops (``Op.to_bytes``).
 
 Some passes take two kernel launches: a blur may take one per axis, and an op that needs the mean grey of an image takes one for
 the mean. The first launch may store intermediate images, too.
@@ -23,9 +24,9 @@ from gpuaug.fusion.program.gather import Gather
 from gpuaug.fusion.program.plan import Pass, PointProgram
 
 STRIP_KERNEL_SIZES = range(5, 34)
-"""Kernel sizes of the blurs, in pixels, that one launch computes strip by strip (``blur_strips_kernel``).
+"""Larger side, in pixels, of blur kernels with which one launch can blur, strip by strip (``blur_strips_kernel``).
 
-The launch always reads 16 lines above and 16 lines below a strip.
+At most 33, because the launch reads 16 lines above and 16 lines below a strip.
 """
 
 UINT16_UNIT = torch.uint16
@@ -44,13 +45,13 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
     for (pass_, next_pass), are_bytes in zip(pairwise(passes), bytes_between(passes, source_dtype), strict=True):
         dtype_read = dtypes[-1] if dtypes else source_dtype
         in_unit_range = gives_unit_range(pass_.front, dtype_read) and all(op.keeps_unit_range for op in pass_.point_ops)
-        # Fronts with the kernel "levels" count the pixels of each of 256 levels, such as equalization. Rounding moves some
-        # values to the next level, and equalization may move neighbouring levels far apart.
+        # Fronts with the kernel "levels", such as equalization, count the pixels of each of 256 levels. Rounding to 16 bits
+        # moves some values to the next level, and equalization may move neighbouring levels far apart.
         counts_levels = isinstance(next_pass.front, FrontOp) and next_pass.front.kernel == "levels"
         fits_16_bits = in_unit_range and not counts_levels and dtype.is_floating_point and dtype.itemsize == 2
         dtypes.append(torch.uint8 if are_bytes else UINT16_UNIT if fits_16_bits else torch.float32)
-    # If passes can skip samples, all passes share two buffers, and a sample that skips a pass stays in its buffer. The column
-    # ``route_column`` of a pass says from which buffer a sample is read. Both buffers have the largest type that a pass writes.
+    # If samples can skip passes, all passes share two buffers, and a sample that skips a pass stays in its buffer. The column
+    # ``route_column`` says from which buffer a sample is read. Both have the largest type that a pass but the last writes.
     if passes[-1].route_column >= 0:
         dtypes = [max(dtypes, key=lambda written: written.itemsize)] * len(dtypes)
     return (*dtypes, dtype)
@@ -59,8 +60,8 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
 def bytes_between(passes: Sequence[Pass], source_dtype: torch.dtype) -> list[bool]:
     """Return, for each pass but the last, whether its images can be stored as bytes.
 
-    They can if the user's library returns uint8 images from all ops of the pass and of the passes before. ``source_dtype``:
-    type of the user's images.
+    They can if, in the user's library, all ops of the pass and of the passes before return uint8 images. ``source_dtype``:
+    type of the images that the first pass reads.
     """
     in_bytes = (source_dtype == torch.uint8 and all(op.to_bytes is not None for op in pass_.ops) for pass_ in passes[:-1])
     return list(accumulate(in_bytes, operator.and_))
@@ -69,7 +70,7 @@ def bytes_between(passes: Sequence[Pass], source_dtype: torch.dtype) -> list[boo
 def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool:
     """Return whether the output of the front of a pass is certain to lie in [0, 1], for images of ``source_dtype``.
 
-    Unsigned integers are read as values in [0, 1]. Floats, and signed integers, which may be negative, are not certain to be.
+    Unsigned integers are read as values in [0, 1]. For floats and signed integers, which may be outside, the result is False.
     """
     if source_dtype.is_floating_point or source_dtype.is_signed:
         return False
@@ -78,31 +79,31 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
     fills_in_range = bool(min(fills) >= 0 and max(fills) <= 1)  # bool(), because Triton accepts no NumPy bool
     overshoots = front.filter == "cubic" and not front.clamps
-    # The fill of constant padding, unlike the fill of a warp, is not examined, so constant padding is not certain either.
+    # The fill of constant padding, unlike the fill of a warp, is not examined. It may lie outside of [0, 1].
     return fills_in_range and not overshoots and "constant" not in (front.before.edge, front.after.edge)
 
 
 def may_store_16_bits(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether a pass with two launches may store values in [0, 1] between the launches in 16 bits per value.
 
-    Only if the output of the pass has 16 bits per value. False for the first pass if it reads and writes 16-bit integers,
-    because such a pass must round only once.
+    ``source_dtype``, ``dtype``: types of the images that the pass reads and writes. True if the pass writes 16 bits per value,
+    except for the first pass if it reads and writes 16-bit integers, because such a pass must round only once.
     """
-    # The columns of the first pass begin at column 0 of the parameter table.
+    # The first pass is the one with ``first_column`` 0.
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
 
 def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether a pass computes its blur strip by strip in one launch, by products of float16 matrices."""
-    # float16 has 11 bits of precision, three more than the bfloat16 output.
+    # float16 is precise enough: it has 11 bits of precision, three more than the output in bfloat16.
     is_supported = isinstance(front, BlurOp) and max(front.kernel_size) in STRIP_KERNEL_SIZES
     return is_supported and dtype == torch.bfloat16 and gives_unit_range(front, source_dtype)
 
 
 def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> PointProgram:
-    """Return the ``point_program`` of a pass, with the flag ``NO_NAN`` (faster clamps) for jitters whose input has no NaN.
+    """Return the ``point_program`` of a pass, with the flag ``NO_NAN``, for faster clamps, for jitters whose input has no NaN.
 
-    ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
+    ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1], and so has no NaN.
     """
     # The program begins with the conversion of the front's result to bytes, if there is one (``PointProgram``).
     conversions = len(pass_.point_program) - len(pass_.point_ops)

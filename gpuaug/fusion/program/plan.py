@@ -1,9 +1,9 @@
-"""Grouping of ops into passes. The ops of a pass run in one reading and one writing of the images.
+"""Grouping of ops into passes. The ops of a *pass* run in one reading and one writing of the images.
 
 A pass begins with its *front*, which computes an output pixel from source pixels: a gather, which moves pixels, or a filter, or
 a mix. Then it runs any number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the
-last pass writes the result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample.
-*Ragged* images differ in size.
+last pass writes the result. The parameters of all ops are columns of the *parameter table*, (B, K) float32, with one row per
+*sample*, an image or a clip. A *view* is one of several random augmentations of an image. *Ragged* images differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -28,15 +28,17 @@ F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
 
 PointProgram: TypeAlias = tuple[tuple[int, int, int, float, float], ...]
-"""(code, first column, flags, scale, offset) per pointwise op: ``scale`` and ``offset`` are the ``ByteRule`` of the result.
+"""Pointwise ops of a pass as constants for a kernel: (code, first column, flags, scale, offset) per op, in order.
 
-If the result of the front is converted to bytes, the first entry is this conversion, as an op with code 0. Its column is the
-column of the front's apply mask; -1 for a gather, which needs no mask: pixels that are not interpolated are bytes already.
+``code`` and ``flags`` are attributes of ``PointOp``. ``scale`` and ``offset`` are the ``ByteRule`` by which the result becomes
+bytes; a scale of 0 stands for no conversion. If the result of the front is converted to bytes, too, the first entry is this
+conversion, with code 0. Its column is the apply mask of the front; -1 for a gather, which needs no mask, because pixels that
+are not interpolated are bytes already.
 """
 
 
 class DrawnOp(NamedTuple):
-    """One op of a sequence, with its draws and sizes."""
+    """One op or fallback module of a sequence, with its draws and sizes."""
 
     op: Any
     draws: OpDraws
@@ -49,14 +51,14 @@ class DrawnOp(NamedTuple):
 def draw_in_order(
     ops: Iterable[Any], sampler: Sampler, size: Size, *, deferred: Mapping[Any, int] | None = None
 ) -> Iterator[DrawnOp]:
-    """Draw for a sequence of ops, in order. The input size of an op is the output size of the preceding op.
+    """Draw for a sequence of ops, and yield them one by one. The input size of an op is the output size of the preceding op.
 
     Args:
-        ops: Ops and fallback modules.
+        ops: Ops, and *fallback modules*, which their library runs.
         sampler: Source of random numbers.
         size: Size of the input images of the first op.
-        deferred: Number of uniform numbers per sample, by op, for ops whose parameters are computed later, when the sizes of
-            the images are known. The draws of such an op are only these numbers: ``{"numbers": …}``, (count, B), in [0, 1).
+        deferred: Ops whose parameters are computed later, when the sizes of the images are known → number of uniform numbers
+            per sample. The draws of such an op are only these numbers: ``{"numbers": …}``, (count, B), in [0, 1).
     """
     for op in ops:
         if deferred and op in deferred:
@@ -79,13 +81,14 @@ class BasePass(ABC):
     out: Size
     """Size of the images that the pass writes."""
     point_program: PointProgram
-    """Pointwise ops for a kernel. Columns count from ``first_column``, so that equal passes share kernels."""
+    """``point_ops`` as constants for a kernel. Columns count from ``first_column``, so that equal passes share kernels."""
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
-    """Column of the buffer route: from which buffer a sample is read, and to which it is written (``table/rows.py``).
+    """Column of the *buffer route*: which of two buffers a sample is read from and written to (``table/rows.py``).
 
-    -1 without such a column: the pass reads all samples from one buffer and writes them to another.
+    A sample to which no op of the pass applies stays in its buffer. -1 without such a column: the pass reads all samples from
+    one buffer and writes them to another.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """Cache of prepared kernel launches and their dtypes, keyed by the function that prepares them, dtype and layout."""
@@ -102,17 +105,17 @@ class BasePass(ABC):
 
     @property
     def needs_mean(self) -> bool:
-        """Whether a pointwise op needs the mean grey of its input image, and therefore a reduction before the pass."""
+        """Whether a pointwise op needs the mean grey of its input image, which another launch computes before the pass."""
         return any(op.needs_mean for op in self.point_ops)
 
     @property
     def gather_ops(self) -> tuple[GatherOp, ...]:
-        """Ops that move pixels, in order."""
+        """Ops of the gather, in order; empty if the front is not a gather."""
         return ()
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the output may overwrite the source: a pixel depends only on its source pixel and statistics of the image."""
+        """Whether the output may overwrite the source: a pixel depends on the same source pixel, and image statistics."""
         return not self.gather_ops
 
     @property
@@ -131,13 +134,13 @@ class BasePass(ABC):
 
         Args:
             draws_of: Function that returns the draws of an op.
-            size: Size of the source images.
-            table: Table from the first column of the pass on.
+            size: Size of the images that the pass reads.
+            table: Parameter table from the first column of the pass on.
             all_columns: False to write only the columns that depend on draws.
         """
 
     def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Return the size of the output images, for source images of ``size`` and the draws ``draws_of(op)`` of each op."""
+        """Return the size of the output images, for input images of ``size``. ``draws_of``: function from op to its draws."""
         if not self.out.ragged:
             return Size(size.batch, self.out.channels, self.out.height, self.out.width, size.frames)
         for op in self.gather_ops:
@@ -155,6 +158,7 @@ class GatherPass(BasePass):
 
     front: Gather
     columns: Columns = field(kw_only=True)
+    """Columns of the gather, from the first column of the pass on."""
 
     @property
     def gather_ops(self) -> tuple[GatherOp, ...]:
@@ -162,7 +166,7 @@ class GatherPass(BasePass):
         return self.front.ops
 
     def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
-        """Write the source coordinates of each sample into its row."""
+        """Write the parameters of the gather. Arguments as in ``BasePass``."""
         self.front.write_rows(draws_of, size, self.columns, table, all_columns=all_columns)
 
 
@@ -179,24 +183,27 @@ class OpPass(BasePass, Generic[F]):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the front maps values by a table per channel, as equalization does."""
+        """Whether the front maps each value by a lookup table, as equalization does."""
         return self.front.kernel == "levels"
 
     def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
-        """Write the columns of the front op."""
+        """Write the row of the front op. Arguments as in ``BasePass``."""
         self.front.rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 @dataclass(frozen=True, slots=True)
 class ChainsPass(OpPass[ChainMix]):
-    """Pass whose front mixes the results of chains. The chains run one plan, as many views of the images."""
+    """Pass whose front mixes the results of *chains*: ops that each process a copy of the images.
+
+    All chains have the same plan, which runs once, with one view of the images per chain.
+    """
 
     chain_plan: "Plan" = field(kw_only=True, compare=False)
-    """Plan of each chain, for the frames of clips as images."""
+    """Plan of one chain. Frames of clips are images for it."""
 
     @property
     def launches(self) -> int:
-        """Number of launches of the chains, and of the mix in torch."""
+        """Number of launches of the chains, and, counted as 5 + 2 per chain, of the mix in torch."""
         return sum(pass_.launches for pass_ in self.chain_plan.passes) + 5 + 2 * len(self.front.chains)
 
     def chain_tables(self, table: Rows) -> list[Rows]:
@@ -210,17 +217,14 @@ class ChainsPass(OpPass[ChainMix]):
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvas: TypeAlias = tuple[int, int]
-"""(height, width) of a buffer between passes, in whose top left corners lie images of different sizes."""
+"""(height, width) of a *canvas*: the part of a buffer between passes that holds one image, in its top left corner."""
 
 Canvases: TypeAlias = tuple[Canvas, ...]
-"""(height, width) of the *canvas* of each pass but the last: the output buffer of an image, which all images of a batch fit in.
-
-Empty if images have one size.
-"""
+"""Canvas of the output images of each pass but the last, large enough for all images of a batch; empty if all have one size."""
 
 
 class BoxCrop(NamedTuple):
-    """Crop whose windows the device chooses by the boxes of the images, and the pass that runs it."""
+    """Crop whose windows, one per image, the device chooses by the boxes of the image; and the pass that runs the crop."""
 
     pass_: GatherPass
     op: BoxCropOp
@@ -239,7 +243,10 @@ class Plan:
     out: Size
     """Size of the images that the last pass writes."""
     template: Array | None = None
-    """(width,) float32 row, computed once, with the columns that depend neither on draws nor on the batch."""
+    """Row of the table, (width,) float32, with the values of columns that depend neither on draws nor on the batch.
+
+    ``None`` until it is computed.
+    """
     uniform_count: int = 8
     """Number of uniform numbers per sample that the sampler draws in one call of NumPy."""
     uniforms_per_op: tuple[int, ...] = ()
@@ -247,7 +254,7 @@ class Plan:
     draws_one_batch_at_a_time: bool = False
     """Whether the draws of several batches cannot be computed together."""
     box_crop: BoxCrop | None = None
-    """Crop by boxes, if there is one."""
+    """Crop by boxes; ``None`` if there is none."""
 
     @property
     def frames(self) -> Array | None:
@@ -261,7 +268,7 @@ class Plan:
 
         Args:
             size: Size of the images that the first pass reads.
-            views: Draws by op, per view.
+            views: Draws by op, one mapping per view.
 
         Raises:
             ArgumentError: If the canvases would be too large (``check_canvases``).
@@ -283,7 +290,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _PassBuilder:
-    """Pass that is not complete yet: ops are added in order, until one does not fit."""
+    """Pass under construction. Ops are added in order, until one does not fit."""
 
     front: Gather | FrontOp = field(default_factory=Gather)
     point_ops: list[PointOp] = field(default_factory=list)
@@ -294,7 +301,7 @@ class _PassBuilder:
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
     def add_if_fits(self, op: Op, size: Size) -> bool:
-        """Add ``op``, whose input images are of ``size``, if the pass can run it. Return whether it was added."""
+        """Add ``op``, whose input images are of ``size``, if the pass can run it, too. Return whether it was added."""
         # A ``ChannelOp`` is the front of a pass only if it does not have three channels; otherwise it is pointwise.
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, size)):
             if self.is_empty:
@@ -304,7 +311,7 @@ class _PassBuilder:
         if isinstance(self.front, FrontOp) and self.front.kernel == "torch":
             return False
         if isinstance(op, GatherOp):
-            # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
+            # A flip or a selection of frames can be moved before pointwise ops that do not depend on coordinates.
             is_movable = isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
             if self.point_ops and not (is_movable and not any(point_op.positional for point_op in self.point_ops)):
                 return False
@@ -315,7 +322,7 @@ class _PassBuilder:
         can_take_mean = isinstance(self.front, Gather) and not any(point_op.needs_mean for point_op in self.point_ops)
         if not isinstance(op, PointOp) or (op.needs_mean and not can_take_mean):
             return False
-        # The kernel of a ``ChannelOp`` computes one channel at a time.
+        # The kernel whose front is a ``ChannelOp`` computes one output channel at a time.
         if op.rgb_only and isinstance(self.front, ChannelOp) and size.channels == 3:
             return False
         self.point_ops.append(op)
@@ -323,12 +330,12 @@ class _PassBuilder:
 
 
 def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
-    """Split consecutive ops into as few passes as possible.
+    """Group consecutive ops into as few passes as possible.
 
     Args:
         ops: Ops in order. Each must support the size of its input images.
         size: Size of the input images of the first op.
-        masks: Whether there are masks, for which some ops have more columns.
+        masks: Whether there are masks, for which a resize has more columns.
 
     Raises:
         ArgumentError: If images are too large for an op, or have no pixels.
@@ -367,7 +374,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             point_program, width = _point_program(builder, front.row_width(source.channels), current_size)
             passes.append(OpPass(front, tuple(builder.point_ops), source, current_size, point_program))
         widths.append(width)
-    if _can_skip_samples(passes):  # the buffer route is one more column of a pass, its last
+    if _can_skip_samples(passes):  # then the last column of each pass but the first is the buffer route
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
@@ -386,9 +393,9 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 
 
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
-    """Return whether at least one pass between the first and the last can skip samples to which none of its ops applies."""
+    """Return whether a pass other than the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
-    # The kernel of mixes, and torch, read one buffer only. A selection of frames changes the number of images in the buffer.
+    # The kernel of mixes, and ops in torch, read from one buffer only. A selection of frames changes the number of images.
     supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel not in ("mix", "torch") for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
     keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in inner_passes)
@@ -399,9 +406,9 @@ def _point_program(builder: _PassBuilder, column: int, size: Size) -> tuple[Poin
     """Return the ``PointProgram`` of a pass, and its number of columns.
 
     Args:
-        builder: The pass.
-        column: First column of the pointwise ops.
-        size: Size of the output images.
+        builder: Complete pass.
+        column: First column of the pointwise ops, counted from the first column of the pass.
+        size: Size of the output images of the front.
     """
     point_program = []
     if builder.front.to_bytes not in (None, UNCHANGED):
@@ -415,7 +422,7 @@ def _point_program(builder: _PassBuilder, column: int, size: Size) -> tuple[Poin
 
 
 def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
-    """Return the number of uniform numbers per sample that each op draws, for images of this size."""
+    """Return the number of uniform numbers per sample that each op draws, for input images of ``size`` of the first op."""
     # Separate generators, because a plan may be computed while another sampler of the thread draws.
     sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)

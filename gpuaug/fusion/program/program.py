@@ -1,7 +1,9 @@
 """``Program``: a pipeline lowered for images of one type, with its ops, plans and output type.
 
-To *lower* a module is to translate it to ops. A *plan* groups ops into passes, each one reading and one writing of all images,
-for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images.
+To *lower* a module is to translate it to ops. A *plan* groups ops into *passes*, each one reading and one writing of all
+images, for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images. The
+*window* of an image is the part that the pipeline reads, to which decoding can be restricted. An op may *combine* several
+images of a sample, such as the four of a mosaic.
 """
 
 from dataclasses import replace
@@ -31,21 +33,24 @@ from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, number_of_views, sizing_ops
 
 ImageKey = tuple[torch.Size, torch.device, bool, bool]
-"""Shape and device of images, whether there are masks beside them, and whether there are boxes or keypoints."""
+"""Key of a cached plan: (shape of the images, device, whether there are masks, whether there are boxes or keypoints)."""
 
 MOST_CACHED = 64
 """Maximum number of cached plans. Most programs need two: for full batches, and for the last batch of an epoch."""
 
 
 class CachedPlan(NamedTuple):
-    """Plan that runs the whole pipeline, and the size of the images, which ``Program.check_sizes`` has accepted."""
+    """Plan that runs the whole pipeline, and the image size that it is for, which ``Program.check_sizes`` has accepted."""
 
     plan: Plan
     size: Size
 
 
 def image_key(images: Any) -> ImageKey | None:
-    """Return the key of ``Program.cached``; ``None`` for anything but a plain tensor with a batch of images or clips."""
+    """Return the key of a call with images alone in ``Program.cached``.
+
+    ``None`` for anything but a plain tensor of a batch of images or clips that needs no gradient.
+    """
     if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
     return images.shape, images.device, False, False
@@ -60,7 +65,7 @@ class Program:
     Args:
         pipeline: Pipeline of the user.
         options: Arguments of ``fuse``.
-        types: Type of the input images, and of the images that fallback modules return.
+        types: Type of the input images, and types that fallback modules are assumed to return. Lowering updates it.
 
     Raises:
         ArgumentError, ArgumentTypeError: If the pipeline cannot run.
@@ -68,7 +73,7 @@ class Program:
 
     def __init__(self, pipeline: Any, options: Options, types: ImageTypes) -> None:
         self.returned_types = types.returned_types
-        source_dtype = types.dtype  # lowering updates ``types``
+        source_dtype = types.dtype  # after ``lower``, ``types.dtype`` is the output type of the pipeline
         self.tree = lower(pipeline, types, options.pick, antialias=options.antialias)
         self.dtype = types.dtype if options.dtype is None else options.dtype
         """Type of the output images."""
@@ -76,15 +81,18 @@ class Program:
         self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.limited_ops = tuple(op for op in self.lowered_ops if op.supported_keys)
-        """Ops with which a call may have some inputs only."""
+        """Ops that accept only some types of inputs, ``Op.supported_keys``."""
         self.combining = combining_ops(self.ops)
         """Ops that combine the images of a sample, before all passes."""
         is_unchanged = self.dtype == source_dtype and options.memory_format == torch.contiguous_format
         only_copies = all(isinstance(op, IdentityOp) for op in self.ops) and target_conversions_of(self.tree) == NO_CONVERSIONS
         self.ends_with_combining = is_unchanged and only_copies
-        """Whether the results of ``combining`` are the results of the pipeline, so that no pass is needed."""
+        """Whether no pass is needed after the ops in ``combining``: nothing else changes images or targets."""
         self._last_draws: dict[tuple[int, int], Draws] = {}
-        """Draws of the last windows, by (seed, batch size): windows are computed once per image of the samples."""
+        """Draws of the last call of ``windows_of_image`` with ops in ``combining``, by (seed, batch size).
+
+        Each sample has several images, and ``windows_of_image`` is called once per image, with the same draws.
+        """
         if self.combining and options.views > 1:
             raise ArgumentError(
                 f"views must be 1 for {self.combining[0].name}, got {options.views}. Leave it out, or combine images in the "
@@ -93,13 +101,14 @@ class Program:
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
         self.cached: dict[ImageKey, CachedPlan] = {}
-        """Plans of the whole pipeline, by ``image_key``. A call with images alone looks up its plan and runs the plan.
+        """Plans of the whole pipeline. A call with images alone looks up its plan by ``image_key``, and runs the plan.
 
         Without its launches, a call takes 13 µs of host time with a cached plan, and 33 µs otherwise (benchmark loop, one core,
         2026-11-26). In a training loop both times are several times longer, because other code evicts the processor's caches.
         """
         self._ops_to_one_size = sizing_ops(self.ops, ragged=options.ragged)
         """Ops up to the first op whose output images have one size; empty unless ``fuse`` got ``ragged=True``."""
+        # ``types.refusal``: error for input images of this type; ``None`` if the user's library accepts them.
         self._refusal, self._ragged = types.refusal, options.ragged
         self.views = number_of_views(self.ops, options.views)
         """Number of views per image."""
@@ -128,14 +137,15 @@ class Program:
 
     @property
     def refuses_type(self) -> bool:
-        """Whether all images of this type raise an error."""
+        """Whether images of this type raise an error before any fallback module runs."""
         return self._refusal is not None and self._refusal.before_any_fallback
 
     def check_type(self, *, has_run: bool) -> None:
         """Raise an error for images of a type that the user's library does not accept.
 
         Args:
-            has_run: Whether the pipeline has run, and every fallback module returned the type that was assumed for its output.
+            has_run: Whether the pipeline has run, and every fallback module has returned the type that it was assumed to
+                return. Only then an error about the type after a fallback module is certain.
 
         Raises:
             ArgumentError, ArgumentTypeError: If the library does not accept the type.
@@ -162,7 +172,9 @@ class Program:
             check_sizes(self._ops_to_one_size, size)
 
     def draw(self, size: Size, seed: int) -> Draws:
-        """Draw the random parameters of one batch, for all views. ``size``: of the first images, if samples have several.
+        """Draw the random parameters of one batch, for all views.
+
+        ``size``: size of the images; if samples have several images, of the first image of each sample.
 
         Raises:
             ArgumentError: If the pipeline does not accept images of this size.
@@ -176,10 +188,10 @@ class Program:
         return replace(first_draws, _more=tuple(other_draws))
 
     def drawn_or_checked(self, size: Size, seed: int, draws: Draws | None) -> Draws:
-        """Return the draws of a call with ``seed``, or ``draws`` if they can be replayed.
+        """Return ``draws`` after a check that a call can replay them, or, if ``None``, the draws of a call with ``seed``.
 
         Raises:
-            ArgumentTypeError, ArgumentError: If ``draws`` are no draws, or for other images or another pipeline.
+            ArgumentTypeError, ArgumentError: If ``draws`` is no ``Draws``, or is for other images or another pipeline.
         """
         if draws is None:
             return self.draw(size, seed)
@@ -187,7 +199,7 @@ class Program:
         return draws
 
     def windows(self, size: Size, seed: int) -> Windows | None:
-        """Return the smallest window per ragged image that contains all pixels that a call reads, in all views.
+        """Return the smallest window per ragged image that contains all pixels that a call reads for all views.
 
         Args:
             size: Size of the images.
@@ -212,7 +224,7 @@ class Program:
         windows = first_op.window(first_op.draw(sampler, size_of_views), size_of_views)
         if windows is None:
             return None
-        # From (V · B, 4), (top, left, height, width), to starts and sides, (V, B, 2) each.
+        # From rows (top, left, height, width), (V · B, 4), to (top, left) and (height, width), (V, B, 2) each, for V views.
         starts, sides = windows.reshape(self.views, size.batch, 2, 2).transpose(2, 0, 1, 3)
         start = starts.min(0)
         end = (starts + sides).max(0)
@@ -223,12 +235,12 @@ class Program:
         return Windows(table, (out.height, out.width), may_downsample=self.views == 1)
 
     def windows_of_image(self, size: Size, seed: int, image: int) -> Windows | None:
-        """Return the smallest window that a call reads of one of the images of each sample; ``None`` if it reads them whole.
+        """Return the smallest windows that a call reads of image ``image`` of each sample; ``None`` if it reads them whole.
 
         Args:
             size: Sizes of these images.
             seed: Seed of the call.
-            image: Index of the image in its sample.
+            image: Index of the image in its sample. Without ops that combine images, only image 0 is used.
         """
         if not self.combining and image == 0:
             return self.windows(size, seed)
@@ -242,21 +254,21 @@ class Program:
                 return None
             self._last_draws = {key: draws}
             table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
-        # An image that is not used is decoded for its first pixel.
+        # An image that is not used has an empty window. It is enlarged, because decoding needs at least one pixel.
         table[:, 2:] = np.maximum(table[:, 2:], 1)
         return None if np.array_equal(table, whole) else Windows(table, (1, 1), may_downsample=False)
 
     @property
     def window_crop(self) -> str:
-        """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is no such crop."""
+        """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is none."""
         example_size = Size(1, 3, np.array([480]), np.array([640]))
         crop = next((op for op in self._ops_to_one_size if not isinstance(op, IdentityOp)), None)
         return crop.name if crop is not None and self.windows(example_size, 0) is not None else ""
 
     def _draw_view(self, size: Size, seed: int, view: int = 0) -> Draws:
-        """Draw the random parameters of the view with index ``view``."""
+        """Draw the random parameters of the view with index ``view``, with the seed ``seed`` of the view."""
         plan = self.segments.at(0, size, masks=False).plan
-        # As many uniform numbers per call of NumPy as for prefetched tables, so that the draws are equal.
+        # As many uniform numbers per call of NumPy as ``TablePrefetch``, which computes tables ahead, so that draws are equal.
         uniform_count = plan.uniform_count if plan is not None else 8
         sampler = Sampler((seed,), size.batch, uniform_count, (view,))
         drawn_ops: list[DrawnOp] = []

@@ -2,7 +2,7 @@
 
 A *plan* groups ops into passes (``plan.py``). Each pass reads and writes all images once. A *fallback module* is a module that
 its library, Kornia or torchvision, runs: for images of all sizes if gpuaug has no op for the module, or else only for images of
-sizes that the op does not support.
+sizes that the op does not support. *Ragged* images differ in size. A *view* is one of several random augmentations of an image.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Segment(NamedTuple):
     """Consecutive ops and their plan, or one fallback module."""
 
     stop: int
-    """Index of the first op after the segment."""
+    """Index, in the pipeline, of the first op after the segment."""
     plan: Plan | None = None
     fallback: EagerOp | None = None
 
@@ -60,8 +60,8 @@ class Segments:
             start: Index of the op in the pipeline.
             size: Size of the input images of the op.
             masks: Whether there are masks.
-            points: Whether there are boxes or keypoints. If so, ops that move pixels by a field of displacements, and ops that
-                move pixels by a matrix, are in separate segments.
+            points: Whether there are boxes or keypoints. If so, ops that move pixels by a field of displacements, one per
+                pixel, and ops that move pixels by a matrix, are in separate segments.
         """
         # A plan does not depend on the number of images, nor on the sizes of ragged images: these only affect the parameter
         # table, which has one row of op parameters per image. So one plan serves all ragged batches.
@@ -77,8 +77,6 @@ class Segments:
 
     def whole_plan(self, size: Size, *, masks: bool, views: int, points: bool = False) -> Plan | None:
         """Return the plan that runs the whole pipeline for all views at once; ``None`` if there is no such plan.
-
-        A view is one of several random outputs per image.
 
         Args:
             size: Size of the images.
@@ -112,13 +110,13 @@ class Segments:
         return segments
 
     def _create_segment(self, start: int, size: Size, masks: bool, points: bool) -> Segment:
-        """Create the segment that begins with op ``start``. ``size``, ``masks``, ``points``: as for ``at``."""
+        """Create the segment that begins with the op at index ``start``. Arguments: see ``at``."""
         ops: list[Op] = []
         current_size = size
         for op in self._ops[start:]:
             check_channels(op.lowered if isinstance(op, EagerOp) else op, current_size.channels)
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
-            # An op that draws a size per image has no fallback module: the output images of a fallback module have one size. If
+            # Output images of a fallback module must have one size, so there is none for an op that draws a size per image. If
             # such an op does not support the input size, ``plan`` raises the error.
             if isinstance(op, Op) and (reason is None or op.draws_size) and not (points and _mix_field_and_matrix([*ops, op])):
                 ops.append(op)
@@ -134,7 +132,7 @@ class Segments:
 
 
 def _mix_field_and_matrix(ops: Sequence[Op]) -> bool:
-    """Return whether some ops move pixels by a field of displacements, and others by a matrix."""
+    """Return whether some of the ops move pixels by a field of displacements, and others by a matrix."""
     parts = [part for op in ops for part in op.ops]
     by_field = any(isinstance(part, FieldOp) for part in parts)
     return by_field and any(isinstance(part, GatherOp) for part in parts)

@@ -1,7 +1,9 @@
 """Checks of image sizes through a pipeline: transformation to one size, equal sizes of views, and limits of ops.
 
-*Ragged* images differ in size. A container with a random choice, such as ``RandomChoice``, makes one draw per sample. A *gate*
-of an op in the container is the set of outcomes of the draw for which the op runs.
+*Ragged* images differ in size. A *view* is one of several random augmentations of an image. A *pass* is one reading and writing
+of all images; it begins with its *front* op. A *fallback module* has no op: its library runs it. A container with a random
+choice, such as ``RandomChoice``, makes one draw per sample. A *gate* of an op in the container holds the outcomes of the draw
+for which the op runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
 
 CANVAS_FILL = 1 / 16
-"""Minimum share of large canvases that must be covered by images. See ``check_canvases``."""
+"""Smallest share of large canvases that images must cover. See ``check_canvases``."""
 
 _PAD_ADVICE = "Pad or resize before it"
 """Advice for images that do not fit an op."""
@@ -30,11 +32,12 @@ _SHRINK_ADVICE = "Split or downsample them in the dataset."
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
-    """Return the ops up to the first op whose output images have one size, for ragged batches; no ops if not ``ragged``.
+    """Return the ops up to and with the first whose output images have one size, for ragged batches; none if not ``ragged``.
 
     Raises:
-        ArgumentError: If no op transforms the images to one size, at the start or after an op that draws a size per image; or
-            if an op before it depends on neighbouring pixels or on pixel coordinates.
+        ArgumentError: If no op transforms the images to one size, from the start or after an op that draws a size per image; if
+            an op before it is not fused, or depends on neighbouring pixels or on pixel coordinates; if there are several crops
+            by boxes; or if Kornia's version is not tested.
     """
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
@@ -54,7 +57,11 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
 
 
 def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
-    """Return the ops up to the first op whose output images have one size, for input images of different sizes."""
+    """Return the ops up to and with the first whose output images have one size, for ragged input images.
+
+    Raises:
+        ArgumentError: As for ``sizing_ops``.
+    """
     size = Size(1, 3, *ANY_SIDES)
     ops_so_far: list[Op] = []
     for op in ops:
@@ -65,7 +72,7 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
             reason = "it reads other pixels of an image, or their coordinates"
         elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
             reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
-        else:  # ops whose limits depend on size and channels are checked for the images of a batch
+        else:  # ops that draw sizes, and pointwise ops, are checked for the images of a batch
             reason = None if op.draws_size or isinstance(op, PointOp) else op.unsupported_size(size)
         if reason is not None:
             context, advice = _advice(ops_so_far)
@@ -83,7 +90,7 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
 
 
 def _cropped_by_boxes(ops: Sequence[Op]) -> str:
-    """Return the name of the last op except flips, if it is a crop by boxes; else an empty string."""
+    """Return the name of the last op that is no flip, if it is a crop by boxes; else an empty string."""
     crop = next((op for op in reversed(ops) if not isinstance(op, HorizontalFlip | VerticalFlip)), None)
     return crop.name if isinstance(crop, BoxCropOp) else ""
 
@@ -94,7 +101,7 @@ def _stretches(op: Op | EagerOp) -> bool:
 
 
 def _advice(ops: Sequence[Op]) -> tuple[str, str]:
-    """Return (context, advice) for the error about an op. ``ops``: the ops before it. The context says where the op is."""
+    """Return (context, advice) for an error about an op: where the op is, and what to change. ``ops``: the ops before it."""
     if name := _cropped_by_boxes(ops):
         return f"after {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
     size_drawing_op = next((op.name for op in ops if op.draws_size), None)
@@ -107,7 +114,9 @@ def _advice(ops: Sequence[Op]) -> tuple[str, str]:
 
 
 def number_of_views(ops: Sequence[Op | EagerOp], views: int) -> int:
-    """Return the number of views per image: the number of crops of an op such as ``FiveCrop``, or else the user's ``views``.
+    """Return the number of views per image: the number of crops of an op such as ``FiveCrop``; without one, ``views``.
+
+    ``views``: number of views that the user set, 1 by default.
 
     Raises:
         ArgumentError: If the ops and the user require different numbers.
@@ -125,7 +134,7 @@ def number_of_views(ops: Sequence[Op | EagerOp], views: int) -> int:
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
-    """Raise an error if views may differ in size.
+    """Raise an error if the views of an image may differ in size.
 
     Args:
         ops: Ops of the pipeline.
@@ -134,7 +143,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
     Raises:
         ArgumentError: If an op changes the size, and may be skipped in one view and not in another.
     """
-    current_size = size
+    current_size = size  # ``None`` while the size is not known
     for op in ops:
         lowered = op.lowered if isinstance(op, EagerOp) else op
         if lowered is None:
@@ -154,10 +163,10 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
 
 
 def check_limits(op: Op, size: Size) -> None:
-    """Raise an error for images that are too large for the pixel indices of ``op``, as input or output, or have no pixels.
+    """Raise an error if input or output images of ``op`` are too large for its pixel indices, or input images have no pixels.
 
     Raises:
-        ArgumentError: If ``size`` is not supported.
+        ArgumentError: If input images of ``size`` are not supported.
     """
     for bound in (size, *op.out_bounds(size)):
         if bound.ragged:  # ``check_sizes`` checks the sizes of ragged images, per batch
@@ -180,17 +189,17 @@ def check_sizes(
 ) -> None:
     """Raise an error if an op up to the transformation to one size may get images of a size that the op does not support.
 
-    The function follows the size of the images op by op. Before an op whose output size depends on a random choice of a
-    container, it calls itself once per outcome of the choice; after an op that draws a size, once per bound of the sizes.
+    Follows the size of the images op by op. Calls itself, for the rest of the ops, with each outcome of a container's draw
+    before the first op whose output size depends on the draw; and with each bound of the sizes after an op that draws a size.
 
     Args:
         ops: Consecutive ops, of which the last transforms images to one size.
         size: Size of the input images of the first op.
-        user_size: Size of the user's images, for the message, if ``size`` is a bound of the sizes drawn for them.
-        outcomes: Assumed outcome of each draw. For any other draw, all outcomes are checked.
+        user_size: Size of the user's images, for the message, in recursive calls; ``None`` if it is ``size``.
+        outcomes: Assumed outcome per draw of a container. All outcomes of other draws are checked.
 
     Raises:
-        ArgumentError: If an op does not support an image. For a ragged batch, the message has the index of the image.
+        ArgumentError: If an op does not support an image. For a ragged batch, the message contains the index of the image.
     """
     current_size = size
     user_size = size if user_size is None else user_size
@@ -220,24 +229,24 @@ def check_sizes(
             longest = int(np.argmax(np.maximum(current_size.height, current_size.width)))
             check_sides(op, current_size.sample(longest), f" at {longest} of the batch" if user_size.ragged else "")
         if op.draws_size:
-            skipped = (current_size,) if op.p * op.p_batch < 1 else ()
-            for bound in (*op.out_bounds(current_size), *skipped):
+            unchanged_size = (current_size,) if op.p * op.p_batch < 1 else ()
+            for bound in (*op.out_bounds(current_size), *unchanged_size):
                 check_sizes(ops[index + 1 :], bound, user_size, outcomes)
             return
         current_size = op.out(current_size)
 
 
 def _outcomes(draw: Draw, ops: Iterable[Op]) -> Iterable[int]:
-    """Return outcomes of ``draw``: one for each distinct set of ops that run."""
+    """Return outcomes of ``draw``, as indices: one outcome for each distinct set of ops that run."""
     gates = [gate.outcomes for op in ops for gate in op.gates if gate.draw is draw]
     return {tuple(outcomes): index for index, outcomes in enumerate(np.stack(gates, 1).tolist())}.values()
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:
-    """Raise an error for an op that mixes channels, if images differ in size and the op would be the front of a pass.
+    """Raise an error for an op that mixes channels and must be the front of a pass, if images differ in size.
 
     Raises:
-        ArgumentError: If ``op`` mixes channels for this number of channels.
+        ArgumentError: If images differ in size, and ``op`` must be the front of a pass for this number of channels.
     """
     if size.ragged and any(ChannelOp.begins_pass(part, size) for part in op.plan_ops):
         raise ArgumentError(
@@ -247,11 +256,11 @@ def check_mixed_channels(op: Op, size: Size) -> None:
 
 
 def check_sides(op: Op, size: Size, context: str = "") -> None:
-    """Raise an error for images whose sides exceed the range of exact integers of float32, or the limit of a warp.
+    """Raise an error for images whose sides exceed the range of exact integers of float32, or the smaller limit of a warp.
 
     Args:
         op: Op that computes coordinates of pixels in float32.
-        size: Size of one image, or of all images.
+        size: Size of one image, or of images of one size.
         context: Position of the image in the batch, for the message.
 
     Raises:
@@ -268,16 +277,16 @@ def check_sides(op: Op, size: Size, context: str = "") -> None:
 def check_canvases(sides: NDArray[np.int64], channels: int) -> None:
     """Raise an error for images of different sizes whose canvases would be too large.
 
-    Between passes, each image is stored on a canvas of the largest height and the largest width. Kernels index the values of a
-    canvas in 32 bits. Canvases of 2**31 values or more in all, 8 GiB in float32, are accepted only if images cover at least
-    ``CANVAS_FILL`` of them: a tall and a wide image in one batch could otherwise need all memory.
+    Between passes, each image is stored in the top left corner of a *canvas*, a buffer of the largest height and the largest
+    width. Kernels index the values of a canvas in 32 bits. Canvases of 2**31 values or more in all, 8 GiB in float32, are
+    accepted only if images cover more than ``CANVAS_FILL`` of them: otherwise a tall and a wide image could need all memory.
 
     Args:
-        sides: (N, 2) heights and widths of the images of all views. Every frame of a clip is an image.
+        sides: Height and width per image, in all views, (N, 2). Every frame of a clip is an image.
         channels: Number of channels.
 
     Raises:
-        ArgumentError: If the canvases are too large.
+        ArgumentError: If the canvases would be too large.
     """
     height, width = sides.max(0, initial=0).tolist()
     values = height * width * channels
