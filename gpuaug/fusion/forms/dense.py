@@ -45,7 +45,7 @@ class Dense:
         self._has_frames = bool(call.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
         value = self._frames_merged(value) if self._has_frames and is_tensor else value
         self._added_axis: int | None = None
-        """Axis that the input lacks, and ``value`` has: 0, the batch axis; 1, the channel axis of masks; ``None`` without one."""
+        """Axis that ``value`` has and the input lacks: 0, the batch axis, or 1, the channel axis of masks; else ``None``."""
         if is_tensor and value.ndim == axes - 1:
             # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
             if self.kind is MASKS or key == "input":
