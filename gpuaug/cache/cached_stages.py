@@ -131,14 +131,14 @@ class CachedStages:
         key = key_of(parts)
         if key == cache.key:
             return
-        others = keys_in(cache.folder)
+        recorded_keys = keys_in(cache.folder)
         write_key(cache.folder / key, parts)
         cache.key = key
-        if others and key not in others:
-            newest_key = next(reversed(others))
+        if recorded_keys and key not in recorded_keys:
+            newest_key = next(reversed(recorded_keys))
             warnings.warn(
                 f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
-                f"{difference(parts, others[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
+                f"{difference(parts, recorded_keys[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
                 GpuAugWarning,
                 stacklevel=2,
             )
@@ -348,9 +348,9 @@ class CachedBatch:
 
     def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
         """Record the missing rows. ``stored``: name of a column → list of its part of each of the B rows."""
-        rows = self.rows.headers
+        row_headers = self.rows.headers
         epoch = self.epoch
-        indices = np.setdiff1d(np.flatnonzero(rows.missing), self.replaced_samples).tolist()
+        indices = np.setdiff1d(np.flatnonzero(row_headers.missing), self.replaced_samples).tolist()
         if not indices:
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
@@ -365,8 +365,8 @@ class CachedBatch:
                 *(cache.folder, needed / 1e9, free / 1e9),
             )
             epoch.sample_count = None
-        names = [rows.names[index] for index in indices]
-        inputs, hashes = inputs_of_rows(stored, [rows.inputs[index] for index in indices])
-        ids = np.column_stack([rows.row_ids[indices], hashes])
+        names = [row_headers.names[index] for index in indices]
+        inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
+        ids = np.column_stack([row_headers.row_ids[indices], hashes])
         assert epoch.folder is not None
         epoch.cached.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)

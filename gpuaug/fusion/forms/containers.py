@@ -87,7 +87,7 @@ class Container:
 
     @property
     def inner_keys(self) -> list[str]:
-        """Data keys that the targets would have as separate inputs, to check which targets a module supports.
+        """Data keys of the targets inside of the container, with which ``Record`` checks what a module supports.
 
         These are ``"mask"`` for each tensor of segmentation maps, and ``"targets"`` if a ``tv_tensors`` input has slots.
         """
@@ -146,13 +146,15 @@ class Container:
     def _read_packed(self, packed: PackedTargets) -> _MakeResult | None:
         """Read packed target dicts without unpacking them. Return ``None``, with no slots, if they have to be unpacked."""
         columns_by_key = packed.columns()
-        by_key = self.key == "targets"
-        names = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
+        by_key = self.key == "targets"  # whether targets are recognized by their keys, not only by their class
+        target_keys = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
         is_list = by_key or self.key == "tv_tensors"
-        if self._call.frames or not is_list or not names <= columns_by_key.keys() or holds_targets(packed.others):
+        # Unpack clips, and dicts that have targets outside of packed columns.
+        if self._call.frames or not is_list or not target_keys <= columns_by_key.keys() or holds_targets(packed.others):
             return None
         self._read_columns(columns_by_key, (), per_frame=False)
         boxes = [slot for slot in self.slots if slot.kind is BOXES]
+        # One column ``valid`` is for one column of boxes, in the same dicts.
         if len(boxes) > 1 or any(slot.column.samples != columns_by_key.get(VALID.name, slot.column).samples for slot in boxes):
             self.slots.clear()
             return None
@@ -278,6 +280,7 @@ class Container:
         """
         kind_of_key = self._kind_of(path)
         count = len(column.samples)
+        # (positions in the column, function that returns the transformed values at these positions).
         value_makers: list[tuple[Sequence[int], _MakeValues]] = []
         for kind, positions in (_by_class(column) if kind_of_key is None else {kind_of_key: range(count)}).items():
             column_of_kind = column if len(positions) == count else column.selected(positions)
