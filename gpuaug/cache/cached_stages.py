@@ -237,9 +237,10 @@ class CachedEpoch:
     def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
         """Check once per epoch which members the stages read.
 
-        A row is found by the images of its sample, and by the members that the cached stages write. If they read other members,
-        such as a caption, the row could be of another value. Stages after the encoder cannot read images, which are absent from
-        a batch whose rows were read, unless the images are stored in the row.
+        A row is found by the images of its sample, and by the members that the cached stages write. If these stages read other
+        members, such as a caption, a row could be read that was computed from another caption; so this is an error, unless the
+        user names the samples. Stages after the encoder must not read images, which are absent from a batch whose rows were
+        read, unless a cached stage has written its result in place of the images.
 
         Args:
             before: The batch before the stages.

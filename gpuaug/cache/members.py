@@ -178,8 +178,8 @@ def batch_of(
                 computed_targets = live_targets if computed is None else computed_members[name]
                 samples = zip(computed_targets, live_targets, is_computed, strict=True)
                 members[name] = [dict(of_stages if take else of_dataset) for of_stages, of_dataset, take in samples]
-            for target, part, of_stages in zip(members[name], split(tensor, shapes[column]), is_computed, strict=True):
-                if not of_stages:
+            for target, part, is_of_stages in zip(members[name], split(tensor, shapes[column]), is_computed, strict=True):
+                if not is_of_stages:
                     target[key] = part
             continue
         if computed is not None:

@@ -91,7 +91,7 @@ class CombineOp(IdentityOp):
         return ""
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Any]:
-        """Return no calls: torchvision has no function that combines images. The module, called with ``draws``, does it."""
+        """Return an empty list: no function of torchvision combines images. The transform, called with ``draws``, does."""
         return []
 
     @abstractmethod

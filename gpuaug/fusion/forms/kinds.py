@@ -82,7 +82,7 @@ class Points:
     def _mapping(
         self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
-        """Return the mapping of the current values to format ``target``. Other arguments as of ``transform``."""
+        """Return the arguments of ``map_boxes`` that map the values to format ``target``. See ``transform`` for the others."""
         if self.device_arrays:
             return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip, self.min_visible)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
@@ -309,7 +309,7 @@ class Slot:
         if flags is None or set(flags.samples).isdisjoint(samples):
             return
         if flags.samples != column.samples or len(samples) < len(column.samples):
-            # All boxes are valid in samples without a mask in ``flags``, and in samples that are not in ``samples``.
+            # One mask per value of ``column``. All boxes are valid in samples that lack a mask, or are not in ``samples``.
             masks = {sample: mask for sample, mask in zip(flags.samples, flags.values, strict=True) if sample in samples}
             ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
             counts = zip(column.samples, self.counts, strict=True)
