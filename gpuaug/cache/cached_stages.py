@@ -1,10 +1,12 @@
 """``CachedStages``: the stages of a loader up to and including an encoder whose results a feature cache stores.
 
-A *row* is the results of these stages for one sample. A *view* is the rows that were recorded in one epoch.
+A *row* is the results of these stages for one sample, and a *column* a part of it, such as ``latents``. A *view* is the rows
+that were recorded in one epoch. A *member* of a batch is the value of a key of a dict, an item of a tuple, or a field.
 
-For each batch, ``CachedEpoch.take`` separates the rows that workers read from the images. If all rows were read, the rows
-become members of the batch, and the stages are skipped. Otherwise the stages run on the whole batch, and ``CachedBatch.finish``
-records the missing rows, and writes the rows that were read over the results of the stages.
+Workers read rows from the cache. ``collate_encoded`` puts the rows of a batch, and its encoded images if a row is missing, into
+one member, a ``Rows``. For each batch, ``CachedEpoch.take`` separates rows and images. If all rows were read, they become
+members of the batch, and the stages are skipped. Otherwise the stages run on the images of the whole batch. Then
+``CachedBatch.finish`` records the missing rows, and replaces the results of the stages by the rows that were read.
 """
 
 import logging
@@ -44,9 +46,9 @@ _log = logging.getLogger("gpuaug")
 
 @dataclass(slots=True)
 class BatchAndColumns:
-    """A batch, and the columns of its rows, which are copied together.
+    """A batch, and the columns of its rows, to be copied to the device together.
 
-    Not a tuple: a tuple of two mappings could be mistaken for target dicts.
+    Not a tuple, because a tuple of two dicts could be mistaken for a batch of two target dicts.
     """
 
     batch: Batch
@@ -63,7 +65,7 @@ class CachedStages:
 
     def __init__(self, stages: Sequence[Stage], lanes: Lanes) -> None:
         self.count = len(stages)
-        """Number of the stages."""
+        """Number of cached stages."""
         self.lanes = lanes
         encoder = stages[-1]
         assert isinstance(encoder, FeatureStage)
@@ -76,22 +78,22 @@ class CachedStages:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Numbers of rows that were read, encoded, written, and dropped because too many batches were waiting."""
+        """Numbers of rows that were read; encoded; written; and not recorded, because too many rows were waiting."""
         return self.read, self.encoded, self.recorder.written, self.recorder.dropped
 
     def begin(
         self, loader: Any, position: Position, stages: Sequence[tuple[BoundStage, Stage]], *, is_used: bool
     ) -> "CachedEpoch":
-        """Begin an epoch: compute the key, and set the view that workers read.
+        """Begin an epoch: compute the key, a hash of all that rows depend on, and tell workers which view to read.
 
         Args:
             loader: The wrapped loader.
-            position: Position of the first batch.
+            position: Seed, epoch, rank and index of the first batch.
             stages: (``BoundStage``, ``Stage``) of all stages that run in the epoch, in order.
-            is_used: Whether to read and record rows. Otherwise, as for a measurement of single stages, all samples are encoded.
+            is_used: Whether to read and record rows. If not, as for a measurement of single stages, all samples are encoded.
 
         Raises:
-            ArgumentError: If the data set of ``loader`` is not wrapped.
+            ArgumentError: If the data set of ``loader`` is not wrapped by ``FeatureCache.wrap``.
             DeviceError: If the package safetensors is not installed.
             GpuAugError: If rows of the last epoch could not be written.
         """
@@ -112,7 +114,8 @@ class CachedStages:
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, cache.key, view)
             last_number = last_shard_number(folder)
-            with suppress(TypeError, NotImplementedError):  # an iterable data set may have a __len__ that cannot be called
+            # Only if the view is empty, to estimate the size of the cache. An iterable data set may have no length.
+            with suppress(TypeError, NotImplementedError):
                 sample_count = sum(map(len, datasets)) if last_number < 0 else None
         for dataset in datasets:
             dataset.view.set(cache.key or "0" * 16, view, last_number)
@@ -122,20 +125,20 @@ class CachedStages:
         return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
 
     def _update_key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> None:
-        """Set the key of the cache to the key of the stages, and warn if the cache has rows of other keys only."""
+        """Set the key of the cache to the key of ``stages``, and warn if the cache has only rows of other keys."""
         cache = self.cache
         parts = key_parts(stages, position.seed, self.lanes.device)
         key = key_of(parts)
         if key == cache.key:
             return
-        others = keys_in(cache.folder)
+        recorded_keys = keys_in(cache.folder)
         write_key(cache.folder / key, parts)
         cache.key = key
-        if others and key not in others:
-            newest_key = next(reversed(others))
+        if recorded_keys and key not in recorded_keys:
+            newest_key = next(reversed(recorded_keys))
             warnings.warn(
                 f"The feature cache in {cache.folder} begins anew, because its rows were made with other "
-                f"{difference(parts, others[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
+                f"{difference(parts, recorded_keys[newest_key])}. Delete the folder {newest_key} if these rows are not needed.",
                 GpuAugWarning,
                 stacklevel=2,
             )
@@ -143,31 +146,33 @@ class CachedStages:
 
 @dataclass(slots=True)
 class CachedEpoch:
-    """Cached stages in one iterator."""
+    """Cached stages in one epoch, that is, in one iterator of the loader."""
 
     cached: CachedStages
     epoch: int
     folder: Path | None
     """Folder of the view that is read and recorded; ``None`` if rows are neither read nor recorded."""
     read_views: list[tuple[ViewToRead, int]]
-    """(view that the workers of a data set read, its version when the iterator began) of each data set."""
+    """(which view its workers read, version of this setting when the iterator began) of each data set."""
     sample_count: int | None
-    """Number of samples of the data set; ``None`` if it is not known, or after the size of the cache was estimated from it."""
+    """Number of samples of the data set; ``None`` if the size of the cache need not be estimated from it, or is estimated."""
     stages: Sequence[tuple[BoundStage, Stage]]
     """(``BoundStage``, ``Stage``) of the cached stages, in order."""
     later_stages: Sequence[BoundStage]
     """Stages after the encoder, which run on every batch."""
     is_named: bool
-    """Whether the user names each sample, with ``key=``. Otherwise rows are found by the images of the sample."""
+    """Whether the user names each sample, by ``FeatureCache.wrap(…, key=…)``. If not, rows are found by a sample's images."""
     is_checked: bool = False
-    """Whether the members that stages read have been checked."""
+    """Whether ``check_reads`` has checked a batch of the epoch."""
 
     def take(self, batch: Batch) -> "tuple[Batch, CachedBatch | None, int]":
-        """Return (batch without ``Rows``, its ``CachedBatch``, number of stages to skip) for a batch on the host.
+        """Separate the rows of a collated batch on the host from its images.
 
-        If all rows were read, the returned batch has the results of the cached stages, no images, and no ``CachedBatch``.
-        Otherwise it has the encoded images in place of the rows. It has no ``CachedBatch`` if rows are neither read nor
-        recorded.
+        Returns:
+            (batch without ``Rows``, its ``CachedBatch`` or ``None``, number of stages to skip). If all rows were read, the
+            batch has the results of the cached stages in its members, and no images. It needs no ``CachedBatch``, and skips all
+            cached stages. Otherwise it has the encoded images in place of the ``Rows``. The ``CachedBatch`` is also ``None`` if
+            rows are neither read nor recorded.
 
         Raises:
             ArgumentError: If the batch was not collated by ``collate_encoded`` from samples of ``FeatureCache.wrap``, or is
@@ -180,11 +185,11 @@ class CachedEpoch:
                 "cache.wrap(dataset) once for each loader, and end an epoch before the next one begins."
             )
         rows = members_of_type(Rows, batch)
-        names = None
+        image_names = None
         if not isinstance(batch, Rows) and rows:
-            names = [name for name in batches.member_names(batch) if isinstance(batches.member(batch, name), Rows)]
+            image_names = [name for name in batches.member_names(batch) if isinstance(batches.member(batch, name), Rows)]
         batch_with_images = map_instances(lambda member: member.encoded, Rows, batch)
-        if not rows or names == []:
+        if not rows or image_names == []:
             raise ArgumentError(
                 "Batches of a loader with a feature cache must have an image as a member, from wrapped data sets only, got "
                 f"{shown(batch)}. Pass collate_fn=gpuaug.collate_encoded to the DataLoader, and return images as members of "
@@ -194,19 +199,20 @@ class CachedEpoch:
             self._check_decoders(batch_with_images)
         if self.folder is None:
             return batch_with_images, None, 0
+        # A sample with several images has its row at the first image.
         columns, headers = rows[0].columns, rows[0].headers
         missing = int(np.count_nonzero(headers.missing))
         self.cached.encoded += missing
         self.cached.read += len(headers.missing) - missing
         if missing:
-            return batch_with_images, CachedBatch(self, rows[0], names), 0
-        live = without(batch_with_images, names)
+            return batch_with_images, CachedBatch(self, rows[0], image_names), 0
+        other_members = without(batch_with_images, image_names)
         if any(map(has_varying_shape, columns)):
-            live = unpack_targets(live)
-        return batch_of(live, None, columns, headers.shapes, headers.missing), None, len(self.stages)
+            other_members = unpack_targets(other_members)
+        return batch_of(other_members, None, columns, headers.shapes, headers.missing), None, len(self.stages)
 
     def _check_decoders(self, batch: Batch) -> None:
-        """Check that the cached stages decode all images, which are absent when rows are read, and no clips.
+        """Check that the cached stages decode all images and no clips. Later stages find no images if rows are read.
 
         Args:
             batch: Host batch with encoded images.
@@ -229,11 +235,16 @@ class CachedEpoch:
                     )
 
     def check_reads(self, before: Batch, written: Collection[str], image_names: Sequence[Any]) -> None:
-        """Check that the stages read only members that determine the row, and that later stages read no absent member.
+        """Check once per epoch which members the stages read.
+
+        A row is found by the images of its sample, and by the members that the cached stages write. If these stages read other
+        members, such as a caption, a row could be read that was computed from another caption; so this is an error, unless the
+        user names the samples. Stages after the encoder must not read images, which are absent from a batch whose rows were
+        read, unless a cached stage has written its result in place of the images.
 
         Args:
             before: The batch before the stages.
-            written: Names of the members that are stored.
+            written: Names of the members that the cached stages have written, and that are stored.
             image_names: Names of the members that held encoded images.
 
         Raises:
@@ -279,21 +290,21 @@ class CachedEpoch:
 
 @dataclass(slots=True)
 class CachedBatch:
-    """A batch on which the cached stages run: its rows from the cache, and what is needed to record the missing rows."""
+    """A batch on which the cached stages run, because rows are missing. Call ``begin``, the stages, then ``finish``."""
 
     epoch: CachedEpoch
     rows: Rows
-    """Rows that workers read from the cache."""
+    """Rows that workers read from the cache, and which rows are missing."""
     image_names: list[Any] | None
-    """Names of the members that hold images; ``None`` if the batch is the images."""
+    """Names of the members that hold images; ``None`` if the batch has no members, but is the images."""
     replaced_samples: list[int] = field(default_factory=list)
-    """Indices of the samples that decoding has replaced by other samples of the batch."""
+    """Indices of the samples that the decoding stage has replaced by other samples, because an image cannot be decoded."""
     before: Batch = None
     """The batch on the device before the stages."""
     leaves: dict[Any, MemberLeaves] = field(default_factory=dict)
-    """Name of a member → its leaves before the stages."""
+    """Name of a member → its leaves before the stages, to find the members that stages have written."""
     columns: Any = None
-    """Columns of ``rows`` on the device."""
+    """Columns of ``rows``, copied to the device."""
 
     @property
     def encoder(self) -> BoundStage:
@@ -301,21 +312,24 @@ class CachedBatch:
         return self.epoch.stages[-1][0]
 
     def with_columns(self, batch: Batch) -> BatchAndColumns:
-        """Return the batch to copy, in which images are decoded, and the columns of its rows."""
+        """Return ``batch``, to be copied to the device, with the columns of its rows."""
         return BatchAndColumns(batch, self.rows.columns)
 
     def begin(self, copied: BatchAndColumns) -> Batch:
-        """Store the batch on the device before the stages, and the columns of its rows. Return the batch."""
+        """Keep the copied columns, and the batch as it is before the stages. Return the batch."""
         self.before, self.columns = copied.batch, copied.columns
         self.leaves = member_leaves(self.before)
         return self.before
 
     def finish(self, after: Batch, read: list[Any], lane: Lane) -> Batch:
-        """Record the missing rows of a batch, and put the rows that were read into it. The lane of the encoder is current.
+        """Record the missing rows of a batch, and return the batch with the rows that were read in it.
+
+        The lane (CUDA stream) of the encoder must be current.
 
         Args:
             after: The batch after the stages, without pending removals of boxes.
-            read: List of the values that the stages have read. This method appends the tensors that it reads.
+            read: List of the values that the stages have read, whose memory is not reused until the stages have ended on the
+                device. This method appends the tensors that it reads.
             lane: Lane of the encoder.
         """
         written = written_members(self.leaves, after, self.image_names, frozenset(map(id, read)))
@@ -334,10 +348,10 @@ class CachedBatch:
         return result
 
     def _record(self, stored: dict[str, list[Tensor]], lane: Lane) -> None:
-        """Record the missing rows. ``stored``: name of a column → its part of each of the B samples."""
-        rows = self.rows.headers
+        """Record the missing rows. ``stored``: name of a column → list of its part of each of the B rows."""
+        row_headers = self.rows.headers
         epoch = self.epoch
-        indices = np.setdiff1d(np.flatnonzero(rows.missing), self.replaced_samples).tolist()
+        indices = np.setdiff1d(np.flatnonzero(row_headers.missing), self.replaced_samples).tolist()
         if not indices:
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
@@ -352,8 +366,8 @@ class CachedBatch:
                 *(cache.folder, needed / 1e9, free / 1e9),
             )
             epoch.sample_count = None
-        names = [rows.names[index] for index in indices]
-        inputs, hashes = inputs_of_rows(stored, [rows.inputs[index] for index in indices])
-        ids = np.column_stack([rows.row_ids[indices], hashes])
+        names = [row_headers.names[index] for index in indices]
+        inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
+        ids = np.column_stack([row_headers.row_ids[indices], hashes])
         assert epoch.folder is not None
         epoch.cached.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)

@@ -1,7 +1,9 @@
-"""Data set of ``FeatureCache.wrap``: its samples have rows of the cache in place of their images, as far as there are rows.
+"""Data set of ``FeatureCache.wrap``: a user's data set whose samples have rows of the cache in place of images.
 
-A *row* is the recorded results of the stages for one sample. A *member* is an entry of a sample: the value of a key of a dict,
-an item of a tuple, or a field.
+A *row* is the recorded results of a loader's stages for one sample. A *view* is a folder with the rows that were recorded in
+one epoch, in files, the *shards*, with ascending numbers. The *key* of a cache is a hash of all that rows depend on besides
+their sample. A ``RowId`` identifies a sample by four integers. A *member* is an entry of a sample: the value of a key of a
+dict, an item of a tuple, or a field.
 """
 
 import hashlib
@@ -24,29 +26,30 @@ from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, EncodedFile, are_encoded, name_and_bytes
 
 _FORWARDED = ("epoch", "set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
-"""Attributes of a data set that loaders read if they exist."""
+"""Attributes that loaders read of a data set if they exist. The wrapped data set has those of the user's data set."""
 
 _NO_IMAGES = {int, float, str}
-"""Types of members that are never images. Other members are examined."""
+"""Types of members that are never images. Members of other types are examined."""
 
 _HALVES = struct.Struct("<2q")
-"""Two 64-bit halves of a hash."""
+"""Layout of a hash of 16 bytes as two 64-bit integers."""
 
 _CONTAINERS = {dict, list, tuple}
 """Containers whose items may be data sets."""
 
 
 class ViewToRead:
-    """View that workers read, in memory that they share with the main process, which sets it before each epoch.
+    """Setting which view workers read. The main process changes it before each epoch, in memory that it shares with workers.
 
-    Workers of a ``DataLoader`` share the memory of its data set. A copy, such as by ``deepcopy``, has separate memory, which it
-    shares with its own workers.
+    The workers of a ``DataLoader`` get it with the data set. A copy of the data set, such as by ``deepcopy``, has separate
+    memory, which it shares with its own workers.
     """
 
     def __init__(self) -> None:
-        # Key (two halves), number of the view, largest number of a shard to read. All are -1 before the first epoch.
         self._shared = torch.full((4,), -1, dtype=torch.int64, device="cpu").share_memory_()
+        """Two halves of the key, number of the view, largest number of a shard to read. All are -1 before the first epoch."""
         self._opened: tuple[list[int], Index | None] = ([], None)
+        """(values of ``_shared``, index for these values) of the last call of ``index`` in this process."""
         self.version = 0
         """Number of times that ``set`` has changed the key or the view, in the main process."""
 
@@ -56,14 +59,14 @@ class ViewToRead:
         Args:
             key: Key of the cache, 16 hexadecimal digits.
             view: Number of the view; -1 to read no rows.
-            last_number: Largest number of a shard to read.
+            last_number: Largest number of a shard to read. Later shards are written during the epoch.
         """
-        new = [int(key[:8], 16), int(key[8:], 16), view]
-        self.version += new != self._shared[:3].tolist()
-        self._shared.copy_(torch.tensor([*new, last_number], device="cpu"))
+        key_and_view = [int(key[:8], 16), int(key[8:], 16), view]
+        self.version += key_and_view != self._shared[:3].tolist()
+        self._shared.copy_(torch.tensor([*key_and_view, last_number], device="cpu"))
 
     def index(self, folder: Path) -> Index | None:
-        """Return the index of the view, or ``None`` before the first epoch."""
+        """Return the index of the view to read, or ``None`` to read no rows. ``folder``: folder of the cache."""
         values: list[int] = self._shared.tolist()
         if values != self._opened[0]:
             first, second, view, last_number = values
@@ -81,17 +84,18 @@ class ViewToRead:
 
 
 def view_folder(folder: Path, key: str, view: int) -> Path:
-    """Return the folder of the shards of one view."""
+    """Return the folder of the shards of one view. ``folder``: folder of the cache."""
     return folder / key / f"view-{view}"
 
 
 class _Samples:
-    """Data set of ``FeatureCache.wrap``: samples of the user's data set, with rows of a cache in place of images.
+    """Base class of the data sets of ``FeatureCache.wrap``.
 
     Args:
         dataset: Data set of the user.
         folder: Folder of the cache.
-        key: Name of the member that identifies a sample; ``None`` to use the paths of its images, or hashes of their bytes.
+        key: Name of the member that identifies a sample (not the key of the cache); ``None`` to identify samples by the paths
+            of their images, or hashes of the images' bytes.
     """
 
     def __init__(self, dataset: Any, folder: Path, key: Any) -> None:
@@ -115,13 +119,14 @@ class _Samples:
     def with_rows(self, samples: Sequence[Any]) -> list[Any]:
         """Return samples with their images replaced by ``CachedFile`` objects, which hold the row if it is in the cache.
 
-        The first image of a sample holds the row. The other images hold an empty row.
+        If a sample has several images, the first ``CachedFile`` holds the row, and the others hold an empty row.
         """
         results = list(map(self._with_files, samples))
         index = self.view.index(self.folder)
         if index is not None:
             rows = index.find([files[0].row_id for _, files in results], [result for result, _ in results])
             for (result, files), row in zip(results, rows, strict=True):
+                # To record a missing row, the main process needs hashes of the other members of the sample.
                 inputs = input_hashes(result) if row is None else {}
                 for file in files:
                     file.inputs = inputs
@@ -132,7 +137,8 @@ class _Samples:
         """Return a sample with its images replaced by ``CachedFile`` objects without rows, and a list of these objects."""
         files: list[CachedFile] = []
 
-        # The path of the sample within itself is empty. Text is then the path of an image, as in ``collate_encoded``.
+        # ``are_encoded`` and ``name_and_bytes`` take the path of a value in its sample: "" if the sample itself is the image.
+        # Then text is the path of a file. A member that is text is no image.
         def collect(value: Any) -> CachedFile:
             files.append(CachedFile(*name_and_bytes(value, "" if value is sample else "member", "a sample")))
             return files[-1]
@@ -151,19 +157,19 @@ class _Samples:
         return result, files
 
     def _identity(self, sample: Any, files: Sequence[CachedFile]) -> tuple[str, RowId]:
-        """Return the name and the ``RowId`` of a sample."""
+        """Return the name and the ``RowId`` of a sample. ``files``: its images."""
         names = []
         size = time = 0
         for file in files:
             file_name, file_size, file_time = _version(file.path, file.content)
             names.append(file_name)
             size += file_size
-            time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF
+            time = (time * 31 + file_time) & 0x7FFFFFFFFFFFFFFF  # one hash of the times of several files, in 63 bits
         identity = "\n".join(names) if self.key is None else self._value_of_key(sample)
         return str(identity), (*_HALVES.unpack(digest_of(identity, 16)), size, time)
 
     def _value_of_key(self, sample: Any) -> Any:
-        """Return the value that identifies a sample."""
+        """Return the member that identifies a sample."""
         try:
             return batches.member(sample, self.key)
         except (AttributeError, LookupError, TypeError):
@@ -174,7 +180,7 @@ class _Samples:
 
 
 def _is_image(value: Any, member_path: str) -> bool:
-    """Return whether a member of a sample, or with an empty ``member_path`` the sample, is an encoded image."""
+    """Return whether a value is an encoded image. ``member_path``: "" if the value is a sample, else not empty."""
     if type(value) is EncodedFile:
         return True
     if type(value) is Clip or (member_path and type(value) in _NO_IMAGES):
@@ -183,7 +189,11 @@ def _is_image(value: Any, member_path: str) -> bool:
 
 
 def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
-    """Return (name, size in bytes, time of the last change or hash of the bytes) of an image."""
+    """Return what identifies an image and its version.
+
+    These are (path, size in bytes, time of the last change in nanoseconds) of a file, or of an image in memory, ``content``,
+    (hash of the bytes, size, part of the hash).
+    """
     if content is None:
         try:
             path = os.path.abspath(path)
@@ -196,7 +206,7 @@ def _version(path: str, content: memoryview | None) -> tuple[str, int, int]:
 
 
 class CachedDataset(_Samples, Dataset[Any]):
-    """Map-style data set with rows of a cache in its samples."""
+    """Map-style data set whose samples have rows of a cache in place of images."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.with_rows([self.dataset[index]])[0]
@@ -208,16 +218,16 @@ class CachedDataset(_Samples, Dataset[Any]):
 
 
 class CachedIterable(_Samples, IterableDataset[Any]):
-    """Iterable data set with rows of a cache in its samples."""
+    """Iterable data set whose samples have rows of a cache in place of images."""
 
     def __iter__(self) -> Iterator[Any]:
         return (self.with_rows([sample])[0] for sample in self.dataset)
 
 
 def wrapped_datasets(source: Any) -> list[_Samples]:
-    """Return the data sets of ``FeatureCache.wrap`` in a loader, or in a data set that consists of data sets.
+    """Return the data sets of ``FeatureCache.wrap`` inside a loader, or inside a data set that consists of data sets.
 
-    Attributes of iterable and indexable objects are searched, and items of lists, tuples and dicts that are such objects.
+    Searched are the attributes of all objects that are iterable or indexable, and the items of lists, tuples and dicts.
     """
     wrapped: list[_Samples] = []
     seen: set[int] = set()
@@ -229,7 +239,7 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
         if isinstance(value, _Samples):
             wrapped.append(value)
         elif type(value) in _CONTAINERS:
-            # Samples are not searched: lists of data sets are short, and lists of samples are long.
+            # Only items that may be data sets or loaders are searched, because lists of samples are long.
             items = value.values() if isinstance(value, dict) else value
             pending += [item for item in items if hasattr(item, "__dict__") and _has_items(item)]
         elif _has_items(value):
@@ -238,4 +248,5 @@ def wrapped_datasets(source: Any) -> list[_Samples]:
 
 
 def _has_items(value: Any) -> bool:
+    """Return whether a value may be a data set or loader: it is iterable or indexable."""
     return hasattr(type(value), "__getitem__") or hasattr(type(value), "__iter__")

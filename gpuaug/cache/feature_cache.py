@@ -18,7 +18,7 @@ MAX_VIEWS = 4096
 
 
 class FeatureCache:
-    """Features of a frozen encoder, recorded in the first epochs and read in all later epochs.
+    """Features of a frozen encoder, recorded to files in the first epochs and read in all later epochs.
 
     The *cached stages* are the loader's stages up to and including the encoder: the ``FeatureStage`` with ``cache=``. A *row*
     is the results of the cached stages for one sample. A *member* is an entry of a sample or batch: the value of a key of a
@@ -26,19 +26,20 @@ class FeatureCache:
 
     Epochs 0 … ``views`` - 1 are ordinary epochs: images are decoded, augmented and encoded. In addition, the rows are copied to
     the host, and a thread writes them to files. From epoch ``views`` on, the workers of the ``DataLoader`` read the rows of
-    view ``epoch % views``, and the cached stages do not run: they open no image file, decode and encode nothing, and draw no
-    random numbers. If all rows of a batch were read, the images are absent from the batch.
+    *view* ``epoch % views``, the rows that were recorded in that epoch, and the cached stages do not run: no image file is
+    opened, nothing is decoded or encoded, and no random numbers are drawn. If all rows of a batch were read, the images are
+    absent from the batch.
 
     The data set runs in every epoch: order, labels and captions are as without the cache. A row is found by the path of the
     sample's image, or by a hash of the image's bytes. It is read only if the size and the modification time of the file have
-    not changed, nor the values of members that the cached stages have written, such as boxes that move with the image. If a
+    not changed, nor the sample's values of members that the cached stages write, such as boxes that move with the image. If a
     sample has no row, the cached stages run on its whole batch, and the row of the sample is recorded in the view of the epoch,
-    ``epoch % views``. If a sample occurs twice in an epoch, the row of its first occurrence is read later.
+    ``epoch % views``. If a sample occurs twice in a recorded epoch, later epochs read the row of its first occurrence.
 
     The rows are in a subfolder of ``folder``, which is named by the key of the cached stages: a hash of the weights of the
-    encoder, arguments and code of the stages, decoders, seed, and versions. With another key, rows are recorded in another
-    subfolder, and a warning names the difference. The argument ``key`` of ``wrap`` has no relation to this key: it names
-    samples.
+    encoder, arguments and code of the stages, decoders, seed, and versions of libraries. If any of these changes, rows are
+    recorded in another subfolder, and a warning names the difference. The argument ``key`` of ``wrap`` has no relation to this
+    key: it names samples.
 
     Args:
         folder: Folder of the cache. It is created if it does not exist.
@@ -48,10 +49,10 @@ class FeatureCache:
         ArgumentError, ArgumentTypeError: If an argument is not valid.
 
     Cost:
-        Per recorded row: one copy to the host, on a separate lane (a CUDA stream), and the write to a file by a thread. At most
-        1 GiB of rows waits to be written; the rows of further batches are not recorded, and ``rows_dropped`` of
-        ``StreamedLoader.stats()`` counts these rows.
-        Per row that is read: one look-up and one copy in a worker, about 20 µs plus the time of a ``memcpy``.
+        Per recorded row: one copy to the host, on a separate CUDA stream, and the write to a file by a thread. At most about
+        1 GiB of rows waits to be written. The rows of further batches are not recorded; ``rows_dropped`` of
+        ``StreamedLoader.stats()`` counts them.
+        Per row that is read: one look-up and one copy in a worker, about 20 µs plus the time to copy its bytes.
 
     Examples:
         >>> import tempfile
@@ -72,14 +73,14 @@ class FeatureCache:
         """Key of the cached stages, 16 hexadecimal digits; empty before the first epoch."""
 
     def wrap(self, dataset: Any, *, key: str | int | None = None) -> CachedDataset | CachedIterable:
-        """Return a data set whose samples have the rows of the cache in place of their images, as far as there are rows.
+        """Return a data set whose samples have their row of the cache, if there is one, in place of their images.
 
         Pass the result to the ``DataLoader``, with ``collate_fn=gpuaug.collate_encoded``. Images of the samples must be of a
         type that ``collate_encoded`` takes. For ``read_encoded(path)``, the file is not opened if the cache has the row of the
         sample. A data set that returns images as bytes reads them in every epoch.
 
         Args:
-            dataset: Map-style or iterable data set whose images are not decoded: JPEGs, for example.
+            dataset: Map-style or iterable data set that returns images as encoded files, such as JPEGs.
             key: Name of the member that identifies a sample: a key or field such as ``"id"``, or the index in a tuple. Default:
                 the sample is identified by the path of its image, or a hash of the image's bytes.
 

@@ -1,11 +1,13 @@
-"""Index of a view: shard and position of each row, by the ``RowId`` of its sample.
+"""Index of a view: file and position of the row of a sample, by the sample's ``RowId``.
 
-A *row* is the recorded results of the stages for one sample. A *view* is a folder with the rows that were recorded in one
-epoch. Rows that were missing in a later epoch of the view, ``epoch % views``, are added to it. A *shard* is a file of rows,
-``<number>-<process>-<time>.safetensors``, with ascending numbers. A ``RowId`` identifies a sample by four integers: two halves
-of a hash of its name, the size of its file, and the time of the last change of its file. In place of the time, a sample without
-a file has a hash of its bytes (``core/encoded.py``). The *inputs* of a row are the values of members of the sample that stages
-have written; a fifth integer is their hash (``inputs.py``).
+A *row* is the recorded results of a loader's stages for one sample. A *view* is a folder with the rows that were recorded in
+one epoch. If an epoch that reads the view finds rows missing, it adds them to the view. A *shard* is a file of rows,
+``<number>-<process>-<time>.safetensors``. New shards have larger numbers.
+
+A ``RowId`` identifies a sample by four integers: two halves of a hash of its name, the size of its file, and the time of the
+last change of its file. In place of the time, an image in memory has a hash of its bytes (``core/encoded.py``). A row is valid
+only for the values that members of the sample had when the stages have overwritten them, such as boxes: the *inputs* of the row
+(``inputs.py``). A fifth integer is the hash of these values.
 """
 
 import logging
@@ -56,7 +58,7 @@ def last_shard_number(folder: Path) -> int:
 
 @cache
 def _checked_shard(file: ShardFile) -> Shard | None:
-    """Return a shard; ``None`` if it is damaged. Cached, so that a process checks a file again only if it has changed."""
+    """Return the shard in a file; ``None`` if it is damaged. Cached: a file is read again only if its size or time changes."""
     try:
         return Shard.read(file.path)
     except ShardError as error:
@@ -65,7 +67,7 @@ def _checked_shard(file: ShardFile) -> Shard | None:
 
 
 class Index:
-    """Rows of one view that were in its folder at the beginning of the current epoch.
+    """Index of the rows of one view that were in its folder at the beginning of the current epoch.
 
     Args:
         folder: Folder of the view.
@@ -78,9 +80,9 @@ class Index:
             shard = _checked_shard(file) if file.number <= last_number else None
             if shard is not None:
                 self._shards.append(shard)
-        # A view may have several rows of a sample: if a rank begins an epoch before another rank has written the row of an
-        # earlier epoch, it encodes the sample again. ``find`` returns the first row with an id. In this order, it is the row of
-        # the earliest epoch, as if the row had been written in time.
+        # A view may have several rows of a sample: if a rank (a process of distributed training) begins an epoch before
+        # another rank has written the row of an earlier epoch, it encodes the sample again. ``find`` returns the first of these
+        # rows. In this order, it is the row of the earliest epoch, as if that row had been written in time.
         self._shards.sort(key=lambda shard: shard.epoch)
         ids = np.concatenate([np.empty((0, 5), np.int64), *(shard.ids for shard in self._shards)])
         lengths = [len(shard.ids) for shard in self._shards]
@@ -88,30 +90,33 @@ class Index:
         first_rows = np.cumsum(lengths) - lengths
         order = np.argsort(ids[:, 0], kind="stable")
         self._ids = ids[order]
-        """(N, 5) ``RowId`` and hash of the inputs of each row of all shards, in ascending order of the first integer."""
+        """(N, 5) ``RowId`` and hash of the inputs of each row of all shards, sorted by the first integer."""
         self._positions = np.column_stack([shard_of_row, np.arange(len(ids)) - first_rows[shard_of_row]])[order]
-        """(N, 2) index of the shard, and index of the row in the shard."""
+        """(N, 2) index of the shard, and index of the row in the shard, of each row in ``_ids``."""
         self._first_integers = np.ascontiguousarray(self._ids[:, 0])
-        """(N,) first integer of each ``RowId``, in which ``find`` searches."""
+        """(N,) first column of ``_ids``, in which ``find`` searches."""
 
     def __len__(self) -> int:
+        """Return the number of rows, counting rows of one sample with the same inputs once."""
         return len(np.unique(self._ids, axis=0))
 
     def find(self, row_ids: Sequence[RowId], samples: Sequence[Any]) -> list[Row | None]:
         """Return the row of each sample; ``None`` if it has no row, if its inputs have changed, or if the row is damaged.
 
-        The inputs are the image file, and the members of the sample that the stages have written.
+        Args:
+            row_ids: ``RowId`` of each sample.
+            samples: The samples, from which the inputs are hashed.
         """
         searched = np.array(row_ids, np.int64).reshape(-1, 4)[:, 0]
         begins = np.searchsorted(self._first_integers, searched).tolist()
         ends = np.searchsorted(self._first_integers, searched, side="right").tolist()
         rows_of_samples = [self._rows_between(*arguments) for arguments in zip(row_ids, samples, begins, ends, strict=True)]
         for shard, row_index in chain.from_iterable(rows[:1] for rows in rows_of_samples):
-            shard.read_ahead(row_index)  # all rows, before the first access waits for the disk
+            shard.read_ahead(row_index)  # for the rows of all samples, before the first access waits for the disk
         return [_first_undamaged(rows) for rows in rows_of_samples]
 
     def _rows_between(self, row_id: RowId, sample: Any, begin: int, end: int) -> list[tuple[Shard, int]]:
-        """Return (shard, index of the row) of each row of a sample among the rows ``begin`` … ``end`` - 1 of ``_ids``."""
+        """Return (shard, index of the row in it) for the rows ``begin`` … ``end`` - 1 of ``_ids`` that belong to a sample."""
         rows = []
         for position in range(begin, end):
             *identity, inputs_hash = self._ids[position].tolist()
@@ -123,6 +128,6 @@ class Index:
 
 
 def _first_undamaged(rows: Sequence[tuple[Shard, int]]) -> Row | None:
-    """Return the first row that is not damaged, or ``None``. ``rows``: (shard, index of the row) of each row of a sample."""
+    """Return the first row that is not damaged, or ``None``. ``rows``: (shard, index of the row in it) of each row."""
     values = (shard.row(row_index) for shard, row_index in rows)
     return next((row for row in values if row is not None), None)

@@ -1,7 +1,9 @@
-"""Inputs of a row: the members of a sample that cached stages have written, such as boxes that moved with the image.
+"""Inputs of a row: the values of members of a sample that stages have then overwritten, such as boxes.
 
-A row has what the stages have written, and is valid only for the values from which they have computed it. An *entry* is a
-member of a sample that holds no image, or an item of such a member if it is a dict. Its name is ``member`` or ``member::key``.
+A *row* is the results of the stages up to an encoder for one sample, which a feature cache records. It is valid only for the
+image and the inputs from which the stages have computed it: if the boxes of the sample change, its row must not be read. A
+*member* of a sample is the value of a key of a dict, an item of a tuple, or a field. An *entry* is a member that holds no
+image, or an item of such a member if it is a dict. Its name is ``member`` or ``member::key``.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from gpuaug.core.encoded import Undecoded
 
 
 def digest_of(value: Any, size: int) -> bytes:
-    """Return a hash of a value, ``size`` bytes, which is the same in all processes. Arrays are hashed by all their values."""
+    """Return a hash of ``size`` bytes of a value, the same in all processes. Arrays are hashed by all their values."""
     digest = hashlib.blake2b(digest_size=size)
     for path, leaf in batches.named_leaves(value):
         content: Any = None
@@ -35,10 +37,10 @@ def digest_of(value: Any, size: int) -> bytes:
 
 
 def input_hashes(sample: Any, names: Collection[str] | None = None) -> dict[str, int]:
-    """Return name → hash of the entries of a sample.
+    """Return name → hash of the entries of a sample. Empty if the sample has no members.
 
     Args:
-        sample: Sample of a data set, of any form.
+        sample: Sample of a data set: a dict, tuple, or other value.
         names: Names of the entries to hash; ``None`` for all entries.
     """
     hashes: dict[str, int] = {}
@@ -55,22 +57,23 @@ def input_hashes(sample: Any, names: Collection[str] | None = None) -> dict[str,
 
 
 def combined(hashes: Iterable[int]) -> int:
-    """Return one hash for the hashes of several entries, in any order."""
+    """Return one hash of the hashes of several entries. It does not depend on their order."""
     return reduce(xor, hashes, 0)
 
 
 def inputs_of_rows(columns: Iterable[str], hashes: Sequence[Mapping[str, int]]) -> tuple[tuple[str, ...], list[int]]:
-    """Return the names of the entries that stages have written, and the combined hash of these entries for each row.
+    """Return (names of the inputs of rows; per row, combined hash of its inputs).
 
     Args:
-        columns: Names of the columns of the rows.
+        columns: Names of the columns of the rows, such as ``target[]::boxes`` (``core/encoded.py``): what stages have written.
         hashes: ``input_hashes`` of the sample of each row.
     """
     written = {(member, key) for member, _, key in map(parts_of_column, columns)}
     names = []
     for name in sorted(set().union(*hashes)):
         member, _, key = parts_of_column(name)
-        # A tensor may have replaced a dict, or a dict a tensor.
+        # An entry was overwritten if a column has its member and key; or only its member, if the stages have replaced a dict by
+        # a tensor, or a tensor by a dict.
         if any(member == other and (not key or not other_key or key == other_key) for other, other_key in written):
             names.append(name)
     return tuple(names), [combined(values[name] for name in names if name in values) for values in hashes]

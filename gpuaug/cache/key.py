@@ -1,7 +1,11 @@
-"""Key of the rows of a cache: a hash of everything that a row depends on, except its sample.
+"""Key of the rows of a feature cache: a hash of everything that a row depends on, except its sample.
 
-A *row* is the recorded results of the stages for one sample. The *parts* of a key are the values from which it is computed. The
-folder of a key holds its parts and its rows.
+A *row* is the recorded results of the stages up to an encoder for one sample. The *parts* of a key are the named values from
+which it is computed, such as the seed, and hashes of the arguments of the stages. Each key has a folder, with its parts in a
+file, and its rows.
+
+The arguments of the stages, and all objects that they refer to, are hashed by a *walk* over these objects (``_Values``). The
+*path* of an object is the names of the attributes that lead to it.
 """
 
 import copyreg
@@ -30,49 +34,47 @@ from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.definition import IGNORED_TYPES, arguments, shown_text, without_ignored
 
 _CHUNK = 1 << 22
-"""Number of 32-bit words of a weight that are hashed at once, which limits the memory of the hash."""
+"""Number of 32-bit words of a weight that are hashed at once, which limits the memory that hashing takes."""
 
 KEY_FILE = "key.json"
 """File in the folder of a key: the parts from which the key was computed."""
 
 _DEPTH = 3
-"""Maximum length of a path that gets a separate hash: the argument of the stage, and attributes below it. Values at longer
-paths are included in the hash of their path's beginning."""
+"""Maximum number of names in a path with a separate hash: the argument of the stage, and two attributes. The hash of such a
+path includes the values at longer paths that begin with it."""
 
 _MAX_LISTED = 4
-"""Maximum number of parts that a warning lists."""
+"""Maximum number of parts that a warning names."""
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 """Types of values that are hashed by their ``repr``."""
 
 _IGNORED = IGNORED_TYPES | ModuleType | logging.Logger
-"""Types of values that do not change rows. Attributes of modules that code uses are hashed with the code."""
+"""Types of values that are not hashed. Of modules (files), the attributes that functions use are hashed (``_globals``)."""
 
 _CHANGING = ("torch._dynamo.", "torch._inductor.", "triton.", "threading.", "concurrent.", "multiprocessing.", "queue.")
-"""Packages whose objects change during a run, such as compiled functions. Only the function inside an object is hashed."""
+"""Packages whose objects, such as compiled functions, change during a run. Only the function in such an object is hashed."""
 
 _CODE = re.compile("co_(code|consts|.*names|.*vars|.*argcount|flags|exceptiontable)")
-"""Names of attributes of code objects that do not depend on the position of the code in its file."""
+"""Attributes of code objects that are hashed: those that do not depend on the position of the code in its file."""
 
 _UNUSED = re.compile("__(module|doc|annotations|dict|weakref|firstlineno|static_attributes)__")
-"""Names of attributes of classes that depend on the position of the code, or that do not change rows."""
+"""Attributes of classes that are not hashed: they depend on the position of the code, or do not change rows."""
 
 _LIBRARIES = ("gpuaug", "torch", "torchvision", "kornia")
 """Libraries whose versions are part of every key."""
 
 
 def key_parts(stages: Sequence[tuple[BoundStage, Stage]], seed: int, device: torch.device) -> dict[str, Any]:
-    """Return name → value of the parts from which the key is computed: everything that rows depend on, except samples.
-
-    The values are numbers and text. A name is shown in the warning about rows of another key.
+    """Return name → value of the parts of the key. The values are numbers and text. Warnings show the names.
 
     Args:
-        stages: The stages up to the encoder whose results are stored.
+        stages: (``BoundStage``, ``Stage``) of the stages up to the encoder whose results are stored.
         seed: Seed of the loader.
         device: Device of the loader.
 
     Warns:
-        GpuAugWarning: If the stages contain an object without attributes that Python can read.
+        GpuAugWarning: If the stages refer to an object whose attributes Python cannot read.
 
     Cost:
         A walk over all objects that the stages refer to, some microseconds per object. Reads each weight once, on its device,
@@ -122,6 +124,7 @@ def keys_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _parts_in(path: Path) -> dict[str, Any]:
+    """Return the parts of a key that a file holds; empty if there is no such file, or it is damaged."""
     with suppress(OSError, ValueError):
         parts = json.loads(path.read_text(encoding="utf-8"))
         return parts if isinstance(parts, dict) else {}
@@ -134,7 +137,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def difference(parts: Mapping[str, Any], other_parts: Mapping[str, Any]) -> str:
-    """Return the names of the parts that differ between two keys, as text for a warning."""
+    """Return the names of the parts that differ between two keys, at most ``_MAX_LISTED``, as text for a warning."""
     if not other_parts:
         return f"values, which are not known, because {KEY_FILE} is damaged"
     names = [name for name in {**parts, **other_parts} if parts.get(name) != other_parts.get(name)]
@@ -154,7 +157,10 @@ def weights_hash(tensors: Iterable[Tensor]) -> str:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Return the sum, modulo 2^64, of the tensor's 32-bit words, each multiplied by a number that depends on its index."""
+    """Return a hash of the values of a tensor, as an int64 on its device.
+
+    It is the sum, modulo 2^64, of the tensor's 32-bit words, each multiplied by an odd number that depends on its index.
+    """
     data = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     data = torch.nn.functional.pad(data, (0, -len(data) % 4))
     total = torch.zeros((), dtype=torch.int64, device=data.device)
@@ -168,26 +174,28 @@ def _sum(tensor: Tensor) -> Tensor:
 class _Values:
     """Hashes of all values that stages refer to: attributes, items, code, closures, and global variables in code.
 
-    Code of libraries is compared by the versions of the libraries. Code of the user is hashed as Python has loaded it, without
-    names of modules and files, comments and line numbers. For types that ``_inner_values`` does not name, the values that
-    ``pickle`` would store are hashed.
+    Code of libraries is not hashed, because the versions of the libraries are parts of the key. Code of the user is hashed as
+    Python has loaded it, without names of modules and files, comments and line numbers. For types that ``_inner_values`` does
+    not name, the values that ``pickle`` would store are hashed.
     """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
-        """Strided tensors, in the order of the walk. The hashes do not include their values."""
+        """Strided tensors, in the order of the walk. ``weights_hash`` hashes their values, which ``hashes`` leaves out."""
         self.packages = set(_LIBRARIES)
         """Names of the libraries whose code the stages use."""
         self.unknown: set[str] = set()
-        """Names of classes of values that cannot be read."""
+        """Names of the classes of values whose attributes cannot be read."""
 
     def hashes(self, name: str, root: Any) -> dict[str, str]:
-        """Return path of an attribute → hash of its value, and of values at longer paths. All paths begin with ``name``.
+        """Return path → hash, for ``root`` and all values that it refers to. Paths are text, and begin with ``name``.
 
-        The walk is a loop, not a recursion: chains of objects may be long, and objects may refer to each other.
+        The values at paths of more than ``_DEPTH`` names are part of the hash of their first ``_DEPTH`` names. The walk is a
+        loop, not a recursion, because chains of objects may be long.
         """
         digests: dict[str, Any] = {}
-        # id → (number in the order of the walk, value). The value stays referenced, so that its id is not reused.
+        # id → (number in the order of the walk, value). Objects may refer to each other: a value that was visited is hashed by
+        # its number. It stays referenced, so that its id is not reused.
         visited: dict[int, tuple[int, Any]] = {}
         pending: list[tuple[tuple[str, ...], Any]] = [((name,), root)]
         while pending:
@@ -200,12 +208,14 @@ class _Values:
             elif id(value) in visited:
                 text = f"value {visited[id(value)][0]}"
             else:
-                if not isinstance(value, tuple | frozenset | CodeType):  # Python may share constants, or copy them
+                # Not constants, because it varies whether two equal constants are one object.
+                if not isinstance(value, tuple | frozenset | CodeType):
                     visited[id(value)] = len(visited), value
                 try:
                     inner_values = list(self._inner_values(value))
-                except Exception:  # the attributes of a class of the user may raise any error
-                    if not _is_of_python(type(value).__module__):  # no lock, open file, iterator
+                except Exception:  # attributes of a class of the user may raise any error
+                    # Objects of Python itself that cannot be read are locks, open files and iterators, which change no rows.
+                    if not _is_of_python(type(value).__module__):
                         self.unknown.add(type(value).__qualname__)
                 named = value if isinstance(value, type | FunctionType) else type(value)
                 text = f"{named.__qualname__} {[name for name, _ in inner_values]}"
@@ -217,7 +227,7 @@ class _Values:
     def _inner_values(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield (name, value) of each value that a value refers to, such as its attributes and the items of a container.
 
-        Items of containers have an empty name, because there may be many.
+        Items of containers have an empty name, so that they belong to the path of the container: there may be many.
         """
         is_function = isinstance(value, FunctionType)
         module_name = value.__globals__.get("__name__") if is_function else getattr(value, "__module__", None)
@@ -230,7 +240,8 @@ class _Values:
             yield from ((name, getattr(value, name)) for name in dir(value) if _CODE.fullmatch(name))
         elif is_function:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            yield from ((name, None if cell == CellType() else cell.cell_contents) for name, cell in cells)  # some are empty
+            # Variables of the enclosing function. A cell is empty if its variable has no value.
+            yield from ((name, None if cell == CellType() else cell.cell_contents) for name, cell in cells)
             yield from sorted(vars(value).items())
             if not is_of_library:
                 yield "code", (value.__code__, value.__defaults__, value.__kwdefaults__)
@@ -250,7 +261,7 @@ class _Values:
         elif type(value) in (set, frozenset):
             yield "", sorted(value, key=shown_text)  # the order of a set differs between processes
         elif isinstance(value, nn.Module) and isinstance(getattr(value, "definition", None), tuple):
-            yield "definition", value.definition  # Fused: pipeline and options
+            yield "definition", value.definition  # of gpuaug.fuse: pipeline and options
         elif isinstance(value, nn.Module):
             yield "class", type(value)
             yield from (*value.named_parameters(recurse=False), *value.named_buffers(recurse=False), *value.named_children())
@@ -265,7 +276,7 @@ class _Values:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception:
-            if isinstance(value, Collection) and _is_of_python(type(value).__module__):  # MappingProxyType, memoryview
+            if isinstance(value, Collection) and _is_of_python(type(value).__module__):  # such as MappingProxyType, memoryview
                 value = dict(value) if isinstance(value, Mapping) else list(value)
                 reduced = value.__reduce_ex__(4)
             else:
@@ -273,19 +284,21 @@ class _Values:
         if isinstance(reduced, str):  # a global object, such as the function in a functools.lru_cache
             yield from (("name", reduced), ("function", getattr(value, "__wrapped__", None)))
             return
-        # The tuple has two to six elements: callable, arguments, state, iterator over items, iterator over pairs, function.
+        # The result of ``__reduce_ex__`` has two to six elements: callable, arguments, state, iterator over items of a list,
+        # iterator over pairs of a mapping, function.
         callable_, call_arguments, state, *elements = (*reduced, None)[: max(len(reduced), 3)]
         yield from (("class", callable_), ("arguments", call_arguments))
         if isinstance(state, dict):
             yield from sorted((str(name), inner) for name, inner in without_ignored(value, state).items())
         else:
             yield "state", state
-        yield from (("", tuple(inner)) for inner in elements if inner is not None)  # of a list or a mapping
+        yield from (("", tuple(inner)) for inner in elements if inner is not None)
 
     def _tensor_values(self, tensor: Tensor) -> Iterator[tuple[str, Any]]:
+        """Yield (name, value) of the attributes of a tensor. A strided tensor is added to ``tensors``."""
         yield from sorted(vars(tensor).items())
         tensor = tensor.detach()
-        # A wrapper, such as a quantized weight, has its tensors in attributes.
+        # A wrapper subclass, such as a quantized weight, has its tensors in attributes.
         is_dense = tensor.layout is torch.strided and not (tensor.is_nested or is_traceable_wrapper_subclass(tensor))
         if is_dense and not tensor.is_meta:
             self.tensors.append(tensor.dequantize() if tensor.is_quantized else tensor)
@@ -295,7 +308,7 @@ class _Values:
     def _globals(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
         """Yield (name, value) of the global variables that a function uses.
 
-        If such a variable is a module of the user, the attributes of the module that the function names are yielded instead.
+        If a variable is a module (file) of the user, all its attributes are yielded whose names the code of the function uses.
         """
         codes = [function.__code__]
         for code in codes:  # grows in the loop
@@ -313,7 +326,7 @@ class _Values:
                 variables += [(name, vars(value)[name]) for name in sorted(names & vars(value).keys())]
 
     def _is_of_library(self, module: str | None) -> bool:
-        """Return whether a module belongs to Python or a library. The name of a library is added to ``packages``."""
+        """Return whether a module (file) belongs to Python or a library. The name of a library is added to ``packages``."""
         package = str(module).partition(".")[0]
         file = str(getattr(sys.modules.get(str(module)), "__file__", ""))
         if _is_of_python(package):
@@ -325,11 +338,12 @@ class _Values:
 
 
 def _is_of_python(module: str) -> bool:
+    """Return whether a module belongs to Python's standard library."""
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _version(package: str) -> str:
-    """Return the version of a package, which need not be imported yet."""
+    """Return the version of a package, which need not be imported; an empty string if it has none."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return str(getattr(sys.modules.get(package), "__version__", ""))

@@ -1,7 +1,12 @@
 """Conversion of the members of a batch to columns, and of columns to members.
 
-A *row* is the recorded results of the stages for one sample. It consists of *columns*, such as
-``latents`` or ``states::cls`` (``core/encoded.py``). A *leaf* is a value in a member that is not a container.
+A *member* of a batch is the value of a key of a dict, an item of a tuple, or a field. A *leaf* is a value in a member that is
+not a container. A *row* is what the stages up to an encoder have computed for one sample, and a feature cache records. It
+consists of one tensor per *column*. A column is named by its member (``core/encoded.py``):
+
+    latents          tensor (B, …) in the member ``latents``
+    states::cls      tensor (B, …) in the dict ``states``
+    target[]::boxes  tensor of varying shape per sample in a list of B target dicts
 """
 
 from collections.abc import Collection, Mapping, MutableMapping, Set
@@ -20,11 +25,11 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import unpack_targets
 
 WHOLE = "batch"
-"""Name of the only member of a batch that is not a container: the batch itself."""
+"""Name under which a batch that is not a container is stored, as if it were a member."""
 
 
 MemberLeaves = tuple[list[tuple[int, int]], list[Any]]
-"""((``id``, number of changes in place) of each leaf of a member; the leaves, so that no ``id`` is reused)."""
+"""((``id``, number of changes in place) of each leaf of a member; the leaves, whose references prevent reuse of an ``id``)."""
 
 
 def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
@@ -34,8 +39,9 @@ def member_leaves(batch: Batch) -> dict[Any, MemberLeaves]:
 
 
 def _leaves(value: Any) -> MemberLeaves:
+    """Return the ``MemberLeaves`` of a member."""
     leaves = batches.leaves(value)
-    # Inference tensors do not count their changes.
+    # Inference tensors have no version counter.
     counts = [leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0 for leaf in leaves]
     return list(zip(map(id, leaves), counts, strict=True)), leaves
 
@@ -43,7 +49,9 @@ def _leaves(value: Any) -> MemberLeaves:
 def written_members(
     before: Mapping[Any, MemberLeaves], after: Batch, image_names: Collection[Any] | None, read: Set[int]
 ) -> dict[str, Any]:
-    """Return name → member of the members that stages have written or changed in place, except images that a stage has read.
+    """Return name → member for the members that stages have replaced or changed in place: they are stored in rows.
+
+    Images that a stage has read are left out: later stages need only what was computed from them.
 
     Args:
         before: Leaves of each member before the stages.
@@ -75,7 +83,7 @@ def written_members(
 
 
 def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]]:
-    """Return name of a column → its part of each of ``count`` samples.
+    """Split members into columns. Return name of a column → list of its part of each of ``count`` samples.
 
     Raises:
         ArgumentTypeError: If a member cannot be stored.
@@ -99,7 +107,7 @@ def columns_of(members: Mapping[str, Any], count: int) -> dict[str, list[Tensor]
 
 
 def _column(name: str, separator: str = "", key: Any = "") -> str:
-    """Return the name of a column."""
+    """Return the name of the column of a member. ``separator``: "::" for a ``key`` of a dict, "[]::" of a list of dicts."""
     column = f"{name}{separator}{key}"
     if parts_of_column(column) != (name, separator, key) or column.startswith("row."):
         raise ArgumentError(
@@ -110,28 +118,30 @@ def _column(name: str, separator: str = "", key: Any = "") -> str:
 
 
 def parts_of_column(column: str) -> tuple[str, str, str]:
-    """Return (member, separator, key) of a column. The separator and the key are empty if the member is a tensor."""
+    """Split the name of a column into (member, separator, key). Separator and key are empty if the member is a tensor."""
     name, separator, key = column.partition("::")
     return (name.removesuffix("[]"), "[]::", key) if separator and name.endswith("[]") else (name, separator, key)
 
 
 def _is_column(value: Any, count: int) -> bool:
-    """Return whether a value is a tensor with one item for each of ``count`` samples, of a type that can be stored."""
+    """Return whether a value is a tensor (``count``, …) that can be stored."""
     return _is_storable(value) and value.dim() > 0 and len(value) == count
 
 
 def _is_storable(value: Any) -> bool:
+    """Return whether a value is a tensor that can be stored in a safetensors file."""
     if type(value) is not Tensor or not is_dense(value):
         return False
     return not value.dtype.is_complex or value.dtype is torch.complex64  # safetensors stores no other complex dtype
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor can be viewed as bytes."""
+    """Return whether the values of a tensor can be viewed as bytes: it is strided, and neither quantized nor nested."""
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def _refusal(name: str, value: Any) -> ArgumentTypeError:
+    """Return the error for a member that cannot be stored."""
     return ArgumentTypeError(
         "Members that stages up to the encoder write must be tensors (B, …), dicts of them, or lists of target dicts whose "
         "tensors have one dtype and number of axes per key, none of complex32 or complex128, got "
@@ -147,14 +157,14 @@ def batch_of(
     shapes: Mapping[str, NDArray[np.int64]],
     is_computed: NDArray[np.bool_],
 ) -> Batch:
-    """Return a batch with the rows of the cache in its members.
+    """Return a batch with the rows of the cache in its members, or for some samples the results of the stages.
 
     Args:
-        live: The batch of the data set, without its images; ``None`` if the batch was the images.
-        computed: The batch after the stages; ``None`` if all rows were read.
-        columns: Columns of the rows, on the device (``Rows.columns``).
+        live: The batch of the data set in this epoch, without its images; ``None`` if the batch was the images.
+        computed: The batch after the stages; ``None`` if all rows were read, so that no stage has run.
+        columns: Columns of the rows that were read (``Rows.columns``).
         shapes: Shapes of columns of varying shape (``RowHeaders.shapes``).
-        is_computed: (B,) bool, whether the members of a sample are taken from ``computed`` instead of its row.
+        is_computed: (B,) bool, whether the parts of a sample are taken from ``computed``, and not from its row.
     """
     live_members = _members(live)
     computed_members: dict[str, Any] = {WHOLE: computed} if live is None else _members(computed)
@@ -162,13 +172,14 @@ def batch_of(
     for column, tensor in columns.items():
         name, _, key = parts_of_column(column)
         if has_varying_shape(column):
+            # A list of target dicts: the row has the tensors. Other values of a dict are those of the data set in this epoch.
             if name not in members:
                 live_targets = live_members.get(name, [{}] * len(is_computed))
                 computed_targets = live_targets if computed is None else computed_members[name]
                 samples = zip(computed_targets, live_targets, is_computed, strict=True)
                 members[name] = [dict(of_stages if take else of_dataset) for of_stages, of_dataset, take in samples]
-            for target, part, is_kept in zip(members[name], split(tensor, shapes[column]), is_computed, strict=True):
-                if not is_kept:
+            for target, part, is_of_stages in zip(members[name], split(tensor, shapes[column]), is_computed, strict=True):
+                if not is_of_stages:
                     target[key] = part
             continue
         if computed is not None:
@@ -182,17 +193,17 @@ def batch_of(
     if live is None:
         return members[WHOLE]
     names = {str(name): name for name in batches.member_names(live)}
-    # The name of a new member is text, or the next index of a list or tuple.
+    # ``members`` has names as text. A member that the stages have added is not in ``names``: its name is text, or an index.
     is_indexed = isinstance(live, list | tuple) and not batches.is_namedtuple(live)
     return batches.replace(live, {names.get(name, int(name) if is_indexed else name): members[name] for name in members})
 
 
 def without(batch: Batch, names: Collection[Any] | None) -> Batch:
-    """Return a batch without members: a mutable mapping has no such member, other containers have ``None`` in its place.
+    """Return a batch without some members: they are deleted from a mutable mapping, and ``None`` in other containers.
 
     Args:
         batch: The batch.
-        names: Names of the members; ``None`` for the whole batch.
+        names: Names of the members to leave out; ``None`` for the whole batch, for which ``None`` is returned.
     """
     if names is None:
         return None
@@ -204,5 +215,5 @@ def without(batch: Batch, names: Collection[Any] | None) -> Batch:
 
 
 def _members(batch: Batch | None) -> dict[str, Any]:
-    """Return name as text → member; an empty dict without a batch."""
+    """Return name as text → member; an empty dict if ``batch`` is ``None``."""
     return {} if batch is None else {str(name): batches.member(batch, name) for name in batches.member_names(batch)}

@@ -1,6 +1,8 @@
-"""Recorder: copies rows of a batch to the host, and writes them to shards on a background thread.
+"""``Recorder``: copies rows of a feature cache to the host, and writes them to files on a background thread.
 
-A *row* is the results of the stages for one sample. A *shard* is a file of rows. A *lane* is a CUDA stream.
+A *row* is the results of the stages up to an encoder for one sample: one tensor per *column* (``core/encoded.py``). Its
+*inputs* are the values of members of the sample for which it is valid (``inputs.py``). A *shard* is a file of rows. A *lane* is
+a CUDA stream of the loader.
 
 The training thread makes all CUDA calls: it queues the copies, asks whether they have ended, and frees the memory. The
 background thread, of ``Recorder._executor``, only reads memory of the host and writes files.
@@ -28,15 +30,15 @@ from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane
 
 MAX_WAITING_BYTES = 1 << 30
-"""Bytes of rows that may wait in page-locked memory. Rows of further batches are not recorded."""
+"""If rows of at least this many bytes wait in page-locked memory, the rows of the next batch are not recorded."""
 
 SHARD_BYTES = 64 << 20
-"""Bytes of rows after which a shard is written."""
+"""Number of bytes of rows from which a shard is written."""
 
 SHARD_SECONDS = 30.0
-"""Time after which a shard is written even if it has fewer than ``SHARD_BYTES``.
+"""Time after which rows are written even if they have fewer than ``SHARD_BYTES``.
 
-If the process is killed, rows of up to this time are lost.
+If the process is killed, the rows of about this time are lost.
 """
 
 
@@ -45,23 +47,23 @@ class Record:
     """Rows of one batch on their way to a shard."""
 
     folder: Path
-    """Folder of the shards."""
+    """Folder of the shards: of a view, the rows that were recorded in one epoch."""
     epoch: int
     """Epoch in which the rows were encoded."""
     ids: NDArray[np.int64]
-    """(N, 5) ``RowId`` of the rows, and hash of their inputs."""
+    """(N, 5) ``RowId`` of the sample of each row (four integers), and hash of its inputs."""
     names: list[str]
     """Name of the sample of each row."""
     inputs: tuple[str, ...]
-    """Names of the inputs of the rows."""
+    """Names of the inputs, which are the same for all rows."""
     columns: dict[str, Tensor]
     """Name of a column → (N, …) tensor on the host, or a flat tensor if the shape varies."""
     shapes: dict[str, NDArray[np.int64]]
     """Name of a column of varying shape → (N, axes) shape in each row."""
     copied: Event
-    """Event after the copies to the host."""
+    """Event that is recorded after the copies to the host."""
     sources: list[Tensor]
-    """Tensors on the device. Referenced until the host has waited for ``copied``: then any lane may reuse their memory."""
+    """Copied tensors on the device. Kept until ``copied`` is complete, because then any lane may reuse their memory."""
     is_read: "Future[None] | None" = None
     """Done when the background thread has read ``columns``; ``None`` before the record is passed to the thread."""
 
@@ -78,7 +80,9 @@ class Record:
 
 
 class Recorder:
-    """Writes rows to the folder of a cache.
+    """Writer of rows to the folder of a cache.
+
+    Call ``record`` for each batch with missing rows, and ``close`` at the end of an epoch.
 
     Args:
         lane: Lane of the copies to the host.
@@ -89,19 +93,19 @@ class Recorder:
         self._waiting: deque[Record] = deque()
         """Records whose host memory is not freed yet, oldest first."""
         self._executor: ThreadPoolExecutor | None = None
-        """Background thread of an epoch."""
+        """Executor of the background thread; ``None`` before the first rows of an epoch are on the host."""
         self._shards: dict[Any, list[Record]] = {}
-        """``Record.shard_key`` → records to be written. Used by the background thread only."""
+        """``Record.shard_key`` → records of the next shard. Used by the background thread only."""
         self._flushed_s = 0.0
-        """Time of the last write of all shards."""
+        """``time.monotonic()`` at the last write of all records, or when the thread was started."""
         self._error: BaseException | None = None
-        """Error of the background thread that was not raised yet."""
+        """Error of the background thread that ``poll`` has not raised yet."""
         self._has_failed = False
-        """Whether rows could not be written in this epoch. No further rows are written in it."""
+        """Whether rows could not be written in this epoch. Then no more rows of the epoch are written."""
         self.written = 0
         """Number of rows that were written to shards."""
         self.dropped = 0
-        """Number of rows that were not recorded, because too many batches were waiting."""
+        """Number of rows that were not recorded, because too many rows were waiting."""
 
     def record(
         self,
@@ -113,17 +117,17 @@ class Recorder:
         columns: Mapping[str, Sequence[Tensor]],
         lane: Lane,
     ) -> None:
-        """Queue the copy of rows to the host.
+        """Queue the copy of N rows to the host. Later calls of ``poll`` pass them to the background thread.
 
         The rows are first concatenated on ``lane``, because later work on ``lane``, or of the user, may change them in place.
 
         Args:
-            folder: Folder of the shards.
-            epoch: Epoch of the rows.
-            ids: (N, 5) ``RowId`` of the rows, and hash of their inputs.
+            folder: See ``Record`` for this and the next four arguments.
+            epoch: Epoch in which the rows were encoded.
+            ids: (N, 5) ``RowId`` and hash of the inputs.
             names: Name of the sample of each row.
-            inputs: Names of the inputs of the rows.
-            columns: Name of a column → its part of each row, on the device.
+            inputs: Names of the inputs.
+            columns: Name of a column → list of its part of each row, on the device.
             lane: Lane that has written the columns last. It must be current.
 
         Raises:
@@ -160,7 +164,7 @@ class Recorder:
         self._waiting.append(Record(folder, epoch, ids, names, inputs, on_host, shapes, copied, list(sources.values())))
 
     def poll(self) -> None:
-        """Pass rows that are on the host to the background thread, and free the memory of rows that the thread has read.
+        """Pass rows whose copy is complete to the background thread, and free the memory of rows that the thread has read.
 
         Raises:
             GpuAugError: If rows could not be written.
@@ -176,7 +180,7 @@ class Recorder:
             raise error
 
     def close(self, *, raises: bool = True) -> None:
-        """Write all rows, and end the background thread.
+        """Write all rows, end the background thread, and wait for it.
 
         Args:
             raises: Whether to raise an error of the thread now. If not, the next call of ``poll`` or ``close`` raises it.
@@ -197,7 +201,7 @@ class Recorder:
             self.poll()
 
     def _pass_on(self, record: Record) -> None:
-        """Wait for the copy of a record, and pass the record to the background thread."""
+        """Wait until a record is on the host, and pass it to the background thread, which is started if necessary."""
         record.copied.synchronize()
         record.sources.clear()
         if self._executor is None:
@@ -206,10 +210,13 @@ class Recorder:
         record.is_read = self._executor.submit(self._add, record)
 
     def _add(self, record: Record | None) -> None:
-        """Add a record to its shard, and write the shards that are large or old enough; if ``None``, write all shards."""
+        """Add a record to its shard, and write the shards that are large or old enough. With ``None``, write all shards.
+
+        Runs on the background thread.
+        """
         try:
             if record is not None and not self._has_failed:
-                # In pageable memory, so that the page-locked memory can be freed.
+                # Copied to pageable memory, so that the page-locked memory can be freed before the shard is written.
                 columns = {name: column.clone() for name, column in record.columns.items()}
                 self._shards.setdefault(record.shard_key, []).append(replace(record, columns=columns))
             flush = record is None or time.monotonic() - self._flushed_s >= SHARD_SECONDS
@@ -218,13 +225,16 @@ class Recorder:
                     self._write(self._shards.pop(key))
             self._flushed_s = time.monotonic() if flush else self._flushed_s
         except BaseException as error:  # raised on the training thread
-            # Without the traceback, which refers to records: this thread must not free their memory.
+            # The traceback is removed, because it refers to records, whose memory this thread must not be the last to free.
             self._error = error.with_traceback(None)
             self._has_failed = True
             self._shards.clear()
 
     def _write(self, records: list[Record]) -> None:
-        """Write a shard with the next number. If another process uses the same number, the names of the files still differ."""
+        """Write records of one ``shard_key`` to a shard with the next number.
+
+        Another process may choose the same number. The names of the files still differ, by process and time.
+        """
         folder = records[0].folder
         number = last_shard_number(folder) + 1
         columns = {name: torch.cat([record.columns[name] for record in records]) for name in records[0].columns}

@@ -1,7 +1,11 @@
-"""Shards: safetensors files of rows. The folder of a view has any number of shards, in the order of their numbers.
+"""Shards: safetensors files of the rows of a feature cache.
 
-A shard has one tensor (N, …) per column, or for a column of varying shape a flat tensor and ``row.shapes.<column>`` (N, axes).
-Its other tensors ``row.…`` identify the N rows.
+A *row* is the recorded results of a loader's stages for one sample: one tensor per *column*, such as ``latents``. A *view* is a
+folder with the rows that were recorded in one epoch, in any number of shards. The *inputs* of a row are values of members of
+its sample for which it is valid (``inputs.py``).
+
+A shard of N rows has one tensor (N, …) per column; for a column whose shape varies between rows, such as boxes, a flat tensor,
+and ``row.shapes.<column>``, (N, axes). Its other tensors ``row.…`` identify and check the rows.
 """
 
 import ctypes
@@ -27,12 +31,13 @@ from gpuaug.core.errors import DeviceError, GpuAugError
 SUFFIX = ".safetensors"
 
 _LIBC = ctypes.CDLL(None) if os.name == "posix" else None
+"""C library of the process; ``None`` on Windows."""
 _WILL_NEED = 3
 """Advice ``MADV_WILLNEED`` of the C function ``madvise``, on Linux and macOS."""
 
 
 class ShardError(ValueError):
-    """A shard that is damaged. Its rows count as missing."""
+    """Error for a damaged shard. Its rows count as missing."""
 
 
 def required_safetensors() -> Any:
@@ -52,7 +57,7 @@ def required_safetensors() -> Any:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file of a cache under a temporary name, and rename it.
+    """Write a file of a cache under a temporary name, and rename it, so that other processes never read a part of it.
 
     Raises:
         GpuAugError: If the file cannot be written.
@@ -88,8 +93,8 @@ def shard_content(
     Args:
         folder: Folder of the view.
         epoch: Epoch in which the rows were encoded.
-        ids: (N, 5) ``RowId`` of each row, and hash of its inputs.
-        names: Name of each row, for readers other than gpuaug.
+        ids: (N, 5) ``RowId`` of the sample of each row (four integers), and hash of its inputs.
+        names: Name of the sample of each row, for readers other than gpuaug.
         columns: Name of a column → (N, …) tensor, or a flat tensor if the shape varies.
         shapes: Name of a column of varying shape → (N, axes) shape in each row.
         inputs: Names of the inputs of the rows (``inputs.py``).
@@ -102,6 +107,7 @@ def shard_content(
         "row.name_end": torch.tensor([len(name) for name in text], device="cpu").cumsum(0),
         **{f"row.shapes.{name}": torch.from_numpy(values) for name, values in shapes.items()},
     }
+    # Created only to compute the checksums of the rows.
     shard = Shard(columns, described, inputs)
     described["row.checksum"] = torch.tensor([shard.checksum(row) for row in range(len(ids))], device="cpu")
     about = json.dumps({"view": _view_of(folder), "inputs": inputs})
@@ -111,10 +117,10 @@ def shard_content(
 
 
 class Shard:
-    """Rows of a shard.
+    """Reader of the rows of a shard.
 
     Args:
-        columns: Name of a column → tensor.
+        columns: Name of a column → tensor of all rows.
         described: Other tensors of the shard, ``row.…``.
         inputs: Names of the inputs of the rows.
     """
@@ -124,14 +130,14 @@ class Shard:
         self.epoch = int(described["row.epoch"])
         """Epoch in which the rows were encoded."""
         self.ids: NDArray[np.int64] = described["row.id"].numpy()
-        """(N, 5) ``RowId`` of each row, and hash of its inputs."""
+        """(N, 5) ``RowId`` of the sample of each row, and hash of its inputs."""
         self.inputs = tuple(inputs)
         """Names of the inputs of the rows."""
         self._unchecked: dict[int, int] = {}
-        """Index → checksum, of each row of a file that this process has not checked."""
+        """Index of a row → its checksum in the file, for the rows that this process has not checked yet."""
         self._shapes = {name: described[f"row.shapes.{name}"] for name in columns if has_varying_shape(name)}
         self._bytes: dict[str, tuple[memoryview, list[int]]] = {}
-        """(bytes of the column, offsets of the rows in the bytes, and the total length) of each column."""
+        """Name of a column → (bytes of all rows; offset of each row in them in bytes, then their total number)."""
         for name, column in columns.items():
             if name in self._shapes:
                 lengths = self._shapes[name].prod(1)
@@ -144,8 +150,8 @@ class Shard:
         """Map a shard into memory.
 
         Raises:
-            ShardError: If the length of the file, or the checksum of the tensors ``row.…``, is wrong, or the file was written
-                in the folder of another view or key.
+            ShardError: If the file cannot be read, as when its length is wrong; if the checksum of the tensors ``row.…`` is
+                wrong; or if the file was written for the folder of another view or key.
             DeviceError: If the package safetensors is not installed.
         """
         safetensors = required_safetensors()
@@ -169,9 +175,9 @@ class Shard:
     def read_ahead(self, index: int) -> None:
         """Ask the operating system to read a row from the disk, without waiting for it.
 
-        A row that is not in memory is otherwise read by page faults, one after another, with all pages around it. On a virtual
-        disk, 64 rows at a time in random order, rows of 64 KiB are read at 889 instead of 219 MB/s, and of rows of 2 KiB the
-        disk reads twice the bytes, not the whole file (2026-11-29).
+        Otherwise, a row of the memory-mapped file is read by page faults, one after another, each with the pages around it. On
+        a virtual disk, with 64 rows at a time in random order, rows of 64 KiB are read at 889 instead of 219 MB/s, and for rows
+        of 2 KiB the disk reads twice their bytes instead of the whole file (2026-11-29).
         """
         for column, (_, offsets) in zip(self._columns.values(), self._bytes.values(), strict=True):
             begin, end = (column.data_ptr() + offset for offset in offsets[index : index + 2])
@@ -195,7 +201,7 @@ class Shard:
         return parts
 
     def checksum(self, index: int) -> int:
-        """Return the checksum of a row."""
+        """Return the CRC-32 of the bytes of a row in all columns."""
         value = 0
         for content, offsets in self._bytes.values():
             value = zlib.crc32(content[offsets[index] : offsets[index + 1]], value)
@@ -208,12 +214,12 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 def _view_of(folder: Path) -> str:
-    """Return the key and the view of a folder, as text."""
+    """Return "KEY/view-NUMBER", the last two names in the path of the folder of a view."""
     return "/".join(folder.parts[-2:])
 
 
 def _digest(described: Mapping[str, Tensor], about: str) -> str:
-    """Return a hash of the tensors and the text that describe the rows of a shard."""
+    """Return a hash of the tensors ``described`` and the text ``about``, which describe the rows of a shard."""
     digest = hashlib.blake2b(about.encode(), digest_size=16)
     for name in sorted(described):
         digest.update(name.encode())

@@ -1,8 +1,9 @@
 """Functions on batches: nested tuples, lists, named tuples, mappings and dataclasses.
 
-A *leaf* is an object that is not a container, or that has a ``to`` method. A container in which a leaf changes is rebuilt as an
-object of the same class. A container in which no leaf changes is returned itself, so a container that cannot be rebuilt causes
-an error only if a leaf in it changes.
+A *leaf* is an object that is not a container, such as a tensor, or that has a ``to`` method. A *member* of a container is a
+value of a mapping, an item of a sequence, or a field. Functions that replace leaves rebuild a container in which a leaf changes
+as an object of the same class. They return a container in which no leaf changes itself, so a container that cannot be rebuilt
+causes an error only if a leaf in it changes.
 """
 
 import copy
@@ -26,11 +27,14 @@ Batch = Any
 
 
 _LEAF_TYPES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)})
-"""Leaf types that need no further check."""
+"""Types of leaves. Objects of other types are examined."""
 
-# A ``Ragged`` has a ``to`` method, but is treated as a container: its tensors are copied into slots of the ring.
 _WITHOUT_OWN_MOVE = (torch.Tensor, type, Ragged)
-"""Types for which ``moves_itself`` is false, although they have an attribute ``to``."""
+"""Types for which ``moves_itself`` is false, although they have an attribute ``to``: the loader copies tensors.
+
+A ``Ragged`` is treated as a container, so that its tensors are copied into the page-locked memory of the loader's ring. A class
+has its instances' ``to`` as an attribute.
+"""
 
 
 def is_namedtuple(value: object) -> bool:
@@ -44,15 +48,15 @@ def is_record(value: object) -> bool:
 
 
 def moves_itself(value: object) -> bool:
-    """Return whether ``value`` is an object with a ``to`` method, such as a ``PackedSequence`` or a ``BatchEncoding``.
+    """Return whether the loader calls ``value.to(device)`` to copy a value, such as a ``PackedSequence`` or ``BatchEncoding``.
 
-    False for tensors, which are copied by the loader.
+    True if the object has a ``to`` method. False for tensors and ``Ragged``, which the loader copies itself.
     """
     return not isinstance(value, _WITHOUT_OWN_MOVE) and callable(getattr(value, "to", None))
 
 
 def inner_values(value: Any) -> list[Any]:
-    """Return the values inside a leaf with a ``to`` method: values of a mapping, or attributes of another object."""
+    """Return the values inside a leaf with a ``to`` method: the values of a mapping, or the attributes of another object."""
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
@@ -68,7 +72,7 @@ def is_pil_image(value: object) -> bool:
 
 
 def member_names(container: Any) -> list[Any]:
-    """Return the names of a container's members: keys, fields that have a value, or indices."""
+    """Return the names of a container's members: keys, names of the fields that have a value, or indices."""
     if isinstance(container, Mapping):
         return list(container)
     if is_namedtuple(container):
@@ -89,7 +93,10 @@ def by_key(container: Any) -> bool:
 
 
 def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the objects to keep alive while a stage reads ``values``: the leaves, because a stage may change containers."""
+    """Yield the objects whose memory must not be reused while a stage reads ``values``: leaves, and values inside of leaves.
+
+    Not the containers, which a stage may modify, so that they lose their leaves.
+    """
     for leaf in leaves(values):
         yield leaf
         if type(leaf) not in _LEAF_TYPES and moves_itself(leaf):
@@ -174,8 +181,8 @@ def cached_by_id(function: Callable[[Any], Any], results: Mapping[int, tuple[Any
         function: Function of one leaf.
         results: Results that are known already: ``id`` of a leaf → (leaf, result).
     """
-    # The leaf is stored beside its result: a mapping may create values on each access, and a later object may get the id of a
-    # freed value.
+    # The leaf is stored beside its result, so that it is not freed: a mapping may create its values on each access, and a later
+    # object may get the id of a freed value.
     cache = dict(results or {})
 
     def apply(leaf: Any) -> Any:
@@ -222,7 +229,7 @@ def members_of_type(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[
     """List the leaves and containers of type ``type_``, in order. The members of a listed container are not visited.
 
     Args:
-        type_: Type or types, none of which is a tensor, a number or text.
+        type_: Type or types. They must not be ``torch.Tensor``, numbers or text, which may be skipped.
         batch: Any nesting of containers.
 
     Examples:
@@ -275,7 +282,7 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
 
     Args:
         container: A tuple, list, named tuple, mapping or dataclass.
-        values: New value for each index, field or key. A mapping accepts new keys; a tuple or list accepts the index ``len``.
+        values: Index, field or key → new value. A mapping accepts new keys, and a tuple or list of length n the new index n.
 
     Raises:
         ArgumentTypeError: If ``container`` cannot be rebuilt with other values.
@@ -302,6 +309,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _all_identical(new: Any, old: Any) -> bool:
+    """Return whether two iterables of one length have the same objects."""
     return all(map(operator.is_, new, old))
 
 
@@ -327,10 +335,12 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     try:
         if not isinstance(container, MutableMapping):
             clone = cls({**container, **values})  # type: ignore[call-arg]
-            names = vars(clone).keys() if hasattr(clone, "__dict__") else ()  # one of these attributes may hold the items
+            # The attributes that the constructor has set are kept, because one of them may hold the items.
+            names = vars(clone).keys() if hasattr(clone, "__dict__") else ()
             return _with_attributes(clone, container, ignored=names)
-        # Copied, because the constructor may not accept the attributes of the mapping, such as the factory of a defaultdict. A
-        # mapping that is not a dict may hold its items in any attribute.
+        # The mapping is copied, not constructed, because its constructor may need other arguments than items, such as the
+        # factory of a defaultdict. A mapping that is not a dict may hold its items in an attribute that a shallow copy would
+        # share, so it is copied deeply, except for its keys and values.
         if isinstance(container, dict | UserDict):
             clone = copy.copy(container)
         else:
@@ -344,7 +354,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
 
 def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
     """Return a copy of a dataclass in which ``values`` replace fields."""
-    # copy.copy would read every field of a dataclass with slots, and reading a field without a value raises an error.
+    # Not copy.copy, which reads every field of a dataclass with slots: reading a field without a value raises an error.
     clone = object.__new__(type(record))
     fields = {name: getattr(record, name) for name in member_names(record)}
     for name, value in {**getattr(record, "__dict__", {}), **fields, **values}.items():
@@ -353,15 +363,16 @@ def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _with_attributes(clone: Any, container: Any, ignored: Collection[str] = ()) -> Any:
-    """Return ``clone`` with the attributes that ``container`` has besides its items, except for those in ``ignored``."""
+    """Copy the attributes of ``container`` to ``clone``, except those named in ``ignored``, and return ``clone``."""
     for name, value in getattr(container, "__dict__", {}).items():
-        # A cached property may depend on the items.
+        # Values of cached properties are not copied, because they may depend on the items.
         if name not in ignored and not isinstance(getattr(type(container), name, None), functools.cached_property):
             vars(clone)[name] = value
     return clone
 
 
 def _cannot_rebuild(cls: type) -> ArgumentTypeError:
+    """Return the error for a container of class ``cls`` that cannot be rebuilt."""
     return ArgumentTypeError(
         f"A container of tensors must be of a type that can be rebuilt with other values, got {cls.__qualname__}. Return a "
         "tuple, list, dict, named tuple or dataclass from collate_fn, or add a method to(device) to the type."

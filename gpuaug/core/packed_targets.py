@@ -1,7 +1,8 @@
 """Packing of target dicts into one tensor per key, for the transfer from a worker to the device, and for fused stages.
 
-*Target dict*, *column*, *packed*: see ``targets.py``. Rows are *pending* if a stage has queued their removal on the device, and
-the host does not know yet how many rows remain.
+A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. A *column* is the values of one key in a list of
+target dicts. It is *packed* if its tensors are concatenated into one flat tensor (``targets.py``). Rows, such as boxes, are
+*pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +27,10 @@ from gpuaug.core.targets import (
 )
 
 MIN_PACKED_TENSORS = 8
-"""Minimum number of tensors in a list of dicts that is packed. A short list may hold one dict per view, not per sample."""
+"""Lists of dicts with fewer tensors are not packed. A short list may hold one dict per view, not per sample."""
 
 MAX_PACKED_BYTES = 32 * 1024
-"""Maximum size in bytes of a packed tensor other than a mask. Packed tensors are not aligned, so they are read more slowly."""
+"""Larger tensors, except masks, are not packed: parts of a flat tensor are not aligned in memory, so they are read slowly."""
 
 _HOST = torch.device("cpu")
 
@@ -38,12 +39,12 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 
 
 def _planned(targets: Sequence[Any], *, any_mask_size: bool = True, device: torch.device | None = None) -> PackedTargets:
-    """Return a list of dicts as a ``PackedTargets`` whose ``flat`` holds the columns to concatenate, each a ``Column``.
+    """Return the plan to pack a list of dicts: a ``PackedTargets`` in which each flat tensor is still a ``Column``.
 
     Args:
         targets: List or tuple of dicts, or of lists of dicts.
         any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
-        device: See ``_is_packable``.
+        device: Device of the tensors to pack (``_is_packable``). Default: the host.
     """
     groups = None if type(targets[0]) is dict else [len(dicts) for dicts in targets]
     dicts = targets if groups is None else [record for dicts in targets for record in dicts]
@@ -56,8 +57,9 @@ def _planned(targets: Sequence[Any], *, any_mask_size: bool = True, device: torc
         if _is_packable(column, any_size=any_mask_size and are_masks, device=device):
             packed.append(column)
         else:
-            moved = (type(value) is Tensor or type(value) not in HOLDS_NOTHING for value in column.values)
-            column = column.selected([position for position, moves in enumerate(moved) if moves])
+            # Values that the loader has to copy to the device go to ``others``. Numbers and strings remain in the dicts.
+            is_copied = (type(value) is Tensor or type(value) not in HOLDS_NOTHING for value in column.values)
+            column = column.selected([position for position, copies in enumerate(is_copied) if copies])
             positions += [(sample, name) for sample in column.samples]
             others += column.values
     if len(packed) == len(columns_by_key) and all(column.samples == range(len(dicts)) for column in packed):
@@ -73,11 +75,11 @@ def _planned(targets: Sequence[Any], *, any_mask_size: bool = True, device: torc
 
 
 def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True) -> Batch:
-    """Replace each list or tuple of dicts, or of lists of dicts, with tensors by a ``PackedTargets``.
+    """Replace each list or tuple of target dicts in a batch, or of lists of target dicts, by a ``PackedTargets``.
 
     Args:
         batch: A batch on the host.
-        allocate: Allocator of the packed tensors.
+        allocate: Allocator of the flat tensors, such as of page-locked memory.
         any_mask_size: Whether masks of any size are packed. If not, masks have the size limit of other tensors.
 
     Returns:
@@ -89,7 +91,7 @@ def pack_targets(batch: Batch, allocate: Allocate, *, any_mask_size: bool = True
     """
 
     def packs(value: Any) -> bool:
-        # The batch itself is a container of members, also if each member is a list of dicts.
+        # If the batch itself is a list of lists of dicts, its elements are members, and each is packed separately.
         return _are_dicts(value) or (value is not batch and _are_nested_dicts(value))
 
     def planned(value: Any) -> Any:
@@ -119,7 +121,7 @@ def unpack_targets(batch: Batch) -> Batch:
 
 
 def settle_targets(batch: Batch) -> Batch:
-    """Remove pending rows from each ``PackedTargets`` of a batch. The device must have written their masks."""
+    """Remove pending rows from each ``PackedTargets`` of a batch. The device must have written ``PendingRows.keep_mask``."""
     return batches.map_members(PackedTargets.settled, is_packed, batch)
 
 
@@ -139,13 +141,13 @@ def can_be_packed(value: Any) -> bool:
 
 
 def _is_packable(column: Column, *, any_size: bool, device: torch.device | None = None) -> bool:
-    """Return whether the values of a column can be concatenated: contiguous tensors of one class, dtype and device.
+    """Return whether the values of a column can be packed: tensors of one class and dtype, on one device.
 
     Args:
         column: The column.
-        any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
-        device: Device of the tensors, if only their values are needed. Tensors may then have any strides and any size. Default:
-            the host, and splitting the concatenation must restore each tensor with its strides.
+        any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``. Read without ``device``.
+        device: Device on which the tensors must be. They may then have any strides and size, because only their values are
+            needed. Default: the host, where tensors must be contiguous, so that unpacking restores them exactly.
     """
     exact = device is None
     if device is not None:
@@ -167,7 +169,7 @@ def _is_packable(column: Column, *, any_size: bool, device: torch.device | None 
 
 
 def _concatenated(planned: Batch, allocate: Allocate) -> Batch:
-    """Replace each ``Column`` of a planned batch by the concatenation of its tensors, in memory from ``allocate``."""
+    """Replace each ``Column`` in a batch of plans (``_planned``) by its flat tensor, in memory from ``allocate``."""
 
     def concatenated(leaf: Any) -> Any:
         if type(leaf) is not Column:
@@ -193,7 +195,7 @@ def _are_nested_dicts(value: Any) -> bool:
 
 
 def packed_targets(targets: Sequence[Any], device: torch.device) -> PackedTargets:
-    """Return a list of dicts as a ``PackedTargets``. Tensors that are not on ``device`` are not packed."""
+    """Return a list of dicts, or of lists of dicts, as a ``PackedTargets``. Tensors on other devices are not packed."""
     plan = _planned(targets, device=device)
     packed: list[Column] = [*plan.flat]  # type: ignore[list-item]
     flat = [column.joined if column.packed.shapes is None else column.elements for column in packed]
@@ -208,7 +210,8 @@ _LOSSY_COPY_PREDICATES = (
     Tensor.is_neg,
     Tensor.is_conj,
 )
-"""Predicates of a tensor. If one is true, a copy of the values alone would lose information."""
+"""Predicates of a tensor. If one is true, the concatenation of values would lose information about the tensor."""
 _PACKABLE_MODULES = frozenset(
     {f"torchvision.tv_tensors.{name}" for name in ("_bounding_boxes", "_mask", "_keypoints", "_image")}
 )
+"""Modules of torchvision's tensor classes, whose data are the values and ``vars``. Other subclasses are not packed."""

@@ -1,8 +1,9 @@
-"""Targets: annotations that are transformed along with their images. Their kinds, and the tensors of a batch as *columns*.
+"""Targets: annotations that are transformed along with their images. Their kinds, and lists of target dicts by key.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *column* is the values of one key
-in a list of target dicts. A column is *packed* if its tensors are concatenated along the first axis into one *flat* tensor.
-Functions process a whole column per call, because a batch has hundreds of tensors and a Python call per tensor takes 1 µs.
+in a list of target dicts; its *samples* are the indices of the dicts that have the key. A *row* is one entry along the first
+axis, such as a box. A column is *packed* if its tensors are concatenated along the first axis into one *flat* tensor.
+Functions process whole columns, because a batch has hundreds of tensors, and a Python call per tensor takes 1 µs.
 
 torchvision's tensor classes are recognized by the name of their module, because torchvision is not imported here.
 """
@@ -25,18 +26,21 @@ from gpuaug.core import batch as batches
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Kind of targets: the names under which they are recognized in all forms of input."""
+    """Kind of targets, such as boxes: the names by which a pipeline recognizes them in target dicts and in other inputs.
+
+    A *data key* is the name that says what an input of a pipeline holds, such as Kornia's ``bbox_xyxy`` for boxes (B, N, 4).
+    """
 
     keys: dict[str, str]
-    """Key in target dicts → data key of tensors of the same format. A *data key* says what an input of a pipeline holds."""
+    """Key in target dicts → data key for an input of the same format."""
     data_keys: dict[str, str]
-    """Data key, such as Kornia's ``bbox_xyxy`` → layout of the numbers of a box or point; ``""`` for other kinds."""
+    """Data key → layout of the numbers of a box or point (``BoxFormat.layout``); ``""`` for kinds without coordinates."""
     class_name: str = ""
-    """torchvision's tensor class; ``""`` if there is none."""
+    """Name of torchvision's tensor class for the kind; ``""`` if there is none."""
 
     @cached_property
     def name(self) -> str:
-        """Usual key in target dicts."""
+        """Usual key in target dicts, the first of ``keys``."""
         return next(iter(self.keys))
 
 
@@ -49,16 +53,16 @@ KEYPOINTS = Kind({"keypoints": "keypoints"}, {"keypoints": "points"}, "KeyPoints
 MASKS = Kind({"masks": "mask"}, {"mask": ""}, "Mask")
 LABELS = Kind(dict.fromkeys(("labels", "class_labels", "classes", "category_id", "category_ids"), "class"), {"class": ""})
 VALID = Kind({"valid": "valid"}, {"valid": ""})
-"""Masks of the boxes that are inside the image and large enough. Boxes without it are all valid."""
+"""Mask of the boxes that are inside the image and large enough, (n,) bool. Without the key ``valid``, all boxes are valid."""
 
 MOVED = (BOXES, KEYPOINTS, MASKS)
-"""Kinds that follow the pixels of their image."""
+"""Kinds with coordinates or pixels, which are transformed like the pixels of their image."""
 TARGET_KEYS = {key: kind for kind in MOVED for key in kind.keys}
-"""Key of target dicts under which plain tensors are transformed → kind."""
+"""Key of target dicts → kind, for the keys under which tensors without a class of torchvision are transformed."""
 TARGET_TYPES = {kind.class_name: kind for kind in MOVED}
-"""torchvision's tensor class of targets → kind."""
+"""Name of torchvision's tensor class → kind."""
 DATA_KEYS = {key: kind for kind in (*MOVED, LABELS, VALID) for key in kind.data_keys}
-"""Data key of a tensor with the targets of all images → kind."""
+"""Data key → kind, for inputs that hold the targets of all images."""
 
 PER_BOX = frozenset(
     {
@@ -71,7 +75,7 @@ PER_BOX = frozenset(
 )
 """Keys of target dicts that hold one entry per box.
 
-The keys are listed because lengths are ambiguous: in an image with two boxes, ``size`` (height, width) has one entry per box.
+They are listed, because lengths are ambiguous: in an image with two boxes, ``size`` (height, width) has as many entries.
 """
 
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
@@ -113,7 +117,7 @@ def holds_targets(value: Any) -> bool:
 def with_class_of(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
     """Return ``result`` as an instance of the class of ``source``, with the attributes of ``source``.
 
-    ``changes``: other values for attributes. Attributes that ``source`` does not have are ignored.
+    ``changes``: name → new value of attributes. Names of attributes that ``source`` does not have are ignored.
     """
     if type(source) is Tensor:
         return result
@@ -132,30 +136,30 @@ _shape, _dtype, _device = (_descriptors[name].__get__ for name in ("shape", "dty
 
 
 class PackedColumn(NamedTuple):
-    """Description of a column without its data, for the concatenation of its tensors."""
+    """Description of a packed column without its data: how its flat tensor was concatenated from tensors."""
 
     name: Any
     """Key of the column in the dicts."""
     samples: Sequence[int]
     """Index of the dict of each tensor."""
     lengths: list[int]
-    """Number of rows of each tensor. If ``shapes`` is not ``None``, number of elements of each tensor."""
+    """Number of rows of each tensor; or, if ``shapes`` is not ``None``, number of elements of each tensor."""
     shapes: list[torch.Size] | None
-    """Shape of each tensor if shapes differ in more than the first axis; else ``None``."""
+    """Shape of each tensor if shapes differ in more than the first axis: then the flat tensor has one axis. Else ``None``."""
     tensor_type: type[Tensor]
-    """Class of the tensors."""
+    """Class of the tensors. The flat tensor is a plain tensor, that is, a ``torch.Tensor``."""
     attributes: list[dict[str, Any]]
     """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
 
     def parts(self, flat: Tensor) -> Sequence[Tensor]:
-        """Split the concatenation ``flat`` into plain tensors, which share the memory of ``flat``."""
+        """Split the flat tensor of the column into plain tensors, which share its memory."""
         parts = split(flat, self.lengths)
         if self.shapes is None:
             return parts
         return [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
 
     def tensors(self, flat: Tensor) -> Sequence[Tensor]:
-        """Split the concatenation ``flat`` into the tensors of the column. The tensors share the memory of ``flat``."""
+        """Split the flat tensor into the tensors of the column, with their class and attributes. They share its memory."""
         parts = self.parts(flat)
         if self.tensor_type is Tensor:
             return parts
@@ -166,15 +170,15 @@ class PackedColumn(NamedTuple):
         return typed_parts
 
     def plain(self) -> Self:
-        """Return the column with ``torch.Tensor`` as the class of its tensors, without attributes."""
+        """Return the description of the same column with plain tensors, without attributes."""
         return self._replace(tensor_type=Tensor, attributes=[{}])
 
 
 class Column:
-    """Values of one key in a list of dicts, with cached properties of the whole column.
+    """Values of one key in a list of dicts, with cached properties of all values.
 
     Args:
-        samples: Index of the dict of each value, ascending.
+        samples: Index of the dict of each value, ascending. Dicts without the key are left out.
         values: The values. Unless all are tensors, only ``samples``, ``values``, ``name`` and ``types`` can be read.
         name: The key.
     """
@@ -187,10 +191,10 @@ class Column:
         """Set of the classes of the values."""
 
     def join(self, device: torch.device | None = None) -> None:
-        """Concatenate tensors that are concatenated anyway, and derive their sizes and their device from the result.
+        """Set ``joined``, and derive ``row_shape``, ``devices`` and ``lengths`` from it, which is faster than to read them.
 
-        Nothing is done for tensors that differ in dtype or in more than the first axis, and for tensors on another device than
-        ``device``. To read sizes and device of each of 256 tensors takes 130 µs, and this method 62 (one core, 2026-11-29).
+        Call it if the tensors will be concatenated anyway. Nothing is done if they differ in dtype or in more than the first
+        axis, or are not on ``device``. For 256 tensors, it takes 62 µs, and reading each 130 µs (one core, 2026-11-29).
         """
         if "joined" in vars(self) or not all(issubclass(cls, Tensor) for cls in self.types) or len(self.dtypes) != 1:
             return
@@ -199,18 +203,18 @@ class Column:
         with as_plain_tensors(), suppress(RuntimeError):
             joined = torch.cat(tuple(self.values))
             row_shape = joined.shape[1:]
-            row = row_shape.numel()
+            row_numel = row_shape.numel()
             sizes = list(map(Tensor.numel, self.values))
-            # torch.cat accepts tensors (0,) beside tensors of any shape.
+            # Empty tensors are checked separately, because torch.cat accepts tensors (0,) beside tensors of any shape.
             empty = [value for value, size in zip(self.values, sizes, strict=True) if not size] if 0 in sizes else []
-            if row and joined.layout is torch.strided and all(_shape(value)[1:] == row_shape for value in empty):
+            if row_numel and joined.layout is torch.strided and all(_shape(value)[1:] == row_shape for value in empty):
                 self.joined = joined
                 self.row_shape = row_shape
                 self.devices = {joined.device}
-                self.lengths = [size // row for size in sizes]
+                self.lengths = [size // row_numel for size in sizes]
 
     def selected(self, positions: Sequence[int]) -> "Column":
-        """Return the column of the values at ``positions``, which are ascending."""
+        """Return the column of the values at the ascending ``positions`` in ``values``."""
         samples = [self.samples[position] for position in positions]
         return Column(samples, [self.values[position] for position in positions], self.name)
 
@@ -248,7 +252,7 @@ class Column:
 
     @cached_property
     def packed(self) -> PackedColumn:
-        """Description of the column. Of tensors of several classes, it names the class of the first."""
+        """Description of the column, as if it were packed. If tensors have several classes, with the class of the first."""
         cls = type(self.values[0])
         attributes = [{}] if cls is Tensor else self.attributes
         attributes = attributes[:1] if all(other == attributes[0] for other in attributes) else attributes
@@ -275,10 +279,11 @@ class Column:
         return shapes[0][1:]
 
     def rows(self) -> Tensor:
-        """Return all vectors along the last axis of the tensors, (n, size of the last axis), as a plain tensor of one dtype."""
+        """Return the tensors (…, K) as one plain tensor (n, K): the n boxes or points of all tensors, in one dtype."""
         if self.row_shape is not None and len(self.dtypes) == 1:
             return self.joined.flatten(0, -2)
-        # torch.cat would convert int64 beside float16 to float16, in which large coordinates are rounded.
+        # Tensors of several dtypes are converted here: torch.cat would convert int64 beside float16 to float16, in which large
+        # coordinates are rounded.
         promoted = torch.float64 if torch.float64 in self.dtypes else torch.float32
         dtype = promoted if len(self.dtypes) > 1 else None
         with as_plain_tensors():
@@ -292,11 +297,11 @@ class Column:
 
 
 class FlatColumn(Column):
-    """A packed column with its data, which is split into tensors only when a caller reads ``values``.
+    """A packed column with its flat tensor, which is split into tensors only when a caller reads ``values``.
 
     Args:
         packed: Description of the column.
-        flat: Concatenation of the tensors.
+        flat: Flat tensor.
     """
 
     packed: PackedColumn
@@ -334,19 +339,19 @@ class FlatColumn(Column):
 
 
 def indices_of(samples: Sequence[int]) -> NDArray[np.int64]:
-    """Return ``Column.samples`` as an array. A range is twenty times faster than a list."""
+    """Return ``Column.samples`` as an array. A range is converted twenty times faster than a list."""
     return np.arange(samples.start, samples.stop, samples.step) if isinstance(samples, range) else np.array(samples, np.int64)
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return the sample of each row of a column. ``counts``: number of rows of each of ``samples``."""
+    """Return the sample of each row of a column, (n,). ``counts``: number of rows for each of ``samples``."""
     return np.repeat(indices_of(samples), counts)
 
 
 def columns(records: Sequence[Mapping[Any, Any]], samples: Sequence[int] | None = None) -> dict[Any, Column]:
-    """Return key → column. Keys are in the order of their first occurrence.
+    """Return key → column for a list of dicts, ``records``. Keys are in the order of their first occurrence.
 
-    ``samples``: index that each record has in ``Column.samples``, ascending. Default: its position.
+    ``samples``: index of each record, ascending, for ``Column.samples``. Default: its position in the list.
     """
     samples = range(len(records)) if samples is None else samples
     names = tuple(records[0]) if records else ()
@@ -377,12 +382,12 @@ class TargetsLayout:
     """Structure of packed target dicts, on the host.
 
     Args:
-        container_type: Type of the container of the dicts, list or tuple.
-        records: Dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
+        container_type: Type of the sequence of the dicts, list or tuple.
+        records: The dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
         packed: Packed columns, in the order of ``PackedTargets.flat``.
         others: (index of the dict, key) of each value in ``PackedTargets.others``.
-        groups: Number of dicts per sample, if each sample has a list of dicts; ``None`` if each sample has one dict.
-        keys: Keys of all records, in the order of their first occurrence. Default: read from the records.
+        groups: Number of dicts of each sample, if each sample has a list of dicts; ``None`` if each sample has one dict.
+        keys: Keys of all dicts, in the order of their first occurrence. Default: read from ``records``.
     """
 
     __slots__ = ("container_type", "groups", "keys", "others", "packed", "records")
@@ -402,14 +407,14 @@ class TargetsLayout:
 
 
 class PendingRows:
-    """Removal of rows that is queued on the device. The host does not know yet how many rows remain.
+    """Removal of rows, such as invalid boxes, that is queued on the device. The host does not know yet how many rows remain.
 
     Args:
-        names: Keys of the columns whose rows are removed. The flat tensor of such a column has the remaining rows first, and
-            undefined rows after them.
-        lengths: Number of rows per dict before the removal, equal for all of these columns.
-        keep_mask: (n,) host tensor, true for each row that remains, in the order before the removal. The device may not have
-            written the mask yet.
+        names: Keys of the columns from which rows are removed. The flat tensor of such a column has the remaining rows first,
+            and undefined rows after them.
+        lengths: Number of rows per dict that has these keys, before the removal. It is equal for all of these columns.
+        keep_mask: (n,) bool on the host, true for each row that remains, in the order before the removal. The device may not
+            have written the mask yet.
     """
 
     __slots__ = ("keep_mask", "lengths", "names")
@@ -418,7 +423,7 @@ class PendingRows:
         self.names, self.lengths, self.keep_mask = names, lengths, keep_mask
 
     def counts(self) -> list[int]:
-        """Return the number of remaining rows per dict."""
+        """Return the number of remaining rows per dict. Call after the device has written ``keep_mask``."""
         owners = owners_of(range(len(self.lengths)), self.lengths)
         counts: list[int] = np.bincount(owners[self.keep_mask.numpy()], minlength=len(self.lengths)).tolist()
         return counts
@@ -435,7 +440,7 @@ class PackedTargets:
     flat: tuple[Tensor, ...]
     """Concatenation of the tensors of each packed column."""
     others: tuple[Any, ...]
-    """Values that are not packed, except numbers and strings."""
+    """Values that are not packed. Numbers and strings are not here, but in ``layout.records``."""
     layout: TargetsLayout
     """Structure of the dicts."""
     pending: PendingRows | None = None
@@ -452,8 +457,8 @@ class PackedTargets:
         """Return packed targets with columns replaced or added.
 
         Args:
-            columns: Key → (description, concatenation) of each new column.
-            pending: Removal of rows in the new targets.
+            columns: Key → (description, flat tensor) of each new column.
+            pending: Pending removal of rows from the result; ``None`` if there is none.
         """
         layout = self.layout
         old = {column.name: (column, flat) for column, flat in zip(layout.packed, self.flat, strict=True)}
@@ -463,7 +468,7 @@ class PackedTargets:
         return PackedTargets(tuple(flat for _, flat in new), self.others, new_layout, pending)
 
     def settled(self) -> "PackedTargets":
-        """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
+        """Return packed targets with the pending removal completed. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
         counts = self.pending.counts()

@@ -1,8 +1,12 @@
 """Ops that combine several images of a sample into one: mosaic, MixUp of detection, copy-paste.
 
-A sample holds images and their target dicts, one per image. The images that become one are a *group*; the result is the
-group's *canvas*. An op of a pipeline may have several groups per sample, whose canvases the next op combines. These ops are the
-first of a pipeline. ``forms/combine.py`` runs them before the passes, in which they change nothing.
+A sample holds several images. The images that become one are a *group*, and the result is the group's *canvas*. An op may have
+several groups per sample, whose canvases the next op combines: a mosaic of 2 · 4 images, then MixUp of the two mosaics. Arrays
+have N images, in the order of the groups, and M groups, in the order of the samples.
+
+These ops are the first of a pipeline. ``forms/combine.py`` runs them before the *passes*, the kernels that run all other ops.
+In the passes, they change nothing. *Draws* are the random parameters of an op for a batch of B samples. An op is *applied* to a
+group with a probability; otherwise the canvas shows only the first image of the group.
 """
 
 from abc import abstractmethod
@@ -23,62 +27,71 @@ Sides = NDArray[np.int64]
 
 
 class Placement(NamedTuple):
-    """Places of the images of M groups on their canvases, on the host. The N images are in the order of the groups."""
+    """Where one op writes each of N images on the M canvases, on the host."""
 
     op: "CombineOp"
     draws: OpDraws
     """Draws of ``op``."""
     tiles: NDArray[np.int64]
-    """(N, 12) tile of each image, as ``backends/tiles.py`` describes it."""
+    """(N, 12) tile of each image: its resized rectangle, and the part of the canvas that is written (``backends/tiles.py``)."""
     used: NDArray[np.bool_]
-    """(N,) mask of the images that the canvas shows."""
+    """(N,) mask of the images that the canvases show."""
     canvases: Sides
-    """(M, 2) sizes of the canvases."""
+    """(M, 2) heights and widths of the canvases."""
 
 
 def fit(tiles: NDArray[np.int64], sizes: Sides, canvases: Sides) -> None:
-    """Write the largest sizes with which images fit on canvases, with their aspect ratio. See ``CombineOp.place``."""
-    # Side per axis if the other side of the image has the length of the canvas, rounded to the nearest integer.
+    """Write the sizes to which images are resized, columns 2 and 3 of tiles: the largest that fit, with their aspect ratio.
+
+    Args:
+        tiles: (…, 12) tiles.
+        sizes: (…, 2) heights and widths of the images.
+        canvases: Heights and widths of the rectangles into which the images must fit, which broadcast with ``sizes``.
+    """
+    # Per axis, the side for which the other side equals that of the rectangle, rounded to the nearest integer, at least 1.
     other_sides = sizes[..., ::-1]
     by_other_side = np.maximum((canvases[..., ::-1] * sizes * 2 + other_sides) // (2 * other_sides), 1)
     tiles[..., 2:4] = np.minimum(canvases, by_other_side)
 
 
 class CombineOp(IdentityOp):
-    """Base class of the ops."""
+    """Base class of ops that combine images.
+
+    Draws: ``"applies"``, (B, groups) bool, whether the op is applied to each group; and ``parameters``, (B, groups) each.
+    """
 
     package = "torchvision"
 
     count: ClassVar[int]
     """Number of images of a group."""
     overlays: ClassVar[bool] = False
-    """Whether the second of two images is written over the first, in a second launch, and not beside it."""
+    """Whether the second image of a group is written over the first, in a second launch. False: images do not overlap."""
     parameters: ClassVar[tuple[str, ...]]
     """Names of the draws besides ``"applies"``."""
     size: int | None = None
-    """Side of the canvas, which may cut images; ``None`` if it has the size of the first image."""
+    """Height and width of all canvases; ``None`` if each canvas has the size of the first image of its group."""
     groups = 1
-    """Number of groups per sample: the product of ``count`` of the following ops. The program sets it."""
+    """Number of groups per sample: the product of ``count`` of the ops after this one. ``combining_ops`` sets it."""
 
     def _read_common(self, module: Any) -> None:
-        """Do nothing: with the module's ``p``, a plan would expect an op that skips samples."""
+        """Do not read the module's ``p``: in the passes, the op must not count as an op that skips samples."""
 
     def _read(self, transform: Any) -> None:
         self.probability = float(transform.p)
         self.fill = float(transform.fill)
-        """Value of pixels outside of images, of 255."""
+        """Value of the pixels of the canvas outside of images, in [0, 255] for images of any dtype."""
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"applies"`` and the parameters per group, (B, groups)."""
+        """Draw ``"applies"``, the parameters, and ``"apply_mask"``, (B,): true if the op is applied to a group of a sample."""
         applies = self.probability > sampler.uniform(self.groups).T
         return {"applies": applies, **self.draw_parameters(sampler, size), "apply_mask": applies.any(1)}
 
     def describe(self) -> str:
-        """Empty, because a pass does nothing for the op."""
+        """Return an empty string: the op is no part of a pass."""
         return ""
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Any]:
-        """Empty, because torchvision has no function that combines images. The module itself repeats a sample."""
+        """Return an empty list: no function of torchvision combines images. The transform, called with ``draws``, does."""
         return []
 
     @abstractmethod
@@ -86,11 +99,11 @@ class CombineOp(IdentityOp):
         """Short description for ``explain()``."""
 
     def _name(self, name: str, group: int) -> str:
-        """Name of a parameter in the result of ``numbers``. With several groups, the index of the group is a suffix."""
+        """Return the name of a drawn number of a group. With several groups, the index of the group is a suffix."""
         return f"{name}_{group}" if self.groups > 1 else name
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
-        """Drawn numbers of one sample."""
+        """Return name → drawn number, for all groups of one sample."""
         return {
             self._name(name, group): float(draws[name][sample, group])
             for name in ("applies", *self.parameters)
@@ -98,7 +111,7 @@ class CombineOp(IdentityOp):
         }
 
     def draws_of_numbers(self, numbers: dict[str, float]) -> OpDraws:
-        """Draws of one sample, from the result of ``numbers``; from an empty dict for a sample that no group is applied to."""
+        """Return the draws of one sample from the result of ``numbers``. In an empty dict, the op is applied to no group."""
         draws: OpDraws = {
             name: np.array([[numbers.get(self._name(name, group), 0) for group in range(self.groups)]])
             for name in ("applies", *self.parameters)
@@ -107,21 +120,22 @@ class CombineOp(IdentityOp):
         return {**draws, "applies": applies, "apply_mask": applies.any(1)}
 
     def used(self, draws: OpDraws) -> NDArray[np.bool_]:
-        """Mask of the images that the canvases show, (B · groups · count,): all, or the first where the op is not applied."""
+        """Return the mask of the images that the canvases show, (N,): of a group all, or if the op is not applied the first."""
         mask = np.repeat(draws["applies"].reshape(-1, 1), self.count, 1)
         mask[:, 0] = True
         return mask.ravel()
 
     def weights(self, draws: OpDraws) -> NDArray[np.float32] | None:
-        """Weight of the first image of each group, (M,); ``None`` if images are not blended."""
+        """Return the weight of the first image of each group in the weighted sum, (M,); ``None`` if images are not blended."""
         return None
 
     def placement(self, draws: OpDraws, sizes: Sides) -> Placement:
-        """Places of all images. ``sizes``: (N, 2) heights and widths of the images."""
+        """Return the placement of all images. ``sizes``: (N, 2) heights and widths of the images."""
         sizes = sizes.reshape(-1, self.count, 2)
         canvases = sizes[:, 0] if self.size is None else np.full((len(sizes), 2), self.size)
         areas = canvases[:, 0] * canvases[:, 1]
-        # ``backends/tiles.py`` describes the columns: here the region, the canvas and its offset are written.
+        # Columns 6 and 7: size of the region that the tile fills, at first the whole canvas. 8 and 9: size of the canvas. 10:
+        # offset of the canvas. ``place`` writes columns 0 to 3, the resized image, and may change the region. 11: the image.
         tiles = np.zeros((len(sizes), self.count, 12), np.int64)
         tiles[..., 6:8] = tiles[..., 8:10] = canvases[:, None]
         tiles[..., 10] = (areas.cumsum() - areas)[:, None]
@@ -130,20 +144,22 @@ class CombineOp(IdentityOp):
         return Placement(self, draws, tiles.reshape(-1, 12), self.used(draws), canvases)
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
-        """Write the places and the regions of the images; by default, images are fitted to the canvas, and centred.
+        """Write the rectangles of the resized images, columns 0 to 3 of tiles, and their regions, columns 4 to 7.
+
+        By default, images are fitted to the canvas, and centred, and the region is the canvas.
 
         Args:
-            draws: Draws of the op.
+            draws: Draws of the op, for M groups.
             sizes: (M, n, 2) heights and widths of n consecutive images of each group.
-            tiles: (M, n, 12) tiles, whose regions are the canvases.
-            first: Index of the first of the n images in its group.
+            tiles: (M, n, 12) tiles, changed in place.
+            first: Index in the group of the first of the n images.
         """
         fit(tiles, sizes, tiles[..., 8:10])
         tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
 
 
 _AFTER = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
-"""1 where the tiles of a mosaic, top left, top right, bottom left, bottom right, are below and right of the centre."""
+"""(is below, is right of the centre) for the tiles of a mosaic: top left, top right, bottom left, bottom right."""
 
 
 class MosaicOp(CombineOp):
@@ -158,7 +174,7 @@ class MosaicOp(CombineOp):
         self.size = int(transform.size)
 
     def out_applied(self, size: Size) -> Size:
-        """Size of the canvas."""
+        """Return the size of the batch of canvases."""
         return size.to(self.size, self.size)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -167,7 +183,7 @@ class MosaicOp(CombineOp):
         return {"y": y.T, "x": x.T}
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
-        """Place the images with a corner at the centre; the first image fitted to the canvas, if the op is not applied."""
+        """Place each image with a corner at the centre; if the op is not applied, the first image as the base class does."""
         after = _AFTER[first : first + sizes.shape[1]]
         centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).reshape(-1, 1, 2)
         fit(tiles, sizes, np.full(2, self.size // 2))
@@ -182,7 +198,7 @@ class MosaicOp(CombineOp):
             tiles[not_applied, 0] = first_tiles
 
     def summary(self) -> str:
-        """Number of images and size of the canvas."""
+        """Return the number of images and the size of the canvas."""
         return f"mosaic of 4 images, {self.size}x{self.size}"
 
 
@@ -202,12 +218,12 @@ class MixUpOp(CombineOp):
         return {"weight": np.stack([sampler.beta(self.alpha) for _ in range(self.groups)], 1)}
 
     def weights(self, draws: OpDraws) -> NDArray[np.float32]:
-        """Weight of the first image of each group, (M,): 1 where the op is not applied."""
+        """Return the weight of the first image of each group, (M,): 1 where the op is not applied."""
         weights: NDArray[np.float32] = np.where(draws["applies"], draws["weight"], 1).astype(np.float32).ravel()
         return weights
 
     def summary(self) -> str:
-        """Distribution of the weight."""
+        """Return the distribution of the weight."""
         return f"weighted sum of 2 images, Beta({self.alpha:g}, {self.alpha:g})"
 
 
@@ -219,16 +235,16 @@ class CopyPasteOp(CombineOp):
     overlays = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed in [0, 2²⁴), from which the choice of each object follows."""
+        """Draw a seed in [0, 2²⁴), from which follows which objects are pasted."""
         return {"seed": np.floor(sampler.uniform(self.groups).T * 2**24)}
 
     def chosen(self, draws: OpDraws, groups: NDArray[np.int64], objects: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Mask of the objects that are pasted: each with probability one half.
+        """Return the mask of the objects that are pasted, (n,), if all belong to second images. Each has probability one half.
 
         Args:
             draws: Draws of the op.
-            groups: Index of the group of each object.
-            objects: Index of each object in its image.
+            groups: (n,) index of the group of each object.
+            objects: (n,) index of each object in its image.
         """
         seeds = draws["seed"].ravel().astype(np.int64)[groups]
         # One random word per object. Its sign bit decides.
@@ -237,7 +253,7 @@ class CopyPasteOp(CombineOp):
         return chosen
 
     def summary(self) -> str:
-        """Number of images."""
+        """Return what is pasted."""
         return "objects of the second image on the first"
 
 
@@ -259,19 +275,23 @@ def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
 
 
 def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
-    """Size of the combined images: of the last mosaic's canvas, or ``size``, of the first image of each sample."""
+    """Return the size of the canvases of the last op: of the last mosaic, or without one ``size``, of the first image."""
     return next((op.out(size) for op in reversed(ops) if op.size is not None), size)
 
 
 def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: Sides, image: int) -> NDArray[np.int64]:
-    """Windows, (B, 4) top, left, height and width, that are read of one image of each sample; of size 0 if none is.
+    """Return the window that the ops read of the image ``image`` of each sample, so that only the window is decoded.
 
     Args:
         ops: Ops that combine images.
         draws: Draws of the ops.
-        sizes: (B, 2) heights and widths of the images.
+        sizes: (B, 2) heights and widths of these images.
         image: Index of the image in its sample.
+
+    Returns:
+        (B, 4) top, left, height and width; all 0 if the image is not read.
     """
+    # Walk back from the last op: an image is read if its canvas is, and the canvas shows it.
     is_used = np.ones(len(sizes), bool)
     for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
         is_used = np.repeat(is_used, op.count) & op.used(op_draws)
@@ -280,8 +300,8 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     starts = np.zeros_like(sizes)
     ends = sizes
     if isinstance(ops[0], MosaicOp):
-        # Only this image is placed: NumPy releases the interpreter's lock for arrays of more than 500 values, and then waits
-        # for the threads that decode.
+        # Only this image of each sample is placed, not all: for arrays of more than 500 values, NumPy releases the
+        # interpreter's lock, and has to wait for the decoding threads to get it back.
         group, first = divmod(image, ops[0].count)
         draws_of_group = {name: draws[0][name][:, [group]] for name in ("applies", *ops[0].parameters)}
         tiles = np.zeros((len(sizes), 1, 12), np.int64)
@@ -289,9 +309,10 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
         ops[0].place(draws_of_group, sizes[:, None], tiles, first)
         top_left = tiles[:, 0, :2]
         resized = tiles[:, 0, 2:4]
+        # A *line* is a row (y) or a column (x). First and last line of the resized image that are on the canvas.
         visible_lines = np.maximum(-top_left, 0), np.minimum(ops[0].size - top_left, resized) - 1
-        # Source lines of the first and the last visible line. Two lines are interpolated. One more is read on each side,
-        # because kernels round otherwise.
+        # First of the two source lines between which each is interpolated. One more line is read on each side, because kernels
+        # may round differently.
         source_lines = [np.floor((line + 0.5) * sizes / resized - 0.5).astype(np.int64) for line in visible_lines]
         starts = np.maximum(source_lines[0] - 1, 0)
         ends = np.minimum(source_lines[1] + 3, sizes)
@@ -299,7 +320,10 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
 
 
 def misplaced_error(name: str, position: str) -> ArgumentError:
-    """Return the error about a module ``name`` that combines images at another position than the first."""
+    """Return the error for a module ``name`` that combines images and is not first in the pipeline.
+
+    ``position``: where it is, such as "after Resize_0".
+    """
     return ArgumentError(
         f"{name} must stand first in the pipeline, outside of containers that pick transforms at random, got it {position}. "
         "Put all other transforms after it."

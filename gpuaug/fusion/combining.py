@@ -1,4 +1,8 @@
-"""Transforms that combine several images of a sample into one: the first transforms of a pipeline for ``gpuaug.fuse``."""
+"""Transforms that combine several images of a sample into one: the first transforms of a pipeline for ``gpuaug.fuse``.
+
+A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. The images that become one are a
+*group*. The *canvas* is the resulting image.
+"""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -15,7 +19,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class _Combine(v2.Transform):  # type: ignore[misc]
-    """Base class of the transforms."""
+    """Base class of the transforms, which runs them on a single sample, as in a dataset. ``fuse`` runs ``op_class`` instead."""
 
     op_class: ClassVar[type[CombineOp]]
     """Op that ``gpuaug.fuse`` runs for the transform."""
@@ -35,14 +39,15 @@ class _Combine(v2.Transform):  # type: ignore[misc]
         """Combine the images of one sample.
 
         Args:
-            images: Images of the sample: as many as the transform combines, or a multiple, which has several results.
-            targets: Target dicts, one per image.
+            images: Images of the sample: as many as the transform combines into one, or a multiple for several results, which
+                the next transform combines.
+            targets: Target dicts, one per image, with boxes in XYXY.
             draws: Random parameters: the result of ``Draws.of`` for a fused pipeline that contains the transform. Default: new
-                draws.
+                random parameters.
 
         Shape:
             - images: (C, H, W) each
-            - returns: (C, H', W'); with ``targets`` a tuple of image and target dict; for several results lists of these
+            - returns: (C, H', W'); with ``targets`` (image, target dict); for several results, a list in place of each
 
         Raises:
             ArgumentTypeError: If ``images`` or ``targets`` are not sequences of tensors and dicts, or ``draws`` is not a dict.
@@ -62,13 +67,15 @@ class _Combine(v2.Transform):  # type: ignore[misc]
                 )
         op = self.op_class(name, self)
         op.groups = len(images) // count
-        batches = [[image[None] for image in images], *([] if targets is None else [[[*targets]]])]
-        combination = Combination([op], batches, None, "xyxy")
+        # A batch of one sample: its images as batches of one image, and a list with its list of target dicts.
+        inputs = [[image[None] for image in images], *([] if targets is None else [[[*targets]]])]
+        combination = Combination([op], inputs, None, "xyxy")
         if draws is None:
             op_draws = op.draw(Sampler((next_seed(),), 1, separate_generators=True), combination.size)
         else:
             op_draws = op.draws_of_numbers(_own(draws, name, op.groups))
         results = combination.run([op_draws])
+        # List of images, and list of target dicts, one per group; for one group, the image and the target dict.
         lists = [[*results[0]], *(result.unpacked() for result in results[1:])]
         if op.groups == 1:
             lists = [values[0] for values in lists]
@@ -78,17 +85,18 @@ class _Combine(v2.Transform):  # type: ignore[misc]
 class Mosaic(_Combine):
     """Put four images of a sample around a random centre, with their boxes, masks, keypoints and labels.
 
-    Each image is resized to a longer side of ``size // 2``, with its aspect ratio, and touches the centre with a corner: the
-    first image above and left of it, then right, below and left, below and right. The centre is uniform in the middle half of
-    each side. Parts of images outside of the canvas are cut off. Where the mosaic is not applied, the first image of the sample
-    is resized to a longer side of ``size`` and centred, with its targets.
+    Each image is resized to a longer side of ``size // 2``, with its aspect ratio, and touches the centre with a corner. The
+    images are, in order: above left, above right, below left, below right. The centre is uniform in the middle half of each
+    side of the canvas. Parts of images outside of the canvas are cut off. If the mosaic is not applied to a sample, its first
+    image is resized to a longer side of ``size`` and centred, with its targets.
 
-    It stands first in a ``Compose`` for ``gpuaug.fuse``, and runs in a dataset too. A sample holds a list of four images, and a
-    list of four target dicts. A box with less than a tenth of its area on the canvas is not ``valid`` in the target dict.
+    The transform stands first in a ``Compose`` for ``gpuaug.fuse``, and also runs in a dataset. A sample holds a list of four
+    images, and a list of four target dicts. A box with less than a tenth of its area on the canvas is not ``valid`` in the
+    target dict.
 
     Args:
         size: Height and width of the result in pixels.
-        fill: Value of pixels outside of all images, of 255.
+        fill: Value of pixels outside of all images, in [0, 255] for images of any dtype.
         p: Probability of the mosaic.
 
     Shape:
@@ -123,18 +131,18 @@ class Mosaic(_Combine):
 class MixUpBoxes(_Combine):
     """Blend two images of a sample, and keep the boxes of both, with weights.
 
-    The second image is resized to the size of the first, with its aspect ratio, centred on ``fill``. The weight of the first
-    image is drawn from Beta(alpha, alpha). The target dict gets a ``weight`` per box: of the first image's boxes this weight,
-    of the second's boxes 1 minus this weight; existing weights are multiplied. Where MixUp is not applied, the result is the
-    first image with its targets, with weights of 1.
+    The second image is resized to fit into the size of the first, with its aspect ratio, and centred on ``fill``. The weight of
+    the first image is drawn from Beta(alpha, alpha); the second image has 1 minus this weight. The target dict gets a
+    ``weight`` per box, the weight of its image; existing weights are multiplied by it. If MixUp is not applied to a sample, the
+    result is the first image with its targets, with weights of 1.
 
-    It stands first in a ``Compose`` for ``gpuaug.fuse``, or after a ``Mosaic`` or ``CopyPaste``, and runs in a dataset too. The
-    samples of a ``Mosaic`` before it have eight images.
+    The transform stands first in a ``Compose`` for ``gpuaug.fuse``, or after a ``Mosaic`` or ``CopyPaste``, and also runs in a
+    dataset. With a ``Mosaic`` before it, samples have eight images.
 
     Args:
         p: Probability of MixUp.
         alpha: Parameter of the beta distribution.
-        fill: Value of pixels outside of the second image, of 255.
+        fill: Value of pixels outside of the second image, in [0, 255] for images of any dtype.
 
     Shape:
         - images: two images (C, H, W)
@@ -168,13 +176,13 @@ class MixUpBoxes(_Combine):
 class CopyPaste(_Combine):
     """Paste objects of a second image on the first, by their masks.
 
-    The second image is resized to the size of the first, with its aspect ratio, and centred. Each of its objects is pasted with
-    probability one half, with hard edges. Masks of the first image lose the pixels under pasted objects, and boxes are the
-    rectangles around the masks. The target dict has the objects of both images; objects that are not pasted, and objects that
-    lose more than nine tenths of their pixels, are not valid: ``valid`` in the target dict.
+    The second image is resized to fit into the size of the first, with its aspect ratio, and centred. Each of its objects is
+    pasted with probability one half, with hard edges. Masks of the first image lose the pixels under pasted objects, and boxes
+    become the rectangles around the masks. The target dict has the objects of both images. In its mask ``valid``, objects that
+    are not pasted, and objects that lose more than nine tenths of their pixels, are False.
 
-    It stands first in a ``Compose`` for ``gpuaug.fuse``, or after a ``Mosaic`` or ``MixUpBoxes``, and runs in a dataset too.
-    The samples of a ``Mosaic`` before it have eight images.
+    The transform stands first in a ``Compose`` for ``gpuaug.fuse``, or after a ``Mosaic`` or ``MixUpBoxes``, and also runs in a
+    dataset. With a ``Mosaic`` before it, samples have eight images.
 
     Args:
         p: Probability of pasting.
@@ -209,7 +217,7 @@ class CopyPaste(_Combine):
 
 
 def _number(name: str, value: object, least: float, most: float, way_out: str) -> float:
-    """Return an argument as a float.
+    """Return the argument ``name`` as a float. ``way_out``: last sentence of the error messages.
 
     Raises:
         ArgumentTypeError: If ``value`` is not a number.
@@ -223,9 +231,10 @@ def _number(name: str, value: object, least: float, most: float, way_out: str) -
 
 
 def _own(draws: Any, name: str, groups: int) -> dict[str, float]:
-    """Return the random parameters of a module of class ``name``; an empty dict if it is not applied to the sample.
+    """Return the random parameters of the module of class ``name`` with ``groups`` groups; an empty dict if it is not applied.
 
-    Of several modules of the class in a pipeline, each has another number of ``groups``.
+    ``draws`` has the parameters by name of the module, such as ``Mosaic`` or ``augment/Mosaic_0``. If a pipeline has several
+    modules of the class, each has another number of groups.
     """
     if not isinstance(draws, Mapping):
         raise ArgumentTypeError(f"draws must be the result of Draws.of, got {shown(draws)}. Pass draws.of(sample).")

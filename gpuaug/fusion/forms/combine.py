@@ -1,11 +1,12 @@
-"""Combination of the images of a sample, and of their target dicts, before the passes of a pipeline.
+"""Combination of the images of a sample, as in a mosaic, and of their target dicts, before the passes of a pipeline.
 
-A sample holds k images and k target dicts. Images arrive as k *members* of B images each, as ``collate_encoded`` returns them,
-and target dicts as one list of k dicts per sample. An op combines each *group* of consecutive images of a sample into one, the
-group's *canvas*.
+A sample holds k images and k *target dicts*: the annotations of each image, such as ``{"boxes": …}``. The images of B samples
+arrive as k *members*, that is, k batches of B images each, as ``collate_encoded`` returns them. Target dicts arrive as one list
+of k dicts per sample. An op combines each *group* of consecutive images of a sample into one image, the group's *canvas*. A
+*tile* says where on its canvas an image is written (``backends/tiles.py``).
 
-In this file the N = k · B images are in the order of the samples: first all images of the first sample. So are the dicts, and
-the rows of a packed column, such as all boxes. To merge the dicts of a group, rows keep their order, and are counted per group.
+In this file the N = k · B images are in the order of the samples: first all images of the first sample. The dicts have the same
+order, and so have the boxes of all images in one tensor. So the dicts of a group are merged without sorting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,24 +50,24 @@ from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.program.program import ImageKey
 
 LEAST_VISIBLE = 0.1
-"""Smallest share of the area of a box that must be on the canvas for the box to be valid.
+"""A box is valid only if at least this share of its area is on the canvas.
 
-Also the smallest share of the pixels of an object that pasted objects must leave visible.
+An object below pasted objects is valid only if at least this share of its pixels remains visible.
 """
 
 
 class Combination:
-    """Combination of one batch.
+    """Combination of the images and target dicts of one batch.
 
     Args:
-        ops: Ops that combine images, in order.
-        inputs: Inputs of the call: images, and target dicts.
-        data_keys: Data keys of the inputs. Default: ``"input"``, then ``"targets"``.
-        boxes: Format of boxes in target dicts.
+        ops: Ops that combine images, in order. The canvases of an op are the images of the next one.
+        inputs: Inputs of the call: images, and target dicts if there are any.
+        data_keys: What each input holds, ``"input"`` for images or ``"targets"``. Default: images, then targets.
+        boxes: Format of the boxes in target dicts, such as ``"xyxy"``.
 
     Raises:
-        ArgumentTypeError, ArgumentError: If the inputs are not images and target dicts, with as many of both per sample as the
-            ops combine.
+        ArgumentTypeError, ArgumentError: If the inputs are not images and target dicts, or if a sample does not have as many of
+            them as the ops combine.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Combination:
         self.keys = names_of(("input", "targets")[: len(inputs)] if data_keys is None else data_keys)
         """Data keys of the inputs."""
         self.result_keys = None if self.keys == ["input"] else self.keys
-        """Data keys of the results; ``None`` for images alone, which is the default."""
+        """Data keys of the results, to pass on to the pipeline; ``None`` if the result is only images."""
         names = ", ".join(op.name for op in ops)
         if sorted(self.keys) not in (["input"], ["input", "targets"]) or len(inputs) != len(self.keys):
             raise ArgumentError(
@@ -87,7 +88,7 @@ class Combination:
         images_per_sample = ops[0].groups * ops[0].count
         members = checked_members(values["input"], images_per_sample, names)
         self.size = combined_size(ops, size_of(members[0]))
-        """Size of the combined images."""
+        """Size of the batch of combined images."""
         self._pixels = pixels_of(members)
         self.device = members[0].device
         """Device of the images."""
@@ -96,14 +97,17 @@ class Combination:
         self._are_packed = any(isinstance(value, PackedTargets) for value in inputs)
         self._targets: PackedTargets | None = None
         self._cover: Tensor | None = None
-        """Mask of the pixels of the canvases on which objects are pasted, from ``_paste``."""
+        """Mask of the pixels of all canvases on which objects are pasted, flat uint8. ``_paste`` sets it."""
         if "targets" in values:
             self._targets = _packed(values["targets"], self.size.batch, images_per_sample, self.device)
             _check_entries(self._targets, images_per_sample)
 
     @property
     def plan_key(self) -> ImageKey | None:
-        """Key of ``Program.cached`` for the combined images and targets; ``None`` if the images differ in size."""
+        """Key under which ``Program.cached`` finds the plan for the combined images: (shape, device, has masks, has points).
+
+        ``None`` if the combined images differ in size, because such plans are not cached.
+        """
         height, width = self.size.shape[2:]
         if height is None or width is None:
             return None
@@ -113,14 +117,14 @@ class Combination:
         return shape, self.device, MASKS in kinds, bool(kinds & {BOXES, KEYPOINTS})
 
     def restored(self, results: Any) -> Any:
-        """Return the results of the passes, with target dicts in the form of the inputs."""
+        """Return the results of the passes, with the target dicts unpacked unless the inputs were packed."""
         return results if self._are_packed or "targets" not in self.keys else unpack_targets(results)
 
     @torch.no_grad()
     def run(self, draws: Sequence[OpDraws]) -> list[Any]:
-        """Return the combined images and targets, in the order of the inputs.
+        """Return the combined images and packed target dicts, in the order of the inputs.
 
-        ``draws``: draws of each op, in order. The draws of later ops of the pipeline may follow.
+        ``draws``: random parameters of each op, in order. The draws of later ops of the pipeline may follow.
 
         Raises:
             ArgumentError: If objects are pasted, and there are no target dicts with masks.
@@ -132,7 +136,8 @@ class Combination:
                     "target dicts with masks beside the images."
                 )
             placement = op.placement(op_draws, self._pixels.sizes)
-            # Targets first: they need the sizes of the images before the op, and pixels need the cover that they compute.
+            # Targets first: they need the sizes of the images before the op, which ``_combined_pixels`` replaces, and
+            # ``_combined_pixels`` needs ``_cover``, which ``_paste`` sets.
             if self._targets is not None and len(placement.used):
                 self._targets = self._combined_targets(self._targets, placement)
             self._pixels = self._combined_pixels(placement)
@@ -140,10 +145,11 @@ class Combination:
         return [results[key] for key in self.keys]
 
     def _combined_pixels(self, placement: Placement) -> Pixels:
-        """Return the canvases of an op."""
-        op, draws, tiles, used, canvases = placement
-        shapes = Shapes(canvases, self._pixels.channels, "chw")
+        """Return the pixels of the canvases of an op."""
+        op, draws, tiles, used, canvas_sizes = placement
+        shapes = Shapes(canvas_sizes, self._pixels.channels, "chw")
         out = torch.empty(shapes.num_elements, dtype=self.dtype, device=self.device)
+        # ``op.fill`` is in [0, 255], and ``fill`` in the range of the dtype, which is [0, 1] for floating dtypes.
         fill = op.fill / 255 * LARGEST.get(self.dtype, 1)
         fill = float(round(fill)) if self.dtype in LARGEST else fill
         if not op.overlays:
@@ -158,21 +164,21 @@ class Combination:
         return Pixels([out], layouts_of(shapes), shapes.channels)
 
     def _combined_targets(self, targets: PackedTargets, placement: Placement) -> PackedTargets:
-        """Return target dicts of the canvases of an op."""
-        op, canvases = placement.op, placement.canvases
+        """Return the packed target dicts of the canvases of an op. ``targets``: of the N images before the op."""
+        op, canvas_sizes = placement.op, placement.canvases
         sizes = self._pixels.sizes
-        have_one_size = bool((canvases == canvases[:1]).all())
+        have_one_size = bool((canvas_sizes == canvas_sizes[:1]).all())
         if not have_one_size and self._boxes == "cxcywh_share":
             raise ArgumentError(
                 f"boxes must be in pixels for {op.name} where images differ in size, got boxes='cxcywh_share'. Put a "
                 "gpuaug.Mosaic before it, or convert boxes in the data set."
             )
         call = _ImagesCall(sizes, self.size, self.device, self._boxes)
-        call.out = tuple(canvases[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
+        call.out = tuple(canvas_sizes[0].tolist()) if have_one_size else (_UNBOUNDED, _UNBOUNDED)
         container = Container("targets", targets, call)
-        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres, in which the edges of an image are at
-        # -0.5: x on the canvas = left - 0.5 + (x + 0.5) · scale. Elements 0 and 2 are for x, 4 and 5 for y. Tiles and sizes
-        # have y before x.
+        # Matrices map (x, y, 1) from image to canvas, in coordinates of pixel centres, in which the left edge of an image is at
+        # -0.5: x on the canvas = left - 0.5 + (x + 0.5) · scale. In a matrix of 9 elements, 0 and 2 are for x, 4 and 5 for y.
+        # In tiles and sizes, y comes before x.
         resized_rectangles = np.ascontiguousarray(placement.tiles[:, :4].T)
         scale = resized_rectangles[2:] / np.ascontiguousarray(sizes.T)
         matrices = np.zeros((len(sizes), 9), np.float32)
@@ -184,7 +190,7 @@ class Combination:
         remaining_arrays = iter(arrays)
         masks: dict[Any, PlacedMasks] = {}
         boxes: list[Points] = []
-        for slot in container.slots:
+        for slot in container.slots:  # a slot has the masks, boxes or keypoints of all dicts under one key
             target = slot.target
             target.device_arrays = [next(remaining_arrays) for _ in target.host_arrays]
             if isinstance(target, Masks):
@@ -194,7 +200,7 @@ class Combination:
                         "segmentation maps out, or combine them in the data set."
                     )
                 masks[slot.path[-1]] = self._placed_masks(target, placement)
-                # No pixels: ``Merge.result`` puts the placed masks into the column.
+                # A placeholder without pixels: ``Merge.result`` replaces it by the placed masks.
                 target.values = target.values.new_empty((len(target.host_arrays[0]), 1, 0, 0))
             elif target.clip:  # boxes; keypoints are not clipped
                 boxes.append(target)
@@ -202,12 +208,12 @@ class Combination:
                 target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
         if isinstance(op, CopyPasteOp):
             self._paste(masks, boxes, placement, matrix, layouts)
-            # ``_paste`` has mapped the boxes to the canvases.
+            # ``_paste`` has mapped the boxes to the canvases, so the next lines only clip them.
             matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand_as(matrix)
         for target in boxes:
             target.min_visible = 0.0 if op.size is None else LEAST_VISIBLE
             target.transform(matrix, layouts, call.out, NO_CONVERSIONS)
-        # Not packed if the container had to unpack the dicts.
+        # The container returns a list of dicts if it had to unpack them.
         result = container.output()
         packed = result if isinstance(result, PackedTargets) else packed_targets(result, self.device)
         return Merge(packed, placement).result(masks)
@@ -215,9 +221,16 @@ class Combination:
     def _paste(
         self, masks: Mapping[Any, PlacedMasks], boxes: Sequence[Points], placement: Placement, matrix: Tensor, layouts: Tensor
     ) -> None:
-        """Cut pasted objects out of the masks below them, and map boxes to the canvases.
+        """Cut pasted objects out of the masks below them, set ``_cover``, and map boxes to the canvases.
 
-        In samples to which the op is applied, each box becomes the rectangle around the visible pixels of its mask.
+        In groups to which the op is applied, each box becomes the rectangle around the visible pixels of its mask.
+
+        Args:
+            masks: Key → masks on the canvases, changed in place.
+            boxes: Boxes of all images, changed in place.
+            placement: Result of ``op.placement``.
+            matrix: Matrices from image to canvas, (N, 3, 3).
+            layouts: (N, 3) int64, offset, height and width of each image, on the device.
 
         Raises:
             ArgumentError: If there is not one column of masks.
@@ -230,20 +243,23 @@ class Combination:
                 "objects from the data set: {'boxes': …, 'labels': …, 'masks': …}."
             )
         ((owners, flat_masks),) = masks.values()
-        # Index of each object in its image: ``owners`` ascends, so searchsorted returns the first object of the image.
+        # ``owners``: index of the image of each mask. It ascends, so searchsorted returns the first mask of the image.
+        # ``object_indices``: index of each mask in its image.
         object_indices = np.arange(len(owners)) - np.searchsorted(owners, owners)
         groups = owners // op.count
         roles = np.where(owners % op.count == 0, BELOW, np.where(op.chosen(draws, groups, object_indices), ABOVE, ABSENT))
         self._cover, statistics = dispatch.paste_objects(as_bits(flat_masks), groups, roles, placement.canvases)
         applies = draws["applies"].ravel()
         all_owners = [owners, *(target.host_arrays[0] for target in boxes)]
+        # Indices of the masks, and of the boxes, in groups to which the op is applied.
         mask_rows, *rows_of_boxes = send([np.flatnonzero(applies[images // op.count]) for images in all_owners], self.device)
-        # Numbers of visible pixels; then ``edges``: smallest row and column, largest row and column.
+        # Per mask: number of pixels before pasting, number after pasting, and extent of the pixels after pasting, ``edges``:
+        # smallest row, smallest column, largest row, largest column.
         before, after, *edges = statistics[mask_rows].float().unbind(1)
         is_valid = (after > 0) & (after >= LEAST_VISIBLE * before)
         corners = torch.stack((edges[1], edges[0], edges[3] + 1, edges[2] + 1), 1)
         corners = torch.where(is_valid[:, None], corners, 0)
-        # An image has one box per mask, in the same order (``_check_entries``), so ``corners`` has one row per row of ``rows``.
+        # An image has one box per mask, in the same order (``_check_entries``): ``corners`` has one row per index in ``rows``.
         for target, rows in zip(boxes, rows_of_boxes, strict=True):
             target.replace_corners(matrix, layouts, rows, corners, is_valid)
 
@@ -254,8 +270,8 @@ class Combination:
         owners = owners[placement.used[owners]]
         layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
         layouts[:, 0] = offsets_and_sizes[:, 0]
-        # Each mask is the tile of its image, on a canvas of its own: the region is the whole canvas, and the canvases lie one
-        # after the other in ``placed_pixels``. ``backends/tiles.py`` describes the columns.
+        # Each mask is written like its image, but to a separate canvas, of which the tile fills the whole (``region``). The
+        # canvases lie one after the other in ``placed_pixels``. ``backends/tiles.py`` describes the columns of tiles.
         tiles = placement.tiles[owners]
         tiles[:, 4:6] = 0
         tiles[:, 6:8] = tiles[:, 8:10]
@@ -276,14 +292,22 @@ class Combination:
 
 
 _SINGLE = -1
-"""Number of entries of a value without axes."""
+"""In place of a number of entries: the value is a number or another value without axes."""
 
 _UNBOUNDED = 2**24
-"""Side to which boxes are clipped if canvases differ in size: too large to clip any, as images lie within such canvases."""
+"""Height and width to which boxes are clipped if canvases differ in size: they clip nothing.
+
+Only ops without a fixed canvas size have such canvases. They fit images into the canvas, so no box has to be clipped.
+"""
 
 
 def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged]:
-    """Return the images of a call as a list of ``count`` batches. ``names``: names of the modules, for messages.
+    """Return the images of a call as a list of k batches, one per image of a sample.
+
+    Args:
+        images: Images as the user passed them.
+        count: Number k of images per sample that the modules combine.
+        names: Names of the modules, for messages.
 
     Raises:
         ArgumentTypeError: If ``images`` is not a list of batches of images.
@@ -316,7 +340,7 @@ def checked_members(images: Any, count: int, names: str) -> list[Tensor | Ragged
 
 
 def first_images(inputs: Sequence[Any], data_keys: Sequence[Any] | None) -> Sequence[Any]:
-    """Return inputs with one image per sample: of samples with several images, the first image and its target dict.
+    """Return the inputs with only the first image of each sample, and its target dict. Other inputs are returned unchanged.
 
     Args:
         inputs: Inputs of a pipeline that does not combine images.
@@ -352,11 +376,17 @@ def _is_batch(images: Any) -> bool:
 
 
 def _packed(targets: Any, batch: int, count: int, device: torch.device) -> PackedTargets:
-    """Return the target dicts of all images, in the order of the samples.
+    """Return the target dicts of all images as one packed list, in the order of the samples.
+
+    Args:
+        targets: One list of ``count`` dicts per sample, or a ``PackedTargets`` of such lists.
+        batch: Number of samples.
+        count: Number of images per sample.
+        device: Device of the images. Tensors on another device are not packed.
 
     Raises:
-        ArgumentTypeError: If ``targets`` is not a list.
-        ArgumentError: If it does not have one list of ``count`` dicts per sample.
+        ArgumentTypeError: If an element of ``targets`` is not a list of dicts.
+        ArgumentError: If ``targets`` does not have one list of ``count`` dicts per sample.
     """
     if isinstance(targets, PackedTargets):
         layout = targets.layout
@@ -393,28 +423,29 @@ def _check_dicts(targets: Sequence[Any], count: int) -> None:
 
 
 def _kind_of(name: Any, cls: type) -> Kind | None:
-    """Return the kind of targets of a key; ``None`` for values that passes do not change. ``cls``: class of the values."""
+    """Return the kind of values under key ``name``, or of class ``cls``; ``None`` if passes do not change such values."""
     return TARGET_KEYS.get(name, TARGET_TYPES.get(type_name_of(cls)))
 
 
 def _check_entries(targets: PackedTargets, count: int) -> None:
-    """Check that keys with one entry per box have as many entries as there are boxes, in each image.
+    """Check that in each image, keys with one entry per box have as many entries as the image has boxes.
 
-    Otherwise entries of one image would belong to boxes of another image in the merged dict.
+    Otherwise, in the merged dict, entries of one image would belong to boxes of another image.
 
     Args:
         targets: Target dicts of all images, in the order of the samples.
         count: Number of images per sample.
 
     Raises:
-        ArgumentError: If an image has more entries or fewer.
+        ArgumentError: If the numbers differ in an image.
     """
-    # Key, class, number of axes, images that have the key, number of entries in each of them. First of the packed columns, then
-    # of the other values, one image at a time.
+    # (key, class, number of axes, images that have the key, number of entries per such image): first for each packed column,
+    # then for each other value, which belongs to one image.
     entries: list[tuple[Any, type, int, Sequence[int], list[int]]] = [
         (name, column.packed.tensor_type, column.joined.ndim, column.samples, column.lengths)
         for name, column in targets.columns().items()
     ]
+    # If all keys are packed, the dicts in ``layout.records`` hold no values.
     are_empty = {name for name, *_ in entries}.issuperset(targets.layout.keys)
     plain_values = (
         (image, name, value)
@@ -430,7 +461,8 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
     box_parts: list[tuple[Sequence[int], list[int]]] = []
     for name, cls, axes, images, lengths in entries:
         kind = _kind_of(name, cls)
-        # Lists of points and segmentation maps have two axes. Keypoints of objects and masks of objects have three.
+        # Keypoints (n, 2) and segmentation maps (H, W) belong to the image. Keypoints (n, K, 2) and masks (n, H, W) have one
+        # entry per object.
         is_per_object = axes != 2 if kind in (KEYPOINTS, MASKS) else kind is BOXES or name in PER_BOX
         if is_per_object:
             parts = parts_by_name.setdefault(name, [])
@@ -451,7 +483,7 @@ def _check_entries(targets: PackedTargets, count: int) -> None:
 
 
 class _ImagesCall(Call):
-    """``Call`` with the sizes of the images, without the images."""
+    """``Call`` for a ``Container``: has the sizes of the images, and no images. ``combined``: size of the canvases."""
 
     def __init__(self, sizes: NDArray[np.int64], combined: Size, device: torch.device, boxes: BoxFormatName) -> None:
         self.boxes = boxes

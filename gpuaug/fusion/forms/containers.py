@@ -1,11 +1,13 @@
 """Targets in containers: target dicts, torchvision's tensors in any container, and lists of masks.
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. Target dicts are *packed* if the
-values of all images under one key are one tensor. A container is read *by column*: the values of all images under one path,
-such as the boxes of all target dicts, become one slot.
+values of all images under one key are one tensor. A *column* is the values of all images at one *path*: at the same keys, field
+names and indices, such as the boxes of all target dicts. The targets of a column become one *slot* (``kinds.py``). The samples
+of a column are images or clips, or with ``per_frame`` the frames of clips.
 
-A container is walked once, before the passes. Methods ``_read_…`` add the slots that they find, and return a function, which is
-called after the passes and makes the result from the transformed targets; ``None`` if there are no targets to transform.
+A container is walked once, before the passes. Methods ``_read_…`` create a slot for the targets that they find, and return a
+function, which is called after the passes and returns a copy of what was read, with the transformed targets; or they return
+``None`` if there are no targets to transform.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,24 +44,25 @@ _Path = tuple[Any, ...]
 """Keys, field names and indices that lead to a value in a container, without the index of the image."""
 
 _MakeResult = Callable[[], Any]
-"""Function that makes the result of a part of a container: a copy with the transformed targets."""
+"""Function that returns a copy of a value with the transformed targets."""
 
 _MakeValues = Callable[[], Sequence[Any]]
-"""Function that makes the results of a column: its transformed values, in the order of the samples."""
+"""Function that returns the transformed values of a column, in the order of its samples."""
 
 
 class Container:
-    """Input whose targets are in a container.
+    """Adapter of an input whose targets are in a container.
 
     In a sequence of B elements, element ``i`` belongs to image ``i``. A tensor outside such a sequence holds one entry per
-    image, (B, …). Of clips, a list may hold one list with one element per frame for each clip, and keypoints may be
+    image, (B, …). For clips of T frames, a list may hold one list per clip with one element per frame, and keypoints may be
     (B, T, n, 2).
 
     Args:
-        key: Data key: ``targets`` for one dict per image, in which tensors are recognized by their keys, and torchvision's
-            tensors under any key; ``tv_tensors`` for containers of torchvision's tensors; ``mask`` for a list of masks.
+        key: Data key, which says what ``value`` holds. ``targets``: one dict per image, in which tensors are recognized by
+            their keys, and torchvision's tensors under any key; ``tv_tensors``: a container of torchvision's tensors; ``mask``:
+            a list with one tensor of masks per image.
         value: The container.
-        call: The call.
+        call: Images and settings of the call.
 
     Raises:
         ArgumentError: If a sequence or a tensor does not hold one entry per image.
@@ -69,32 +72,36 @@ class Container:
         self.key, self._call = key, call
         self._batch = call.size.batch
         self.slots: list[Slot] = []
-        """Boxes, keypoints and instance masks."""
+        """Slots of boxes, keypoints and masks, one per column."""
         self.maps: list[Dense] = []
-        """Adapters of tensors of segmentation maps of all images, (B, …)."""
+        """Adapters of masks that are one tensor for all images, (B, …): segmentation maps."""
         make_result = self._read_packed(value) if isinstance(value, PackedTargets) else None
         if make_result is None:
             value = value.unpacked() if isinstance(value, PackedTargets) else value
             read = {"targets": self._read_target_dicts, "mask": self._read_mask_list}.get(key)
             make_result = self._read_batch_value(value, ()) if read is None else read(value)
         self.output = make_result or (lambda: value)
-        """Function that returns the container with the transformed targets."""
+        """Function without arguments that returns the container with the transformed targets."""
         self.targets = [slot.target for slot in self.slots]
+        """``Points`` or ``Masks`` of each slot."""
 
     @property
     def inner_keys(self) -> list[str]:
-        """Data keys of the targets that are recognized by class."""
+        """Data keys of the targets inside of the container, with which ``Record`` checks what a module supports.
+
+        These are ``"mask"`` for each tensor of segmentation maps, and ``"targets"`` if a ``tv_tensors`` input has slots.
+        """
         is_list = self.key == "tv_tensors" and self.slots
         return [*(adapter.key for adapter in self.maps), *(("targets",) if is_list else ())]
 
     def _new_slot(self, kind: Kind, path: _Path, column: Column, *, per_frame: bool) -> Slot:
-        """Create a slot."""
+        """Create a slot for the targets of a column, and add it to ``slots``."""
         slot = Slot(kind, path, column, self._call, per_frame)
         self.slots.append(slot)
         return slot
 
     def _kind_of(self, path: _Path) -> Kind | None:
-        """Return the kind of the values at a path if it follows from their key in target dicts, whatever their class."""
+        """Return the kind that a key of target dicts implies for values of any class; ``None`` for other keys and paths."""
         return TARGET_KEYS.get(path[0]) if self.key == "targets" and len(path) == 1 else None
 
     def _read_mask_list(self, value: Sequence[Any]) -> _MakeResult:
@@ -113,6 +120,7 @@ class Container:
         """Read a list of one dict per image or frame, or of one list of dicts per clip."""
         call, frames = self._call, self._call.frames
         is_list = isinstance(value, list | tuple)
+        # One list of dicts per clip. A flat list may also have one dict per frame.
         is_nested = frames > 0 and is_list and len(value) > 0 and all(isinstance(clip, list | tuple) for clip in value)
         if is_nested and any(len(clip) != frames for clip in value):
             count = next(len(clip) for clip in value if len(clip) != frames)
@@ -136,19 +144,21 @@ class Container:
         return make_result
 
     def _read_packed(self, packed: PackedTargets) -> _MakeResult | None:
-        """Read packed target dicts. Return ``None`` if they have to be unpacked."""
+        """Read packed target dicts without unpacking them. Return ``None``, with no slots, if they have to be unpacked."""
         columns_by_key = packed.columns()
-        by_key = self.key == "targets"
-        names = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
+        by_key = self.key == "targets"  # whether targets are recognized by their keys, not only by their class
+        target_keys = {*TARGET_KEYS, VALID.name}.intersection(packed.layout.keys)
         is_list = by_key or self.key == "tv_tensors"
-        if self._call.frames or not is_list or not names <= columns_by_key.keys() or holds_targets(packed.others):
+        # Unpack clips, and dicts that have targets outside of packed columns.
+        if self._call.frames or not is_list or not target_keys <= columns_by_key.keys() or holds_targets(packed.others):
             return None
         self._read_columns(columns_by_key, (), per_frame=False)
         boxes = [slot for slot in self.slots if slot.kind is BOXES]
+        # One column ``valid`` is for one column of boxes, in the same dicts.
         if len(boxes) > 1 or any(slot.column.samples != columns_by_key.get(VALID.name, slot.column).samples for slot in boxes):
             self.slots.clear()
             return None
-        # Not ``self`` in the function, which would be a reference cycle.
+        # Local variables, because ``self`` in the function would be a reference cycle: ``self.output`` is the function.
         slots, is_pure = self.slots, self._call.conversions.is_pure
 
         def make_result() -> PackedTargets:
@@ -168,11 +178,11 @@ class Container:
         return make_result
 
     def _read_batch_value(self, value: Any, path: _Path) -> _MakeResult | None:
-        """Read a value that belongs to all images. Return ``None`` if there are no targets in it.
+        """Read a value that holds targets of all images. Return ``None`` if there are no targets in it.
 
         Args:
-            value: Container, or a part of it.
-            path: Place of ``value``.
+            value: The container, or a value in it.
+            path: Path of ``value`` in the container.
         """
         if isinstance(value, Tensor):
             return self._read_tensor(value, path)
@@ -188,7 +198,7 @@ class Container:
             return None
         makers: dict[Any, _MakeResult] = {}
         boxes: list[Slot] = []
-        """Boxes that are directly in the mapping."""
+        """Slots of the tensors of boxes that are values of the mapping ``value``."""
         for name in batches.member_names(value):
             inner = batches.member(value, name)
             make_member = self._read_batch_value(inner, (*path, name))
@@ -196,11 +206,12 @@ class Container:
                 makers[name] = make_member
                 is_boxes = isinstance(value, Mapping) and type_name(inner) == BOXES.class_name
                 boxes += self.slots[-1:] if is_boxes else []
-        if boxes:  # ``valid`` refers to the first
+        if boxes:  # the key ``valid`` of the mapping has the mask of the valid boxes of the first tensor of boxes
             makers[VALID.name] = lambda: boxes[0].valid
             if VALID.name in value:
                 valid = value[VALID.name]
                 samples = boxes[0].column.samples
+                # One box per image, (B, 4), has ``valid`` (B,). Otherwise boxes are (n, 4) of a single image.
                 is_one_each = isinstance(valid, Tensor) and valid.shape == (self._batch,)
                 flags = Column(samples, valid.split(1) if is_one_each else [valid] * len(samples))
                 boxes[0].set_valid(flags, samples)
@@ -222,7 +233,7 @@ class Container:
         return lambda: batches.replace(value, dict(enumerate(make_values())))
 
     def _read_tensor(self, tensor: Tensor, path: _Path) -> _MakeResult | None:
-        """Read a tensor outside of a sequence of one element per image: it holds one entry per image."""
+        """Read a tensor of torchvision's classes outside of a sequence. It holds one entry per image, (B, …)."""
         kind = TARGET_TYPES.get(type_name(tensor))
         if kind is None:
             return None
@@ -260,17 +271,18 @@ class Container:
         return make_result
 
     def _read_column(self, column: Column, path: _Path, *, per_frame: bool) -> _MakeValues | None:
-        """Read the values at one place of each image or frame. Return ``None`` if there are no targets in them.
+        """Read the values of a column: tensors, or containers of tensors. Return ``None`` if there are no targets in them.
 
         Args:
-            column: The values. A tensor belongs to the image or frame of its value.
-            path: Place of the values.
-            per_frame: Whether the samples are frames.
+            column: The values. Each belongs, with all tensors in it, to one sample.
+            path: Path of the values.
+            per_frame: Whether the samples of the column are frames.
         """
-        by_key = self._kind_of(path)
+        kind_of_key = self._kind_of(path)
         count = len(column.samples)
+        # (positions in the column, function that returns the transformed values at these positions).
         value_makers: list[tuple[Sequence[int], _MakeValues]] = []
-        for kind, positions in (_by_class(column) if by_key is None else {by_key: range(count)}).items():
+        for kind, positions in (_by_class(column) if kind_of_key is None else {kind_of_key: range(count)}).items():
             column_of_kind = column if len(positions) == count else column.selected(positions)
             if kind is not None:
                 value_makers.append((positions, self._new_slot(kind, path, column_of_kind, per_frame=per_frame).parts))
@@ -291,16 +303,17 @@ class Container:
     def _read_columns(
         self, columns_by_key: Mapping[Any, Column], path: _Path, *, per_frame: bool, are_mappings: bool = True
     ) -> list[tuple[Any, Sequence[int], _MakeValues]]:
-        """Read the columns of containers.
+        """Read the columns of containers, one container per sample, such as target dicts.
 
         Args:
-            columns_by_key: Key → column.
-            path: Place of the containers.
-            per_frame: Whether the samples are frames.
-            are_mappings: Whether they are mappings, which get ``valid`` for the boxes that are directly in them.
+            columns_by_key: Key, field name or index in the containers → column.
+            path: Path of the containers.
+            per_frame: Whether the samples of the columns are frames.
+            are_mappings: Whether the containers are mappings. Mappings with boxes as values get the key ``valid``.
 
         Returns:
-            (key, sample of each value, function that returns the transformed values) for each column with targets.
+            (key, sample of each value, function that returns the transformed values) for each column with targets, and for
+            ``valid``.
 
         Raises:
             ArgumentError: If a target dict has boxes under two keys.
@@ -318,7 +331,8 @@ class Container:
                 if make_values is not None:
                     value_makers.append((name, column.samples, make_values))
         box_slots = [slot for slot in self.slots[start:] if are_mappings and slot.kind is BOXES and slot.path[:-1] == path]
-        # ``valid`` refers to the boxes under a key of target dicts, otherwise to the first boxes.
+        # If a dict has several tensors of boxes, its ``valid`` belongs to the boxes under a key of target dicts (``boxes``,
+        # ``bbox``), otherwise to the first boxes.
         samples_with_valid: set[int] = set()
         for slot in sorted(box_slots, key=lambda slot: self._kind_of(slot.path) is None):
             samples = slot.column.samples
@@ -329,7 +343,7 @@ class Container:
         return [*value_makers, *((VALID.name, slot.valid_samples, slot.valid_parts) for slot in box_slots)]
 
     def _read_records(self, column: Column, path: _Path, *, per_frame: bool) -> _MakeValues | None:
-        """Read containers, one per image or frame, by column. Arguments and result as of ``_read_column``."""
+        """Read a column of containers, one per sample, by the columns inside them. See ``_read_column``."""
         values, samples = column.values, column.samples
         are_dicts = column.types == {dict}
         records = values
@@ -342,7 +356,7 @@ class Container:
         is_pure = are_target_dicts and self._call.conversions.is_pure
 
         def new_records() -> Sequence[Any]:
-            # For a dict: a copy, which is changed. For another container: only the changes.
+            # For a dict, its copy, into which the results are written. For another container, only the results.
             changes: list[dict[Any, Any]] = [value.copy() if type(value) is dict else {} for value in values]
             for name, value_samples, make_values in value_makers:
                 for sample, new_value in zip(value_samples, make_values(), strict=True):
@@ -361,13 +375,17 @@ class Container:
         return new_records if value_makers or are_target_dicts else None
 
     def _check_elements(self, elements: Sequence[Any]) -> None:
-        """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
+        """Raise an error if it is ambiguous whether each element of a sequence belongs to one image, or to all images.
+
+        The sequence has B elements, one per image. Ambiguous are elements of different types, such as (boxes, masks) for B = 2.
+        """
         kinds = sorted(set(map(_annotation_type, elements)) - {""})
         got = " and ".join(kinds)
         if kinds == [MASKS.class_name] and isinstance(elements, tuple) and self._batch > 1 and not self._call.frames:
             shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
             shape = shapes.pop()
-            # Masks of all images, (B, H, W), or B masks of each image. Collate functions return lists for one mask per image.
+            # Each element may be masks of all images, (B, H, W), or B masks of one image. Only of tuples: collate functions
+            # return a list if there is one element per image.
             is_ambiguous = not shapes and len(shape) == 3 and shape[0] == self._batch
             got = f"{self._batch} masks {shape}"
         else:
@@ -380,7 +398,10 @@ class Container:
             )
 
     def _is_per_frame(self, value: Any) -> bool:
-        """Return whether a value is a list with, for each clip, one list of one element per frame, of one type or ``None``."""
+        """Return whether a value is a list with one list per clip, and has targets.
+
+        Each inner list has one element per frame. All elements are of one type, or ``None``.
+        """
         frames, images = self._call.frames, self._call.size.images
         if type(value) not in (list, tuple) or len(value) * frames != images:
             return False
@@ -390,7 +411,7 @@ class Container:
 
 
 def _by_class(column: Column) -> dict[Kind | None, Sequence[int]]:
-    """Return kind → positions of the targets of torchvision's classes; ``None`` → positions of containers."""
+    """Return kind → positions of the values of its class of torchvision; and ``None`` → positions of the containers."""
     kinds = {cls: TARGET_TYPES.get(type_name_of(cls)) for cls in column.types - HOLDS_NOTHING - {dict}}
     if len(column.types) == 1 and any(kinds.values()):
         return {kind: range(len(column.samples)) for kind in kinds.values()}
@@ -422,7 +443,7 @@ def _check_dicts(records: Any, batch: int) -> None:
 
 
 def _annotation_type(value: Any) -> str:
-    """Return a name of the type of annotations, which is equal for all images; ``""`` for an empty value."""
+    """Return a name of the type of a value, such as "list of BoundingBoxes"; ``""`` for an empty value or ``None``."""
     if isinstance(value, Tensor):
         return type_name(value) or ("other values" if value.numel() else "")
     if _is_sequence(value):

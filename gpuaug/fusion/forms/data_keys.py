@@ -1,7 +1,9 @@
-"""Names and checks of inputs: *data keys* say what an input of a call holds, such as ``"input"`` for images or ``"mask"``.
+"""Names and checks of inputs. A *data key* says what an input of a call holds, such as ``"input"`` for images or ``"mask"``.
 
-They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
+Data keys are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
 ``"tv_tensors"`` for containers of torchvision's tensors, and ``"valid"`` for the (B, N) mask of the boxes that are not padding.
+
+Error messages end with *advice*: a sentence that says how to change the call. Functions ``_advice_…`` return it.
 """
 
 import functools
@@ -25,14 +27,14 @@ from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, check_form
 from gpuaug.fusion.pixels import IMAGE_DTYPES
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
-"""gpuaug's names of data keys for which Kornia has several names."""
+"""Data keys of Kornia whose name in gpuaug is not the name of the member in lower case. They have several names in Kornia."""
 
 _GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
 """Data keys that Kornia does not have."""
 
 
 def names_of(data_keys: Sequence[Any]) -> list[str]:
-    """Return the names of the data keys of a call.
+    """Return the names of the data keys of a call, which may be strings or members of Kornia's ``DataKey``.
 
     Raises:
         ArgumentTypeError: If ``data_keys`` is not a sequence of names.
@@ -66,11 +68,11 @@ def _name_of(key: Any) -> str:
 
 
 _ADVICE_FOR_DICTS = "Name a list of one dict for each image 'targets', and pass the values of one dict with their data keys."
-"""Advice of the errors for dicts with another data key."""
+"""Advice if target dicts are passed with another data key than ``"targets"``."""
 
 
 def _advice_for_samples(key: str, value: Any) -> str:
-    """Return the advice of the error for an input that is not one tensor for the whole batch."""
+    """Return the advice for an input that is not one tensor for the whole batch."""
     if key == "input" and isinstance(value, Mapping):
         return (
             "Pass its values with their data keys: augment(batch['image'], batch['mask'], data_keys=['input', 'mask']), or in "
@@ -78,7 +80,7 @@ def _advice_for_samples(key: str, value: Any) -> str:
         )
     if key == "input":
         return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass one tensor (B, C, H, W)."
-    if isinstance(value, Boxes | Keypoints):  # torch cannot convert them
+    if isinstance(value, Boxes | Keypoints):  # ``torch.as_tensor`` cannot convert Kornia's objects
         return f"Pass its attribute data with the data key '{'bbox' if isinstance(value, Boxes) else 'keypoints'}'."
     if isinstance(value, Ragged):
         return _advice_for_ragged(key, value)
@@ -96,7 +98,7 @@ def _advice_for_samples(key: str, value: Any) -> str:
 
 
 def _advice_for_ragged(key: str, value: Ragged) -> str:
-    """Return the advice of the error for ragged images with another data key than ``"input"``."""
+    """Return the advice for ragged images, which differ in size, with another data key than ``"input"``."""
     if key != "mask":
         return "Name images 'input'."
     if value.shapes.frames:
@@ -108,7 +110,7 @@ def _advice_for_ragged(key: str, value: Ragged) -> str:
 
 
 def _advice_for(dtype: torch.dtype) -> str:
-    """Return the advice of the error for images of an unsupported dtype."""
+    """Return the advice for images of an unsupported dtype."""
     if dtype.is_complex:
         return "Pass their magnitudes, scaled to [0, 1]: images.abs()."
     # torchvision's to_dtype does not scale uint32 and uint64.
@@ -120,7 +122,7 @@ def _advice_for(dtype: torch.dtype) -> str:
 
 
 def _advice_for_list(values: Sequence[Any]) -> str:
-    """Return the advice of the error for a list of images, or of batches, such as several clips per video."""
+    """Return the advice for a list of images, or of batches of clips, as for several clips per video."""
     if values and all(isinstance(value, Ragged) or getattr(value, "ndim", 0) == 5 for value in values):
         return (
             "Augment each batch of clips separately: lambda clips: [f(clip) for clip in clips], where f is this pipeline, in a "
@@ -133,13 +135,13 @@ def _advice_for_list(values: Sequence[Any]) -> str:
 
 
 def check_input(key: str, value: Any) -> None:
-    """Raise an error if images, masks, boxes, keypoints or ``valid`` do not have the type or shape that ``key`` requires.
+    """Raise an error if the type, dtype or number of axes of an input does not fit its data key ``key``.
 
-    Ragged images are not checked here, but by ``size_of``.
+    ``check_fit`` checks the shape against the images. Ragged images are checked by ``size_of`` instead.
 
     Raises:
-        ArgumentTypeError: If ``value`` has another type.
-        ArgumentError: If ``value`` has another shape, or requires gradients.
+        ArgumentTypeError: If ``value`` is not a tensor, or images have an unsupported dtype.
+        ArgumentError: If images or masks have another number of axes, or images require gradients.
     """
     if key == "input" and isinstance(value, Ragged):
         return
@@ -171,10 +173,10 @@ def check_input(key: str, value: Any) -> None:
 
 
 def check_same_size(first: Size, size: Size) -> None:
-    """Raise an error if further images do not have the size of the first images, because all inputs share the random numbers.
+    """Raise an error if a second input of images does not have the size of the first: both share the random parameters.
 
     Raises:
-        ArgumentError: If ``size`` is not the size ``first``.
+        ArgumentError: If ``size``, of the second input, is not ``first``, of the first input.
     """
     if size == first:
         return
@@ -191,7 +193,7 @@ def check_same_size(first: Size, size: Size) -> None:
 
 
 def check_device(name: str, value: Tensor, device: torch.device) -> None:
-    """Raise an error if a tensor is not on the device of the images. ``name``: name of the tensor in the message.
+    """Raise an error if a tensor is not on the device of the images. ``name``: name of the tensor for the message.
 
     Raises:
         DeviceError: If ``value`` is not on ``device``.
@@ -201,10 +203,15 @@ def check_device(name: str, value: Tensor, device: torch.device) -> None:
 
 
 def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
-    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image.
+    """Raise an error if the attribute ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image.
+
+    Args:
+        name: Name of the boxes or keypoints for the message.
+        canvas: The attribute, (height, width); ``None`` if they do not have it.
+        sides: (height, width) of the image.
 
     Raises:
-        ArgumentError: If ``canvas``, (height, width), is not ``None`` and differs from ``sides``, (height, width).
+        ArgumentError: If ``canvas`` is not ``None`` and differs from ``sides``.
     """
     if canvas is not None and tuple(canvas) != sides:
         raise ArgumentError(
@@ -214,7 +221,12 @@ def check_canvas(name: str, canvas: Any, sides: tuple[int, int]) -> None:
 
 
 def refuse_boxes(boxes: str, clamping_mode: Any, box_format: str) -> NoReturn:
-    """Refuse ``tv_tensors.BoundingBoxes`` with unsupported attributes. ``boxes``: name for the message.
+    """Raise the error for ``tv_tensors.BoundingBoxes`` with unsupported attributes.
+
+    Args:
+        boxes: Name of the boxes for the message.
+        clamping_mode: Their attribute ``clamping_mode``; unsupported if ``None``.
+        box_format: Name of their format; unsupported if the boxes are rotated.
 
     Raises:
         ArgumentError: Always.
@@ -231,7 +243,7 @@ def refuse_boxes(boxes: str, clamping_mode: Any, box_format: str) -> NoReturn:
 
 
 def advice_for_masks(masks: Any) -> str:
-    """Return the advice of the error for masks of one image that are not a tensor."""
+    """Return the advice for masks of one image that are not a tensor, such as a list, NumPy arrays or COCO's annotations."""
     first = masks[0] if isinstance(masks, list | tuple) and masks else masks
     if isinstance(first, Tensor):
         return "Stack the masks of one image: torch.stack(masks)."
@@ -240,7 +252,7 @@ def advice_for_masks(masks: Any) -> str:
         return f"Convert the masks in the dataset: torch.from_numpy({code})."
     if isinstance(first, Mapping) and "counts" not in first:
         return _ADVICE_FOR_DICTS
-    if isinstance(first, Mapping | list | tuple):  # COCO's run lengths or polygons
+    if isinstance(first, Mapping | list | tuple):  # COCO's run lengths, a dict with "counts", or polygons, lists of numbers
         code = "[masks]" if first is masks else "masks"
         if not isinstance(first, Mapping) or not isinstance(first.get("counts"), str | bytes):
             code = f"mask.frPyObjects({code}, height, width)"
@@ -256,13 +268,13 @@ def check_fit(key: str, value: Tensor, user_value: Tensor, size: Size, device: t
 
     Args:
         key: Data key of the input.
-        value: The input, with a batch axis, and without the frame axis of clips.
+        value: The input with a batch axis, and with the frame axis of clips merged (``Dense``).
         user_value: The input as the user passed it.
         size: Size of the images.
         device: Device of the images.
 
     Raises:
-        ArgumentError: If the shape does not fit.
+        ArgumentError: If the shape does not fit the key or the images.
         DeviceError: If the input is on another device.
     """
     if key in KORNIA_FORMATS:
@@ -294,7 +306,8 @@ def check_labels(labels: Any, size: Size) -> None:
     """Raise an error if the input ``class`` holds masks, boxes or keypoints, which would not be transformed with the images.
 
     Raises:
-        ArgumentError: If labels have the size of the images, or contain target dicts or torchvision's tensors.
+        ArgumentError: If the last two axes of ``labels`` are the height and width of the images (``size``), or ``labels``
+            contains target dicts or torchvision's tensors.
     """
     if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == size.shape[2:]:
         raise ArgumentError(

@@ -1,4 +1,8 @@
-"""Images, and targets of all images in one tensor, such as masks (B, C, H, W) or padded boxes (B, N, 4)."""
+"""``Dense``: an input that is one tensor for the whole batch: images, masks (B, C, H, W), or padded boxes (B, N, 4).
+
+A clip has T frames. Inside, the frames of clips are merged into one batch of images, (B · T, C, H, W). ``valid`` is the (B, N)
+mask of the boxes that are not padding, and in the result of the boxes that are still inside the image.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +18,12 @@ from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box
 
 
 class Dense:
-    """Images, masks, boxes, keypoints or ``valid`` in one tensor.
+    """Adapter of images, masks, boxes, keypoints or ``valid`` in one tensor: holds the current values between the passes.
 
     Args:
-        key: Data key.
+        key: Data key, which says what ``value`` holds: ``"input"`` for images, ``"mask"``, ``"bbox_xyxy"``, ….
         value: The tensor, or ragged images.
-        call: Images of the call, and its settings.
+        call: Images and settings of the call.
 
     Raises:
         ArgumentTypeError: If the input does not have the type that its key requires.
@@ -35,13 +39,13 @@ class Dense:
             check_same_size(call.size, Call(value, call.boxes, call.conversions, call.clip_layout).size)
         self.kind = DATA_KEYS.get(key)
         box_format = KORNIA_FORMATS.get(key)
-        # Axes of a tensor for all images: (B, C, H, W), (B, N, …).
+        # Number of axes with a batch axis: 4 for images and masks, 2 for ``valid``, 2 + the axes of a box or point, (B, N, …).
         axes = 4 if self.kind in (None, MASKS) else 2 if box_format is None else 2 + axes_per_box(box_format)
         is_tensor = isinstance(value, Tensor)
         self._has_frames = bool(call.frames) and (self.kind in (None, MASKS) or value.ndim == axes + 1)
         value = self._frames_merged(value) if self._has_frames and is_tensor else value
         self._added_axis: int | None = None
-        """Axis that was added: the batch axis of a single sample, or the channel axis of masks."""
+        """Axis that ``value`` has and the input lacks: 0, the batch axis, or 1, the channel axis of masks; else ``None``."""
         if is_tensor and value.ndim == axes - 1:
             # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
             if self.kind is MASKS or key == "input":
@@ -50,9 +54,9 @@ class Dense:
                 self._added_axis = 0
         self.value: Any = value if self._added_axis is None else value.unsqueeze(self._added_axis)
         self.types = [type(self._input) if type_name(self._input) else Tensor] * call.size.batch if key == "input" else []
-        """Class per image or clip that a module of torchvision would get."""
+        """Class of each image or clip, such as ``tv_tensors.Image``, for modules of torchvision; empty for targets."""
         self.targets: Sequence[Points | Masks] = ()
-        """The targets in one form."""
+        """Masks, boxes or keypoints, in the form that the passes transform; empty for images and ``valid``."""
         if key != "input":
             check_fit(key, self.value, value, call.size, call.device)
         if self.kind is MASKS:
@@ -60,12 +64,16 @@ class Dense:
         elif box_format is not None:
             self.targets = [Points(self.value, box_format)]
         self.storage: tuple[Any, str] | None = (self.targets[0], "values") if self.targets else None
-        """(object, name of its attribute) that holds the current values; ``None`` if ``value`` holds them."""
+        """(object, name of an attribute) where the current values are; ``None`` if they are in ``value``.
+
+        ``Record`` sets it for ``valid``, whose values are in the ``Points`` of the boxes.
+        """
 
     def _frames_merged(self, value: Tensor) -> Tensor:
-        """Merge the frame axis with another axis.
+        """Return the input with the frame axis merged with another axis.
 
-        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …).
+        Images and masks (B, T, …) become (B · T, …). Boxes and keypoints (B, T, n, …) become (B, T · n, …); or, if parameters
+        are drawn per frame and so each frame counts as a sample, (B · T, n, …).
         """
         clip_layout = self._call.clip_layout
         if self.key == "input":
@@ -76,7 +84,7 @@ class Dense:
         return value.flatten(0, 1) if clip_layout.draws_per_frame else value.flatten(1, 2)
 
     def _frames_restored(self, result: Tensor) -> Any:
-        """Invert ``_frames_merged``, for the frames of the output."""
+        """Invert ``_frames_merged``. ``result`` has the frames of the output, which may be fewer than T."""
         user_value = self._input
         frames = len(self._call.frame_indices)
         if self.key == "input" or (self.kind is MASKS and user_value.ndim == 5):
@@ -86,11 +94,11 @@ class Dense:
         return result.reshape(len(user_value), -1, user_value.shape[2], *result.shape[2:])
 
     def select_frames(self, indices: Tensor, frames: int) -> None:
-        """Select frames of masks, boxes, keypoints or ``valid``. The kernels select the images.
+        """Select frames of masks, boxes, keypoints or ``valid``. Not of images, whose frames the kernels select.
 
         Args:
-            indices: Indices of the selected frames.
-            frames: Number of frames per clip.
+            indices: Indices of the selected frames, on the device.
+            frames: Number of frames per clip before the selection.
         """
         if not self._has_frames or self.key == "input":
             return
@@ -101,7 +109,7 @@ class Dense:
 
     @property
     def current(self) -> Any:
-        """The values in their current state, between the passes."""
+        """Images or targets, as the passes that have run have left them."""
         return getattr(*(self.storage or (self, "value")))
 
     @current.setter
@@ -113,7 +121,7 @@ class Dense:
         """Return the result in the form of the input."""
         call, user_value, result = self._call, self._input, self.current
         keepdim, views = call.keepdim, call.views
-        # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
+        # The added axis is removed, for boxes and keypoints always, as in Kornia; but several views need the batch axis.
         keeps_shape = keepdim or self.kind not in (None, MASKS)
         if self._added_axis is not None and (views == 1 or self._added_axis) and keeps_shape:
             result = result.squeeze(self._added_axis)

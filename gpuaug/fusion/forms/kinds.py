@@ -1,9 +1,10 @@
-"""Kinds of targets in one form: a flat tensor with the values of all images, and the *owner* of each row.
+"""Targets in the form that passes transform, ``Points`` and ``Masks``: the values of all images in one tensor, with *owners*.
 
-A *slot* checks, packs and restores the targets at one place of a container, such as the boxes of all target dicts.
-
-The owner of a row is the index of its sample, an image or a clip. A *pass* is one kernel that reads and writes all images. The
-*parameter table* holds the parameters of the ops per sample. A mask *valid* says which boxes are inside and large enough.
+The owner of a box, point or mask is the index of its sample, an image or a clip. A *target dict* holds the annotations of one
+image, such as ``{"boxes": …}``. A ``Slot`` checks the values under one key of all target dicts, packs them into ``Points`` or
+``Masks``, and afterwards unpacks the results. ``valid`` is the mask of the boxes that are inside the image and large enough.
+A *pass* is one kernel that reads and writes all images. A *plan* is a list of passes. The *parameter table*, (B, columns), has
+the parameters of the ops of a plan per sample.
 """
 
 from collections.abc import Sequence
@@ -56,39 +57,40 @@ class Points:
     """Boxes or keypoints."""
 
     values: Tensor
-    """(n, …) with ``owners``, or (B, N, …) for N boxes per image."""
+    """Boxes or points, (n, …) with ``owners``, or (B, N, …) if all images have N."""
     format: BoxFormat
-    """Format of ``values``."""
+    """Format of ``values``, which the methods may change."""
     owners: InitVar[Array | None] = None
-    """Owner of each row, on the host; ``None`` for (B, N, …)."""
+    """Owner of each box or point, (n,) on the host; ``None`` for (B, N, …)."""
     valid: Tensor | None = None
     """Mask of the boxes that are valid, (n,) or (B, N); ``None`` if all are."""
     clip: bool = False
-    """Whether boxes are clipped to the output image, and ``valid`` is computed."""
+    """Whether ``transform`` clips boxes to the output image, and computes ``valid``."""
     device_arrays: Sequence[Tensor] = ()
-    """``host_arrays`` on the device, set by the caller."""
+    """Copies of ``host_arrays`` on the device. The caller sets them before any other method is called."""
     min_visible: float = 0.0
-    """Smallest share of the area of a box inside the output image, for the box to be valid. Read if ``clip``."""
+    """With ``clip``, a box is valid only if at least this share of its area is inside the output image."""
     valid_after_crop: Tensor | None = None
     """Mask of the boxes that are valid after a crop by boxes, (n,) bool; ``None`` without such a crop."""
 
     def __post_init__(self, owners: Array | None) -> None:
         self.host_arrays = [] if owners is None else [owners]
-        """Arrays that the caller copies to the device, into ``device_arrays``."""
+        """``owners``, if there are owners."""
         self._dtype = floating_dtype(self.values.dtype)
         self._output_format = self.format
 
     def _mapping(
         self, target: BoxFormat, matrix: Tensor, input_sizes: Any, out: tuple[int, int], *, clip: bool = False
     ) -> BoxMapping:
+        """Return the arguments of ``map_boxes`` that map the values to format ``target``. See ``transform`` for the others."""
         if self.device_arrays:
             return BoxMapping(self.format, target, matrix, input_sizes, out, self.device_arrays[0], clip, self.min_visible)
         return BoxMapping(self.format, target, matrix, (1, 1), out, clip=clip)
 
     def corners(self, matrix: Tensor, input_sizes: Any) -> tuple[Tensor, Tensor]:
-        """Return (boxes mapped by ``matrix``, (n, 4) XYXY float32, NaN for boxes that are not valid; owners, (n,), on device).
+        """Return (boxes mapped by ``matrix``, (n, 4) XYXY float32; owners, (n,) on the device). Invalid boxes are NaN.
 
-        ``matrix``: (B, 3, 3) float32, which maps input to output pixel centres.
+        See ``transform`` for the arguments.
         """
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         corners, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
@@ -97,14 +99,14 @@ class Points:
         return corners, self.device_arrays[0]
 
     def replace_corners(self, matrix: Tensor, input_sizes: Any, box_rows: Tensor, corners: Tensor, valid: Tensor) -> None:
-        """Transform the boxes by ``matrix``, except for boxes whose corners in the output images are known.
+        """Transform the boxes by ``matrix``, except for m boxes whose corners in the output images are known.
 
         Args:
             matrix: See ``transform``, which is called with the identity after this method.
             input_sizes: See ``transform``.
-            box_rows: (m,) indices of these boxes in ``values``.
-            corners: (m, 4) XYXY float32, their corners.
-            valid: (m,) bool, whether each of these boxes is valid.
+            box_rows: (m,) indices of the m boxes in ``values``.
+            corners: (m, 4) XYXY float32, corners of the m boxes.
+            valid: (m,) bool, whether each of the m boxes is valid.
         """
         mapping = self._mapping(TARGET_DICT_FORMATS["xyxy"], matrix, input_sizes, (1, 1))
         mapped, _ = dispatch.map_boxes(self.values, None, mapping, torch.float32)
@@ -114,13 +116,13 @@ class Points:
         self.format = TARGET_DICT_FORMATS["xyxy"]
 
     def transform(self, matrix: Tensor, input_sizes: Any, out: tuple[int, int], conversions: TargetConversions) -> None:
-        """Transform the values by the matrices of all passes, and compute ``valid``.
+        """Transform the values by the matrices of all passes, and with ``clip`` compute ``valid``.
 
         Args:
-            matrix: Matrices that map input to output pixel centres, (B, 3, 3) float32.
-            input_sizes: (height, width) of the input images, or ``Ragged.places`` for images of different sizes.
+            matrix: Matrices that map input to output coordinates of pixel centres, (B, 3, 3) float32.
+            input_sizes: (height, width) of the input images; or, if they differ in size, (B, 3 or 4): offset, height, width, ….
             out: (height, width) of the output images.
-            conversions: Output format, and size of the smallest valid box. Used for boxes with owners.
+            conversions: Output format, and smallest width, height and area of a valid box. Read for boxes with owners only.
         """
         target = self._output_format
         has_owners = bool(self.device_arrays)
@@ -138,12 +140,12 @@ class Points:
         self.values, self.valid = values, valid
 
     def displace(self, op: FieldOp, rows: Tensor, size: Size, matrix: Tensor, input_sizes: Any) -> None:
-        """Transform the values by the matrices of the preceding plans, then by the field of an op.
+        """Transform the values by the matrices of the preceding plans, then by the displacement field of an op.
 
         Args:
-            op: Op that moves pixels by a field.
-            rows: Row of each sample, (B, row_width).
-            size: Size of the images.
+            op: Op that moves each pixel by a field, such as an elastic transform.
+            rows: Columns of the op in the parameter table, (B, row_width).
+            size: Size of the images that the op reads.
             matrix: Matrices of the preceding plans. See ``transform``.
             input_sizes: See ``transform``.
         """
@@ -159,7 +161,7 @@ class Points:
         self.format = target
 
     def apply(self, matrix: Tensor | None) -> None:
-        """Transform the values by the matrices of the preceding plans, because Kornia transforms them next.
+        """Transform the values by the matrices of the preceding plans, before a module of Kornia transforms them.
 
         ``matrix``: (B, 3, 3); ``None`` for the identity.
         """
@@ -172,13 +174,14 @@ class Points:
 
 
 class Masks:
-    """Masks of all images: one per image or frame, (B · T, C, H, W), or any number per image, with owners.
+    """Masks of all images: one per image or frame, (B · T, C, H, W), or n masks with owners, any number per image.
 
     Args:
-        values: (B · T, C, H, W); with ``owners`` (n, 1, H, W), or, if masks differ in size, a flat tensor.
-        owners: Owner of each mask, on the host; ``None`` if there is one mask per image or frame.
-        places: (offset from ``values``, height, width) of each mask, in one array (3 · n,); ``None`` if all have one size.
-        sources: Tensors that the offsets also lead to. The object holds them, so that they live until the first pass.
+        values: (B · T, C, H, W); with ``owners`` (n, 1, H, W); or, if masks differ in size, a flat tensor.
+        owners: Owner of each mask, (n,) on the host; ``None`` if there is one mask per image or frame.
+        layouts: (offset in elements from the start of ``values``, height, width) of each mask, in one array (3 · n,); ``None``
+            if all masks have one size.
+        sources: Tensors outside of ``values`` to which offsets lead (``tensors_and_offsets``). They are kept alive.
     """
 
     def __init__(
@@ -186,8 +189,9 @@ class Masks:
     ) -> None:
         self.values = values
         self.host_arrays = [array for array in (owners, layouts) if array is not None]
-        """Arrays that the caller copies to the device, into ``device_arrays``."""
+        """``owners`` and ``layouts``, as far as they are not ``None``."""
         self.device_arrays: Sequence[Tensor] = ()
+        """Copies of ``host_arrays`` on the device. The caller sets them before it calls ``run``."""
         self._differ_in_size = layouts is not None
         self._sources = sources
 
@@ -197,11 +201,12 @@ class Masks:
         Args:
             plan: Plan for the images.
             table: Parameter table of the plan, (B, columns).
-            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
+            canvases: Result of ``Plan.canvases``: if images differ in size, (height, width) of the output of each pass but the
+                last.
 
         Cost:
-            One launch per pass, some launches for erasing, and, for masks with owners, one that copies the row of the parameter
-            table for each mask. Without the last one if the plan has a single pass and images differ in size.
+            One launch per pass, and some for erasing. For masks with owners, one more launch copies the row of the parameter
+            table for each mask, unless the plan has a single pass and images differ in size.
         """
         mask_rows: Tensor | None = None if self.device_arrays else table
         for index, pass_ in enumerate(plan.passes):
@@ -217,10 +222,11 @@ class Masks:
 
 
 def tensors_and_offsets(column: Column, *, by_address: bool) -> tuple[Sequence[Tensor], Tensor, Sequence[int]]:
-    """Return (tensors that hold the masks of a column, flat tensor, offset from its begin to the first mask of each tensor).
+    """Return (tensors to keep alive, flat tensor, offset from its start to the first mask of each tensor of a column).
 
-    ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Masks are then not copied: the flat
-    tensor is one of the tensors, and the offsets lead to the others. Otherwise, and for packed masks, it holds all masks.
+    ``by_address``: whether the reader is a kernel, which can read beyond the flat tensor. Then masks are not copied: the flat
+    tensor is one of the column's tensors, and offsets lead to the others. Otherwise, and if the column is packed, the flat
+    tensor holds all masks, and no other tensors have to be kept alive.
     """
     if not by_address or isinstance(column, FlatColumn):
         return (), column.elements, [0, *accumulate(shape.numel() for shape in column.shapes[:-1])]
@@ -239,7 +245,7 @@ def layouts_of_masks(offsets: Sequence[int], counts: Sequence[int], sides: Seque
         counts: Number of masks in each tensor.
         sides: (height, width) of the masks in each tensor.
     """
-    # Mask n of the batch begins at c + n · height · width. All masks of a tensor have the same c, ``first_layouts[…][0]``.
+    # Mask i of the batch begins at c + i · height · width, where c is equal for all masks of a tensor: the first number below.
     first_layouts = [
         (offset - preceding * height * width, height, width)
         for offset, preceding, (height, width) in zip(offsets, [0, *accumulate(counts[:-1])], sides, strict=True)
@@ -251,26 +257,27 @@ def layouts_of_masks(offsets: Sequence[int], counts: Sequence[int], sides: Seque
 
 @dataclass(eq=False)
 class Slot:
-    """Targets of one kind at one place of a container.
+    """Targets of one kind at one path of a container, such as the boxes of all target dicts.
 
     Raises:
-        ArgumentTypeError: If a value is not a tensor. Other errors are raised for tensors that do not fit the images.
+        ArgumentTypeError: If a value is not a tensor.
+        ArgumentError, DeviceError: If a tensor does not fit the images, or is on another device.
     """
 
     kind: Kind
     path: tuple[Any, ...]
-    """Place of the targets: keys, field names and indices, without the index of the image."""
+    """Keys, field names and indices that lead to the targets in the container, without the index of the image."""
     column: Column
-    """The targets, with the index of the image or frame of each."""
+    """One value per image or frame that has such targets, and ``samples``, the indices of these images or frames."""
     call: Call
     per_frame: bool = False
     """Whether the samples of ``column`` are frames of clips."""
     valid_samples: Sequence[int] = ()
-    """Samples whose dict gets a mask of the boxes that are valid, ascending."""
+    """Samples, ascending, whose dict gets the key ``valid`` for these boxes. ``set_valid`` sets it."""
 
     def __post_init__(self) -> None:
         column, device = self.column, self.call.device
-        if self.kind is not MASKS:  # masks may stay where they are
+        if self.kind is not MASKS:  # the tensors of masks are not always concatenated (``tensors_and_offsets``)
             column.join(device)
         for sample, value in zip(column.samples, column.values, strict=True) if not column.are_on(device) else ():
             if not isinstance(value, Tensor):
@@ -278,31 +285,31 @@ class Slot:
                 raise ArgumentTypeError(f"{self._name(sample)} must be a tensor, got {type(value).__name__}. {advice}")
             check_device(self._name(sample), value, device)
         self.target: Points | Masks = self._masks() if self.kind is MASKS else self._points()
-        """The targets in one form."""
+        """The targets in the form that passes transform."""
 
     @property
     def key(self) -> str:
-        """Key of target dicts that the targets have, or would have."""
+        """Key of the targets in their dict if it is a key of the kind, else the usual key, such as ``boxes``; for messages."""
         return self.path[-1] if self.path and self.path[-1] in self.kind.keys else self.kind.name
 
     @property
     def valid(self) -> Tensor | None:
-        """Mask of the valid boxes of all input tensors, (n,) bool; ``None`` for other kinds."""
+        """Mask of the boxes of all samples that are valid, (n,) bool; ``None`` for other kinds."""
         return getattr(self.target, "valid", None)
 
     def set_valid(self, flags: Column | None, samples: Sequence[int]) -> None:
         """Set the mask of the input boxes that are valid.
 
         Args:
-            flags: Column of these masks; ``None`` if all boxes are valid.
-            samples: Samples whose boxes the masks are of, and whose dict gets a mask of the boxes that are valid, ascending.
+            flags: Column of the input masks ``valid``; ``None`` if all boxes are valid.
+            samples: Samples, ascending, whose ``valid`` belongs to these boxes, and not to other boxes in the same dict.
         """
         self.valid_samples = samples
         column, device = self.column, self.call.device
         if flags is None or set(flags.samples).isdisjoint(samples):
             return
         if flags.samples != column.samples or len(samples) < len(column.samples):
-            # All boxes are valid in samples without a mask in ``flags``, and in samples that are not in ``samples``.
+            # One mask per value of ``column``. All boxes are valid in samples that lack a mask, or are not in ``samples``.
             masks = {sample: mask for sample, mask in zip(flags.samples, flags.values, strict=True) if sample in samples}
             ones = torch.ones(max(self.counts), dtype=torch.bool, device=device)
             counts = zip(column.samples, self.counts, strict=True)
@@ -313,14 +320,14 @@ class Slot:
         self.target.valid = flags.joined
 
     def valid_parts(self) -> Sequence[Tensor]:
-        """Return the mask of the valid boxes of each of ``valid_samples``."""
+        """Return the mask of the valid boxes of each sample in ``valid_samples``."""
         assert self.valid is not None
         samples_and_masks = zip(self.column.samples, split(self.valid, self.counts), strict=True)
         samples = set(self.valid_samples)
         return [mask for sample, mask in samples_and_masks if sample in samples]
 
     def parts(self) -> Sequence[Tensor]:
-        """Return the results, with the axes, dtype and class of the inputs unless ``conversions`` change them."""
+        """Return the result for each value of ``column``, with its axes, dtype and class unless ``conversions`` change them."""
         column = self.column
         packed, values = self.result()
         if len(column.types) == len(column.dtypes) == 1:
@@ -335,7 +342,7 @@ class Slot:
         ]
 
     def result(self) -> tuple[PackedColumn, Tensor]:
-        """Return (description, concatenation) of the results."""
+        """Return the results as a packed column: (description, concatenation)."""
         column, conversions = self.column, self.call.conversions
         packed, values = column.packed, self.target.values
         if self.kind is MASKS:
@@ -352,7 +359,7 @@ class Slot:
         return packed._replace(attributes=list(map(self._attributes, packed.attributes))), values
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a result. ``attributes``: of the input; empty if it is a plain tensor."""
+        """Return the attributes of a result, such as ``canvas_size``. ``attributes``: of the input; empty if it is plain."""
         changes: dict[str, Any] = {"canvas_size": self.call.out}
         box_format = self.call.conversions.boxes
         if box_format is not None and "format" in attributes:
@@ -364,19 +371,20 @@ class Slot:
         return f"{key or self.key} of {self.call.image_name(sample, per_frame=self.per_frame)}"
 
     def _owners(self) -> Array:
+        """Return the index of the image or clip of each box, point or mask, (n,)."""
         owners = owners_of(self.column.samples, self.counts)
         return owners // self.call.size.images_per_sample if self.per_frame else owners
 
     def _points(self) -> Points:
-        """Check boxes or keypoints, and return them in one form."""
+        """Check boxes or keypoints, and return them as ``Points``."""
         box_format = self._checked_format() if self.kind is BOXES else self._checked_points()
         self.counts = self.column.lengths if self.kind is BOXES else [shape[:-1].numel() for shape in self.column.shapes]
         return Points(self.column.rows(), box_format, self._owners(), clip=self.kind is BOXES)
 
     def _checked_format(self) -> BoxFormat:
-        """Check boxes, and return the format, which all boxes must share.
+        """Check boxes, and return their format, which must be one for all boxes.
 
-        It is torchvision's attribute ``format``, else COCO's format under the key ``bbox``, else ``boxes`` of ``fuse``.
+        It is torchvision's attribute ``format``; without it COCO's XYWH under the key ``bbox``, else ``boxes`` of ``fuse``.
         """
         column = self.column
         default = "xywh" if BOXES.keys.get(self.key) == "bbox_xywh" else self.call.boxes
@@ -410,7 +418,7 @@ class Slot:
         return POINTS
 
     def _checked_attributes(self, default: str = "") -> dict[str, int]:
-        """Check the attributes of torchvision's boxes or keypoints; of tensors that are alike, up to the first with boxes.
+        """Check the attributes of torchvision's boxes or keypoints. If all tensors are alike, only up to the first with boxes.
 
         Returns:
             Name of each format of boxes → index of the first sample with boxes of this format. ``default``: name of the format
@@ -450,7 +458,7 @@ class Slot:
             check_device(self._name(sample, "valid"), value, self.call.device)
 
     def _masks(self) -> Masks:
-        """Check masks, and return them in one form."""
+        """Check masks, and return them as ``Masks``."""
         column = self.column
         sides = self.call.sides(column.samples, per_frame=self.per_frame)
         for sample, shape, image_sides in zip(column.samples, column.shapes, sides, strict=True):
@@ -477,7 +485,7 @@ class Slot:
         return Masks(column.elements.view(len(owners), 1, *sides[0]), owners)
 
     def _of_one_dtype(self) -> Sequence[Tensor]:
-        """Return masks of one dtype. Tensors without masks may have another dtype, and are converted."""
+        """Return the tensors of masks with one dtype. Tensors without pixels may have another dtype, and are converted."""
         tensors = self.column.values
         first_filled = next((index for index, mask in enumerate(tensors) if mask.numel()), 0)
         dtype = tensors[first_filled].dtype

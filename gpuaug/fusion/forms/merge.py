@@ -1,8 +1,11 @@
 """Merge of the target dicts of several images into one dict.
 
-An op combines each *group* of consecutive images into one image, the group's *canvas*. The N dicts are in the order of the
-images. A *column* of packed dicts has the values of one key, of the images that have the key (``samples``), concatenated. A
-value, such as the boxes of an image, has one or more *rows*, such as boxes (``lengths``).
+An op, such as a mosaic, combines each *group* of consecutive images into one image, the group's *canvas*. A *target dict* holds
+the annotations of one image, such as ``{"boxes": …}``. The N target dicts are in the order of the images, so those of a group
+are consecutive, and the M merged dicts are in the order of the canvases.
+
+Target dicts are *packed*: a *column* is the concatenation of the values of one key. ``PackedColumn.samples`` are the images
+that have the key, and ``lengths`` the number of *rows* of each value: of its entries along the first axis, such as boxes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,31 +35,32 @@ from gpuaug.fusion.combine_ops import Placement
 
 
 class PlacedMasks(NamedTuple):
-    """Masks on their canvases."""
+    """n masks of objects, moved to where their images are on the canvases."""
 
     owners: NDArray[np.int64]
-    """(n,) image of each mask, ascending."""
+    """(n,) index of the image of each mask, ascending."""
     flat: Tensor
-    """Pixels of the masks, (H, W) each, in one tensor."""
+    """Pixels of the masks in one flat tensor. Each mask is (H, W) of its canvas."""
 
 
 _Groups = tuple[Tensor | None, list[int], list[int], list[int]]
-"""Part of a column that the merged dicts get, by canvas:
+"""Values of a column that the merged dicts get, in the order of the canvases:
 
-(indices of its rows, on the device of the column, or ``None`` for all rows; indices of the canvases that get values, ascending;
-number of rows per such canvas; position in the column of the first value of each such canvas).
+(indices of the rows of these values, on the device of the column, or ``None`` for all rows; indices of the canvases that get a
+value, ascending; number of rows per such canvas; per such canvas, position of its first value in ``PackedColumn.samples``).
 """
 
 
 class Merge:
     """Merge of the target dicts of each group into one dict.
 
-    Keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes, are concatenated, in the order of the
-    images. Images that the canvas does not show are left out. Other keys have the value of the first image.
+    Values with one entry per box are concatenated over the images that the canvas shows, in the order of the images. These are
+    the values of keys in ``PER_BOX``, and boxes, masks and keypoints of torchvision's classes. Other keys have the value of the
+    first image of the group. If the op blends images, boxes get the weight of their image, under the key ``"weight"``.
 
     Args:
         packed: Target dicts of N images.
-        placement: Images that are used, and sizes of the canvases.
+        placement: The op, its draws, the images that the canvases show, and the sizes of the canvases.
     """
 
     def __init__(self, packed: PackedTargets, placement: Placement) -> None:
@@ -65,16 +69,16 @@ class Merge:
         weights = placement.op.weights(placement.draws)
         self._packed = packed if weights is None else _weighted(packed, np.stack((weights, 1 - weights), 1).ravel())
         self._cached_groups: list[tuple[Any, _Groups]] = []
-        """Arguments and results of ``_groups_of``. Most columns have the same images and lengths."""
+        """(arguments, result) of the calls of ``_groups_of``. Most columns have the same images and lengths."""
 
     def result(self, masks: Mapping[Any, PlacedMasks]) -> PackedTargets:
-        """Return one dict per canvas. ``masks``: name → masks on the canvases, which replace the masks of the dicts."""
+        """Return one packed dict per canvas. ``masks``: key → masks on the canvases, which replace the masks of the dicts."""
         new_columns = {
             name: self._mask_column(column.packed, masks[name]) if name in masks else self._merged(column.packed, column.joined)
             for name, column in self._packed.columns().items()
         }
         layout = self._packed.layout
-        # (index of the canvas, key) → values that are not packed, in the order of the images.
+        # (index of the canvas, key) → values of the group that are not packed, in the order of the images.
         others: dict[tuple[int, Any], list[Any]] = {}
         for (image, name), value in zip(layout.others, self._packed.others, strict=True):
             if self._is_kept(name in PER_BOX)[image]:
@@ -85,15 +89,15 @@ class Merge:
         return PackedTargets(tuple(flat for _, flat in new_columns.values()), tuple(values), new_layout)
 
     def _is_kept(self, is_per_box: bool) -> NDArray[np.bool_]:
-        """Mask of the images whose values the merged dicts get, (N,).
+        """Return the (N,) mask of the images whose values the merged dicts get.
 
-        ``is_per_box``: whether the key has one row per box. Such values come from all images that the canvas shows, and other
-        values from the first image of each group.
+        With ``is_per_box``, for values with one row per box, these are all images that the canvases show. Otherwise it is the
+        first image of each group.
         """
         return self._placement.used if is_per_box else self._is_first
 
     def _merged(self, column: PackedColumn, flat: Tensor) -> tuple[PackedColumn, Tensor]:
-        """Return a column with one value per canvas."""
+        """Return the description and the data of a merged column, with one value per canvas."""
         is_per_box = column.name in PER_BOX or type_name_of(column.tensor_type) in TARGET_TYPES
         if is_per_box and column.shapes is not None:
             raise ArgumentError(
@@ -106,7 +110,7 @@ class Merge:
             self._cached_groups.append((arguments, self._groups_of(*arguments)))
         rows, canvases, lengths, first_positions = next(groups for cached, groups in self._cached_groups if cached == arguments)
         flat = flat if rows is None else flat.index_select(0, rows)
-        # One dict per value, or a single dict if all are equal.
+        # Attributes of torchvision's tensors: one dict per value, or a single dict if all are equal.
         attributes = column.attributes
         if len(attributes) > 1:
             attributes = [attributes[position] for position in first_positions]
@@ -118,24 +122,24 @@ class Merge:
         return column._replace(samples=canvases, lengths=lengths, shapes=shapes, attributes=attributes), flat
 
     def _groups_of(self, is_per_box: bool, samples: Sequence[int], lengths: Sequence[int], device: torch.device) -> _Groups:
-        """Return the groups of columns with the values of the images ``samples``, of ``lengths`` rows each."""
+        """Return the ``_Groups`` of a column with values of ``lengths`` rows for the images ``samples``."""
         images = indices_of(samples)
         row_counts = np.array(lengths, np.int64)
         is_kept = self._is_kept(is_per_box)[images]
         kept_rows = None if is_kept.all() else send([np.flatnonzero(np.repeat(is_kept, row_counts))], device)[0]
         kept_positions = np.flatnonzero(is_kept)
-        # Index of the group of each value that is kept, which is also the index of its canvas.
-        groups = images[kept_positions] // self._count
-        canvases = np.flatnonzero(np.bincount(groups))
-        new_lengths = np.bincount(groups, row_counts[kept_positions])[canvases].astype(np.int64)
-        first_positions = kept_positions[np.searchsorted(groups, canvases)]
+        # Index of the canvas of each value that is kept. The indices ascend.
+        canvas_of_value = images[kept_positions] // self._count
+        canvases = np.flatnonzero(np.bincount(canvas_of_value))
+        new_lengths = np.bincount(canvas_of_value, row_counts[kept_positions])[canvases].astype(np.int64)
+        first_positions = kept_positions[np.searchsorted(canvas_of_value, canvases)]
         return kept_rows, canvases.tolist(), new_lengths.tolist(), first_positions.tolist()
 
     def _mask_column(self, column: PackedColumn, placed_masks: PlacedMasks) -> tuple[PackedColumn, Tensor]:
-        """Return the column of masks, which are (n, H, W) per canvas."""
+        """Return the description and the data of the merged column of masks, (n, H, W) per canvas."""
         owners, flat = placed_masks
         images = indices_of(column.samples)
-        # Canvases that show at least one image whose dict has the key.
+        # Canvases that show at least one image whose dict has masks.
         canvases = np.unique(images[self._placement.used[images]] // self._count)
         masks_per_canvas = np.bincount(owners // self._count, minlength=len(self._placement.canvases))[canvases].tolist()
         sizes = self._placement.canvases[canvases].tolist()
@@ -147,12 +151,12 @@ class Merge:
 
 
 def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTargets:
-    """Multiply the column ``"weight"``, one number per object, by the weights of the images. Add the column if there is none.
+    """Multiply the column ``"weight"``, one number per object, by the weight of its image, or add the column if there is none.
 
-    ``weights``: (N,) weight of each image.
+    ``weights``: (N,) weight of each image. Dicts without boxes, labels and keypoints are returned unchanged.
     """
     columns = packed.columns()
-    # Key of a column with one row per object, from which the number of objects per image is known.
+    # The number of objects per image is read from a column with one row per object.
     object_key = next((key for kind in (BOXES, LABELS, KEYPOINTS) for key in kind.keys if key in columns), None)
     if object_key is None:
         return packed
@@ -165,7 +169,7 @@ def _weighted(packed: PackedTargets, weights: NDArray[np.float32]) -> PackedTarg
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
-    """Return the concatenation of lists or tensors; the first of other values."""
+    """Return the concatenation of ``parts`` if all are tensors, or all lists or tuples; otherwise the first part."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, Tensor) for part in parts):

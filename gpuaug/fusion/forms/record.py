@@ -1,10 +1,13 @@
-"""Record of one call: images, and their *targets* in one form, whatever the form of the inputs.
+"""``Record``: images and targets of one call of a fused pipeline, in the form that passes transform.
 
-Targets are masks, boxes, keypoints and labels, which are transformed together with the images. An *input* is one argument of
-the call, and its *data key* says what the input holds, such as ``"mask"``. An *adapter*, ``Dense`` or ``Container``, converts
-an input to flat tensors, and the results back to the form of the input.
-A *plan* is a list of *passes*, that is, kernels that read and write all images. The *parameter table* holds one row of numbers
-per sample, from which passes read the parameters of ops. *Ragged* images differ in size. A *mix* blends images of a batch.
+*Targets* are masks, boxes, keypoints and labels, which are transformed together with the images. An *input* is one argument of
+the call, and its *data key* says what it holds, such as ``"mask"``. An *adapter*, ``Dense`` for one tensor or ``Container`` for
+target dicts and other containers, reads an input, and returns its result in the form of the input. ``valid`` is the mask of the
+boxes that are not padding.
+
+An *op* is one operation on images. A *plan* is a list of *passes*: kernels that each read and write all images, and run several
+ops. The *parameter table* has one row of numbers per sample, from which passes read the parameters of ops. *Ragged* images
+differ in size. A *mix* (MixUp, CutMix) blends images of a batch. A sample is an image or a clip of frames.
 """
 
 from collections.abc import Sequence
@@ -37,17 +40,18 @@ from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 
 
 class Record:
-    """Images and targets of one call, which are replaced pass by pass.
+    """Images and targets of one call. Each part of the pipeline replaces them by its results.
 
-    Call ``run_plan`` or ``run_eager`` for the parts of the pipeline, in order, then ``results``.
+    Call ``run_plan`` for each plan of the pipeline and ``run_eager`` for each module that is not fused, in order, then
+    ``results``.
 
     Args:
         inputs: Inputs as the user passed them.
         keys: Data key of each input: Kornia's names, ``targets`` for target dicts, ``valid`` for the (B, N) mask of the boxes
             that are not padding, ``tv_tensors`` for containers of torchvision's tensors.
-        boxes: Format of boxes in target dicts.
-        conversions: Conversions of the output, and size of the smallest valid box.
-        clip_layout: Layout of clips that the pipeline accepts.
+        boxes: Format of the boxes in target dicts, such as ``"xyxy"``.
+        conversions: Conversions of the output targets, and minimum width, height and area of a valid box.
+        clip_layout: Order of the axes of clips that the pipeline accepts.
 
     Raises:
         ArgumentTypeError: If an input does not have the type that its key requires.
@@ -74,11 +78,11 @@ class Record:
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
         self.call = call = Call(inputs[self.keys.index("input")], boxes, conversions, clip_layout)
-        """Properties of the call. ``call.images`` are the first input with the key ``input``."""
+        """Images and settings of the call. ``call.images`` is the first input with the key ``input``."""
         self.adapters: list[Dense | Container] = []
         """Adapters of all inputs except labels, in order."""
         self._labels: dict[int, Any] = {}
-        """Labels of all images, by index of the input. Of any type unless they are mixed or converted."""
+        """Index of the input → labels of all images: tensors if they are mixed or converted, else of any type."""
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if DATA_KEYS.get(key) is LABELS:
                 check_labels(value, call.size)
@@ -89,11 +93,11 @@ class Record:
                 self.adapters.append(Container(key, value, call))
         maps = [mask for adapter in self.adapters if type(adapter) is Container for mask in adapter.maps]
         self._dense = [adapter for adapter in (*self.adapters, *maps) if type(adapter) is Dense]
-        """Adapters of inputs that are one tensor, and of segmentation maps in containers."""
+        """Adapters of one tensor: of inputs, and of segmentation maps (B, …) in containers."""
         if any(key in VALID.data_keys for key in self.keys):
             self._connect_valid()
         self.targets: list[Points | Masks] = [target for adapter in (*self.adapters, *maps) for target in adapter.targets]
-        """Masks, boxes and keypoints in one form."""
+        """Masks, boxes and keypoints of all inputs, in the form that passes transform."""
         self._points = [target for target in self.targets if isinstance(target, Points)]
         self._masks = [target for target in self.targets if isinstance(target, Masks)]
         arrays = [array for target in self.targets for array in target.host_arrays]
@@ -102,32 +106,36 @@ class Record:
             for target in self.targets:
                 target.device_arrays = [next(device_arrays) for _ in target.host_arrays]
         self._images = next(adapter for adapter in self._dense if adapter.key == "input")
-        """Adapter of the first images."""
+        """Adapter of the first input with the key ``input``."""
         self.has_masks = bool(self._masks)
         """True if there are masks."""
         self.has_points = bool(self._points)
         """True if there are boxes or keypoints."""
         self.plan_key = (call.images.shape, call.device, self.has_masks, self.has_points) if call.is_usual else None
-        """Key of ``Program.cached``; ``None`` if plans for these images are not cached."""
+        """Key under which ``Program.cached`` finds the plan for these inputs; ``None`` if such plans are not cached."""
         self._soft_labels: SoftLabels | None = None
         """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
         self._converting_mix: MixOp | None = None
         """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
         self._matrix: Tensor | None = None
-        """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3); ``None`` for the identity."""
+        """Product of the matrices of the plans that have run, (B, 3, 3) float32; ``None`` for the identity.
+
+        Boxes and keypoints are not transformed by each plan, but once by the product.
+        """
 
     @property
     def _matrix_or_identity(self) -> Tensor:
-        """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3) float32."""
+        """``_matrix``, with identity matrices in place of ``None``."""
         if self._matrix is not None:
             return self._matrix
         return torch.eye(3, dtype=torch.float32, device=self.call.device).expand(self.call.size.batch, 3, 3)
 
     def _connect_valid(self) -> None:
-        """Let the input ``valid`` share the mask of valid boxes with the boxes.
+        """Store the input ``valid`` in the ``Points`` of the boxes, and let its adapter read the result from there.
 
         Raises:
-            ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
+            ArgumentError: If ``valid`` is not one bool per box, if it is passed twice, or if there is not exactly one input of
+                boxes in one tensor.
         """
         masks = [adapter for adapter in self._dense if adapter.kind is VALID]
         boxes = [target for adapter in self._dense if adapter.kind is BOXES for target in adapter.targets]
@@ -150,14 +158,14 @@ class Record:
 
     @property
     def all_keys(self) -> list[str]:
-        """Data keys of the inputs, then of the targets in them that are recognized by class."""
+        """Data keys of the inputs, then of the targets inside containers (``Container.inner_keys``)."""
         return [*self.keys, *(key for adapter in self.adapters if type(adapter) is Container for key in adapter.inner_keys)]
 
     def boxes_for_crop(self, op: BoxCropOp) -> Points | None:
-        """Return the boxes that determine the crop windows of ``op``; ``None`` if there are none in the containers.
+        """Return the boxes in target dicts, by which ``op`` chooses its crop windows; ``None`` if the dicts have no boxes.
 
         Raises:
-            ArgumentError: If no input holds target dicts, or there are several sets of boxes.
+            ArgumentError: If no input holds target dicts, or if boxes are under several keys.
         """
         containers = (adapter for adapter in self.adapters if type(adapter) is Container)
         boxes = [slot for adapter in containers for slot in adapter.slots if slot.kind is BOXES]
@@ -175,7 +183,7 @@ class Record:
         return boxes[0].target if boxes else None  # type: ignore[return-value]
 
     def check_keys(self, op: Op) -> None:
-        """Raise an error for inputs that ``op`` does not support, and for labels that cannot be mixed. Call before any pass.
+        """Raise an error if ``op`` does not support an input, or is a mix and cannot mix the labels. Call before any pass.
 
         Raises:
             ArgumentError: If an input is not in ``op.supported_keys``.
@@ -199,7 +207,11 @@ class Record:
             check_device("class", labels, self.call.device)
 
     def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
-        """Convert labels to class probabilities: at once without ``mixes``, otherwise when the first mix runs.
+        """Convert labels to class probabilities, now or when the first mix of the pipeline runs.
+
+        Args:
+            soft_labels: Conversion: number of classes and smoothing.
+            mixes: Mixes of the pipeline, in order. If empty, labels are converted now.
 
         Raises:
             ArgumentError: If labels are neither class indices nor class probabilities.
@@ -208,17 +220,17 @@ class Record:
         """
         self._check_labels()
         batch = self.call.size.batch
-        # If every frame counts as an image of the batch, there may still be one label per clip, unless frames are mixed.
-        clips = batch // self.call.frames if self.call.clip_layout.draws_per_frame and not mixes else batch
+        # With parameters per frame, every frame is a sample. There may still be one label per clip, unless frames are mixed.
+        label_count = batch // self.call.frames if self.call.clip_layout.draws_per_frame and not mixes else batch
         for index, labels in self._labels.items():
-            soft_labels.check(labels, batch if labels.shape[:1] == (batch,) else clips)
+            soft_labels.check(labels, batch if labels.shape[:1] == (batch,) else label_count)
             if not mixes:
                 self._labels[index] = dispatch.run_labels(soft_labels, labels, None)
         self._soft_labels = soft_labels
         self._converting_mix = mixes[0] if mixes else None
 
     def _mixed_labels(self, labels: Tensor, op: MixOp, table: Tensor) -> Tensor:
-        """Return the labels after a mix. ``table``: parameter table from the first column of the mix on."""
+        """Return the labels after the mix ``op``. ``table``: parameter table from the first column of the mix's pass on."""
         if self._soft_labels is None:
             return op.labels(labels, table)
         # Only the first mix converts labels. Later mixes get class probabilities, which must not be smoothed again.
@@ -233,19 +245,24 @@ class Record:
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Run all inputs through the passes of a plan. Boxes and keypoints are transformed later, once for all plans.
+        """Run images, masks and labels through the passes of a plan.
+
+        Boxes and keypoints are only prepared: the plan's matrices, the last columns of ``table``, are multiplied to
+        ``_matrix``. They are transformed now only if an op of the plan moves pixels by a field, which is no matrix.
 
         Args:
             plan: Plan for images of the current size.
-            table: Parameter table of the plan, (B, columns).
-            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
+            table: Parameter table of the plan, (V · B, columns) for V views. If there are boxes or keypoints, the last columns
+                are for them.
+            canvases: Result of ``Plan.canvases``: if images differ in size, (height, width) of the output of each pass but the
+                last.
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
         """
         field_passes = [
             (pass_.front, pass_.rows_of(table), pass_.source) for pass_ in plan.passes if isinstance(pass_.front, FieldOp)
         ]
-        if self.has_points and field_passes:  # such a plan has no matrices
+        if self.has_points and field_passes:  # a plan with such an op has no matrices
             for op, pass_table, size in field_passes:
                 matrix = self._matrix_or_identity
                 for points in self._points:
@@ -270,7 +287,10 @@ class Record:
                     self._labels[index] = self._mixed_labels(self._labels[index], pass_.front, pass_.rows_of(table))
 
     def _select_frames(self, plan: Plan) -> None:
-        """Select the frames that a plan selects. The kernels select the images; containers select elements of lists."""
+        """Select the frames of masks, boxes, keypoints and ``valid`` in one tensor, if ``plan`` selects frames of clips.
+
+        The kernels of the plan select the frames of images, and ``Container`` those of lists, by ``call.frame_indices``.
+        """
         indices = plan.frames
         if indices is None:
             return
@@ -286,7 +306,9 @@ class Record:
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Run all inputs through a module of Kornia or torchvision that is not fused.
+        """Run the inputs through a module of Kornia or torchvision that is not fused.
+
+        A module of torchvision, or one that moves no pixels, gets only the images; the targets remain unchanged.
 
         Args:
             op: The module.
@@ -295,13 +317,14 @@ class Record:
             memory_format: Memory format of the output images.
 
         Raises:
-            ArgumentError: If its library cannot move the pixels or boxes of an input equally, or cannot mix the labels.
+            ArgumentError: If its library cannot transform an input in the same way as the images, or cannot mix the labels.
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
-        images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
+        images_only = op.moves_nothing or op.package == "torchvision"
+        # Data keys of inputs that are lists of masks, in addition to target dicts.
         listed_keys = [adapter.key for adapter in self.adapters if type(adapter) is Container and adapter.key in DATA_KEYS]
         op.check_keys(self.all_keys, ["targets", *listed_keys])
-        # Kornia's containers return labels unchanged, or raise an error.
+        # Labels are not passed, because Kornia's containers return them unchanged, or raise an error.
         module_inputs = [
             adapter for adapter in self._dense if adapter.key == "input" or not (images_only or DATA_KEYS[adapter.key] is VALID)
         ]
@@ -321,7 +344,7 @@ class Record:
     def check_size(self, op: EagerOp, size: Size) -> None:
         """Raise an error if ``op``, which has run, returned images of another size than ``size``.
 
-        The draws of the following modules assume this size.
+        ``size`` was predicted when all draws were made, and the draws of the modules after ``op`` depend on it.
 
         Raises:
             ArgumentError: If the images do not have ``size``.
@@ -338,7 +361,7 @@ class Record:
 
         Args:
             keepdim: Whether a single image without a batch axis is returned without a batch axis.
-            views: Number of views, that is, random augmentations of each image. The record has the outputs of one view.
+            views: Number of views of the call, that is, random augmentations of each image. The record may hold only one.
         """
         call = self.call
         call.keepdim, call.views = keepdim, views

@@ -1,8 +1,12 @@
 """Removal of boxes that are not valid, and of their labels and masks.
 
-A *target dict* holds the annotations of one image: ``{"boxes": …, "labels": …, "valid": …}``. A *column* is the values of all
-dicts under one key. Target dicts are *packed* if each column is stored as one tensor. Removal is the only operation on target
-dicts for which the host waits for the device, because only the device knows how many boxes are valid.
+A *target dict* holds the annotations of one image: ``{"boxes": …, "labels": …, "valid": …}``. The mask ``valid`` says which
+boxes are still inside the image. A *column* is the values of all dicts under one key; its *samples* are the indices of the
+dicts that have the key. Target dicts are *packed* if each column is stored as one tensor: inside a loader, stages get them so.
+
+Removal is the only operation on target dicts for which the host waits for the device, because only the device knows how many
+boxes are valid. For packed dicts it does not wait: the result has *pending* rows, which the loader removes when it returns the
+batch (``PendingRows``).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -83,6 +87,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         records_of_clips = iter(sanitize([*chain.from_iterable(targets)], per_box=per_box))
         return [[*islice(records_of_clips, len(frames))] for frames in targets]
     columns_by_key: Mapping[Any, Column]
+    # ``packed`` is the base of the result: ``with_columns`` puts the shortened columns into it.
     if isinstance(targets, PackedTargets):
         packed = targets
         keys = _keys(targets.layout.keys, per_box)
@@ -95,7 +100,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             )
         keys = _keys(chain.from_iterable(record for record in targets if isinstance(record, Mapping)), per_box)
         has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        # Without ``valid`` in any dict, a dict may have boxes under a key that fuse does not know: then an error is raised.
+        # Dicts without boxes need no ``valid``. If no dict has ``valid``, the user may have forgotten fuse, so only dicts that
+        # surely have no boxes under any key are accepted. For others, ``_check_valid`` raises an error.
         is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
         records = {sample: record for sample, record in enumerate(targets) if not is_without_boxes(record)}
         for sample, record in records.items():
@@ -103,7 +109,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         if not records:
             return [batches.replace(record, {}) for record in targets]
         columns_by_key = columns([*records.values()], [*records])
-        # Nothing is packed yet. ``unpacked`` copies the dicts. Of a mapping that is not a dict, it returns only the changes.
+        # A ``PackedTargets`` without columns, whose method ``unpacked`` copies the dicts. In place of a mapping that is not a
+        # dict, there is an empty dict, in which only the shortened values are collected.
         base_records: list[dict[Any, Any]] = [record if type(record) is dict else {} for record in targets]
         packed = PackedTargets((), (), TargetsLayout(list, base_records, [], []))
     valid = columns_by_key[VALID.name]
@@ -111,14 +118,15 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     counts = dict(zip(valid.samples, valid.lengths, strict=True))
     shortened = _shortened(columns_by_key, counts, keys, per_box)
     joined_columns = {name: column for name, column in shortened.items() if _can_be_joined(column, valid)}
-    if isinstance(targets, PackedTargets) and joined_columns != shortened:  # some columns take one launch per tensor
+    # Columns that cannot be joined are shortened tensor by tensor, for which the dicts must be unpacked.
+    if isinstance(targets, PackedTargets) and joined_columns != shortened:
         return sanitize(targets.unpacked(), per_box=per_box)
     valid_flags = valid.joined
     host_valid = torch.empty(valid_flags.shape, dtype=torch.bool, device="cpu", pin_memory=valid_flags.is_cuda)
     host_valid.copy_(valid_flags, non_blocking=isinstance(targets, PackedTargets))
     if isinstance(targets, PackedTargets):
-        # Of a fixed size, for which the host need not wait. The surplus entries at the end, which ``settled`` removes, repeat
-        # the first row.
+        # As many indices as rows, so that the host need not wait for their number. The surplus indices at the end repeat row 0.
+        # The loader calls ``PackedTargets.settled``, which removes these rows.
         kept_rows = torch.nonzero_static(valid_flags, size=len(valid_flags), fill_value=0).view(-1)
     else:
         (kept_rows,) = send([np.flatnonzero(host_valid.numpy())], valid_flags.device)
@@ -128,6 +136,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         return result  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
     dicts = result.settled().unpacked()
     if joined_columns.keys() != shortened.keys():
+        # Sample → indices of the entries that remain.
         valid_of_samples = np.split(host_valid.numpy(), np.cumsum([*counts.values()])[:-1])
         kept_of_samples = dict(zip(counts, map(np.flatnonzero, valid_of_samples), strict=True))
         for name in shortened.keys() - joined_columns.keys():
@@ -138,7 +147,10 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
 
 def _may_stay_packed(targets: PackedTargets, per_box: Collection[str] | None) -> bool:
-    """Return whether packed target dicts have ``valid`` for all boxes, and no entries of boxes outside of packed columns."""
+    """Return whether boxes can be removed without unpacking.
+
+    They can if all dicts with boxes have ``valid``, and all values with one entry per box are in packed columns.
+    """
     valid = targets.columns().get(VALID.name)
     if valid is None or valid.dtypes != {torch.bool} or valid.joined.ndim > 1 or valid.packed.shapes is not None:
         return False
@@ -152,9 +164,10 @@ def _may_stay_packed(targets: PackedTargets, per_box: Collection[str] | None) ->
 
 
 def _can_be_joined(column: Column, valid: Column) -> bool:
-    """Return whether a column can be joined.
+    """Return whether the rows of a column can be removed in one launch, from the concatenation of its values.
 
-    It holds tensors of one class, dtype and row shape, on the device of ``valid``, in exactly the dicts that have ``valid``.
+    Its values must be tensors of one class, dtype and row shape, on the device of ``valid``, and exactly the dicts that have
+    ``valid`` must have the key.
     """
     if not all(issubclass(cls, Tensor) for cls in column.types) or column.samples != valid.samples:
         return False
@@ -164,7 +177,7 @@ def _can_be_joined(column: Column, valid: Column) -> bool:
 
 
 def _keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
-    """Return the keys of target dicts that may hold one entry per box. ``per_box``: keys that the user passed."""
+    """Return the keys that may hold one entry per box. ``all_keys``: keys of the dicts. ``per_box``: see ``sanitize``."""
     if per_box is not None:
         return {"valid", *per_box}
     labels = label_key(dict.fromkeys(all_keys))
@@ -174,13 +187,13 @@ def _keys(all_keys: Iterable[Any], per_box: Collection[str] | None) -> set[str]:
 def _shortened(
     columns_by_key: Mapping[Any, Column], counts: Mapping[int, int], keys: Collection[str], per_box: Collection[str] | None
 ) -> dict[Any, Column]:
-    """Return the columns from which entries are removed: they hold one entry per box.
+    """Return key → column of the columns from which entries are removed, because they hold one entry per box.
 
     Args:
         columns_by_key: Key → column.
-        counts: Number of boxes of each dict that has boxes.
+        counts: Sample → number of boxes, for each dict that has boxes.
         keys: Keys that may hold one entry per box.
-        per_box: Keys that the user passed.
+        per_box: Argument of ``sanitize``.
 
     Raises:
         ArgumentError: If boxes, or a value that ``per_box`` names, do not hold one entry per box; if a key that is not among
@@ -189,11 +202,13 @@ def _shortened(
     shortened = {}
     for name, column in columns_by_key.items():
         lengths = _lengths(column)
-        # ``==`` suffices for most columns, and takes a tenth of the time of the loop.
+        # ``lengths == counts`` is true for most columns, and takes a tenth of the time of the loop. A column may also have
+        # values in only some of the dicts.
         if lengths == counts or (lengths and all(counts.get(sample, length) == length for sample, length in lengths.items())):
             shortened[name] = column
         elif name in BOXES.keys or name in (per_box or ()):
             _check_lengths(column, lengths, counts)
+    # The lengths of a column under another key may be equal by chance. It is shortened only if its class implies boxes.
     for name in shortened.keys() - keys:
         if not all(map(_is_typed, shortened[name].values)):
             column = shortened.pop(name)
@@ -203,7 +218,7 @@ def _shortened(
 
 
 def _lengths(column: Column) -> dict[int, int]:
-    """Return sample → number of entries of each tensor, array, list or tuple of a column; -1 for a scalar or a namedtuple."""
+    """Return sample → number of entries, of each value that is a tensor, array, list or tuple. See ``_length``."""
     if all(issubclass(cls, Tensor) for cls in column.types):
         return dict(zip(column.samples, column.lengths, strict=True))
     pairs = zip(column.samples, column.values, strict=True)
@@ -217,10 +232,12 @@ def _is_typed(value: Any) -> bool:
 
 
 def _check_not_per_box(name: str, counts: set[int]) -> None:
-    """Raise an error for a key that is not among the common keys, and has as many entries as its dicts have boxes, ``counts``.
+    """Raise an error if a key that is not among the common keys appears to hold one entry per box.
+
+    In each dict, the value has as many entries as the dict has boxes. ``counts`` are the different numbers of boxes.
 
     Raises:
-        ArgumentError: If there are several numbers of boxes, because equal lengths are then hardly a coincidence.
+        ArgumentError: If there are several numbers, because equal lengths are then hardly a coincidence.
     """
     if len(counts) > 1:
         raise ArgumentError(
@@ -265,14 +282,14 @@ _SEQUENCES = (Tensor, np.ndarray, list, tuple)
 
 
 def _length(value: Any) -> int:
-    """Number of entries; -1 for a scalar or a namedtuple."""
+    """Return the number of entries of a value of ``_SEQUENCES``; -1 for a value without axes or a namedtuple."""
     if isinstance(value, Tensor):  # len() of a tensor takes five times as long
         return value.shape[0] if value.ndim else -1
     return -1 if batches.is_namedtuple(value) or not getattr(value, "ndim", 1) else len(value)
 
 
 _BOX_KEYS = BOXES.keys | VALID.keys
-"""Keys of boxes and of ``valid``, of a mapping."""
+"""A dict whose keys are ``boxes``, ``bbox`` and ``valid``. Its values are not used."""
 
 
 def _has_no_boxes(record: Any) -> bool:
@@ -281,9 +298,9 @@ def _has_no_boxes(record: Any) -> bool:
 
 
 def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
-    """Return whether a target dict has none of ``keys``, and no value that may be boxes: with two axes, or nested.
+    """Return whether a target dict surely has no boxes: none of ``keys``, and no value with two axes or nested containers.
 
-    ``keys``: keys that hold one entry per box.
+    ``keys``: keys that may hold one entry per box.
     """
     if not isinstance(record, Mapping) or not set(keys).isdisjoint(record):
         return False
@@ -297,7 +314,7 @@ def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
 
 
 def _entries(value: Any, indices: Array) -> Any:
-    """Return some entries of a value; the value itself if its type cannot hold one entry per box."""
+    """Return the entries of a value at ``indices``; the value itself if its type cannot hold one entry per box."""
     if isinstance(value, Tensor):
         return with_class_of(value.index_select(0, *send([indices], value.device)), value)
     if isinstance(value, np.ndarray):
@@ -306,9 +323,9 @@ def _entries(value: Any, indices: Array) -> Any:
 
 
 def _check_valid(record: Any, axes: int, suffix: str) -> None:
-    """Raise an error if a target dict has no ``valid`` that is bool with ``axes`` axes.
+    """Raise an error if a value is not a target dict with ``valid``, a bool tensor with ``axes`` axes.
 
-    ``suffix``: position for the message, such as " of sample 3".
+    ``suffix``: which dict it is, for the message, such as " of sample 3".
     """
     if not isinstance(record, Mapping):
         raise ArgumentTypeError(
@@ -333,8 +350,8 @@ def _check_lengths(column: Column, lengths: Mapping[int, int], counts: Mapping[i
 
     Args:
         column: Column of boxes, or of a key that the user passed as ``per_box``.
-        lengths: Number of entries of each tensor, array, list or tuple of the column.
-        counts: Number of entries of ``valid`` of each dict.
+        lengths: Sample → number of entries, of each tensor, array, list or tuple of the column.
+        counts: Sample → number of entries of ``valid``.
     """
     name = column.name
     for sample, value in zip(column.samples, column.values, strict=True):

@@ -19,9 +19,9 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
     """Concatenate the outputs of all views, input by input.
 
     Args:
-        views: Result of ``Record.results`` per view.
-        keys: Data key of each input.
-        is_cutmix: Whether labels are those of Kornia's CutMix, (1, B, 3), which are concatenated along axis 1.
+        views: Result of ``Record.results`` for each view: a list of outputs, or the images alone.
+        keys: Data key of each input: what the input holds, such as ``"input"`` for images or ``"class"`` for labels.
+        is_cutmix: Whether the labels are the result of Kornia's CutMix, (1, B, 3), which is concatenated along axis 1.
 
     Returns:
         List in the order of the inputs; the images alone if they were the only input.
@@ -58,12 +58,13 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
 
 
 def _concatenated_containers(views: Sequence[Any], batch: int) -> Any:
-    """Concatenate the results of one input over all views, that is, random augmentations of the same images.
+    """Concatenate the results of one container of torchvision's tensors over all views.
 
-    Lists of B elements that hold targets, and targets of all images, are concatenated. All other values are returned once.
+    Concatenated are lists with one element per image, if they hold targets (masks, boxes, keypoints), and tensors with the
+    targets of all images. All other values are taken from the first view.
 
     Args:
-        views: Result of the input per view.
+        views: Result of the container for each view.
         batch: Number of images per view.
     """
     first = views[0]

@@ -1,12 +1,12 @@
 """Prefetch of parameter tables: the tables of several upcoming batches are computed together.
 
-A table has one row per sample, with the random parameters of all ops. To draw for several batches takes as many NumPy calls as
-to draw for one batch. The seed of a later call can be predicted: in a stage of a loader, the seed follows from the position of
-the next batch; elsewhere, from the next number of torch's generator. So the tables of several batches are computed at once,
-each for the seed of one call. Tables for predicted calls that do not come are discarded.
+A table has one row per sample, with the random parameters of all ops. Drawing for several batches takes as many NumPy calls as
+drawing for one batch. All draws of a call follow from its seed, and the seeds of later calls can be predicted: in a stage of a
+loader, from the position of the next batch; elsewhere, from the next number of torch's generator. So a call computes a *block*:
+its table, and the tables of the calls that are expected next. If other calls come, these tables are discarded.
 
-A *plan* has the passes of a pipeline, each one reading and one writing of all images. *Ragged* images differ in size. *Views*
-are several random augmentations of the same images.
+A *plan* is a list of passes, each one reading and writing of all images. *Ragged* images differ in size. *Views* are several
+random augmentations of the same images.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
 from gpuaug.fusion.table.rows import UpcomingBatches
 
 MOST_BATCHES = 64
-"""Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""
+"""Maximum number of batches per block. With more batches, the time per batch falls no further."""
 
 MOST_SAMPLES = 8192
-"""Maximum number of samples whose tables are computed at once, over all views. This takes 1 ms; 2 to 4 with a RandAugment."""
+"""Maximum number of samples per block, over all views. Their tables take 1 ms; with a RandAugment, 2 to 4 ms."""
 
 _MOST_BLOCKS = 4
-"""Maximum number of cached ``_Block``. Several are needed if a pipeline is called twice per batch, or by several loaders."""
+"""Maximum number of cached blocks. Several are needed if a pipeline is called twice per batch, or by several loaders."""
 
 
 class _Block(NamedTuple):
@@ -40,22 +40,22 @@ class _Block(NamedTuple):
 
     plan: Plan
     key: tuple[Any, ...]
-    """Properties of a call on which its table depends, except plan and seed.
-
-    Without the number of views, which is the same for all calls of a pipeline.
-    """
+    """Properties of a call on which its table depends, except the plan, the seed, and the number of views, which is fixed."""
     tables: HostTables | DeviceCropTables
     index_by_seed: dict[int, int]
-    """Index of the batch, by seed of its call."""
+    """Seed of a call → index of its batch in ``tables``."""
     next_seed: int
     """Predicted seed of the first call after these batches."""
 
 
 class TablePrefetch:
-    """Prefetched parameter tables of one pipeline. The number of batches per block doubles while seeds are as predicted."""
+    """Prefetched parameter tables of one pipeline.
+
+    The first block has one batch. If the next call has the predicted seed, the next block has twice as many batches.
+    """
 
     def __init__(self) -> None:
-        # A new tuple replaces the old one, which is never modified, so that two threads can draw from one pipeline.
+        # Replaced, never modified, so that two threads can call one pipeline. The newest block is first.
         self._blocks: tuple[_Block, ...] = ()
 
     def table(
@@ -69,27 +69,28 @@ class TablePrefetch:
         views: int = 1,
         seed: int | None = None,
     ) -> Tensor:
-        """Return the parameter table of the current call, as ``gpuaug.fusion.table.rows.make_table`` computes it.
+        """Return the parameter table of the current call, (V · B, K) float32 (``rows.py``).
 
-        The draws equal the draws of a call without prefetching, bit for bit. The last digits of matrices may differ.
+        The draws equal those without prefetching, bit for bit. The last digits of matrices may differ.
 
         Args:
-            plan: Plan that reads the table, without ``draws_one_batch_at_a_time``.
+            plan: Plan that reads the table. Its ``draws_one_batch_at_a_time`` must be false.
             size: Size of the batch.
             device: Device of the table.
-            image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image, (B, 3), or
-                (B, 4) if only a window of each image was decoded.
+            image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset, height and width of each image, (B, 3);
+                with a row pitch, (B, 4), if only a window of each image was decoded.
             has_points: Whether there are boxes or keypoints.
-            views: Number of views per image.
+            views: Number V of views per image.
             seed: Seed of the call. Default: ``next_seed()``.
 
         Cost:
             One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
             completes its table with the sizes of its images, in one launch or on the host; if neither is possible, every call
-            draws for itself only. No synchronization.
+            computes only its own table. No synchronization.
         """
         seed = next_seed() if seed is None else seed
-        # If only windows were decoded, the host has drawn the crops to choose them, so the device does not compute the crops.
+        # If only windows were decoded, the host has already drawn the crops, to choose the windows. So it also computes their
+        # columns.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         tables, index = self._tables(plan, size, device, seed, has_points, has_windows, views)
         return tables.table(index, size, image_layouts)
@@ -103,9 +104,9 @@ class TablePrefetch:
         seed: int,
         has_points: bool,
     ) -> tuple[OpDraws, ...]:
-        """Return the draws of the first ops of a plan, which combine images before the passes. All images have one size.
+        """Return the draws of ``first_ops``, ops of the plan that combine several images into one before the passes.
 
-        See ``table`` for the other arguments.
+        The combined images must have one size. See ``table`` for the other arguments.
         """
         tables, index = self._tables(plan, size, device, seed, has_points)
         assert isinstance(tables, HostTables)
@@ -121,11 +122,14 @@ class TablePrefetch:
         has_windows: bool = False,
         views: int = 1,
     ) -> tuple[HostTables | DeviceCropTables, int]:
-        """Return tables of several batches, and the index of the batch of the call with ``seed``."""
-        # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
+        """Return tables of several batches, and the index in them of the batch of the call with ``seed``.
+
+        ``has_windows``: whether only windows of the images were decoded. See ``table`` for the other arguments.
+        """
+        # Tables are copied on the current stream of the call that computes them. Only calls on this stream may read them.
         stream = current_stream(device.index if device.type == "cuda" else -1)
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.ops))
-        preceding_block = None  # block that has predicted the seed of this call, as the first call after its batches
+        preceding_block = None  # block after whose last batch a call with this seed was expected
         for block in self._blocks:
             if block.plan is plan and block.key == key:
                 if seed in block.index_by_seed:
@@ -146,7 +150,7 @@ class TablePrefetch:
         elif size_dependent := size_dependent_ops(plan):
             tables = HostTables(upcoming, size_dependent)
         else:
-            # The table of this call only, with the sizes of its images. It is not cached.
+            # Only the table of this call, computed from the sizes of its images. It is not cached.
             return HostTables(replace(upcoming, size=size, seeds=view_seeds[:views])), 0
         new_block = _Block(plan, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following_seed)
         self._blocks = (new_block, *(block for block in self._blocks if block is not preceding_block))[:_MOST_BLOCKS]

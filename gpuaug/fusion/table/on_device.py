@@ -1,11 +1,12 @@
 """Parameter tables of several ragged batches, whose crop windows the device computes.
 
-*Ragged* images differ in size. A table has one row per sample, with the parameters of all ops. A crop window depends on the
-size of its image, which is known only when the batch arrives. So the uniform numbers of the crop are copied to the device
-ahead, with all other columns, for several batches at once. When a batch arrives, one small launch computes its windows from
-the uniform numbers. This takes less host time than drawing for one batch.
+*Ragged* images differ in size. A table has one row per sample, with the parameters of all ops of a pipeline. The window of a
+``RandomResizedCrop`` depends on the size of its image, which is known only when the batch arrives. So the random numbers from
+which the windows follow, uniform in [0, 1), are copied to the device ahead, with all other columns, for several batches at
+once. When a batch arrives, one small launch, "the launch" below, computes its windows from these numbers. This takes less host
+time than drawing for one batch.
 
-Columns of a *full table* (``DeviceCropColumns``). The passes read only the first two groups of columns:
+First column of each group of columns of a *full table* (``DeviceCropColumns``). The passes read only the first two groups:
 
     0                        columns of the passes; the launch writes the columns of the crop
     ``Plan.width``           with boxes or keypoints: matrix of all ops, which the launch writes
@@ -23,7 +24,11 @@ from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_
 
 
 def device_crop(plan: Plan) -> ResizedCrop | None:
-    """Return the first op of a plan for ragged batches if it is a crop whose windows the device can compute; else ``None``."""
+    """Return the first op of a plan for ragged images if it is a crop whose windows the device can compute; else ``None``.
+
+    The device computes one window per sample, so a crop with one window per batch (``same_on_batch``), or in a container that
+    picks modules at random (``gates``), is not supported.
+    """
     if not plan.source.ragged or plan.draws_one_batch_at_a_time or plan.box_crop:
         return None
     op = next(iter(plan.passes[0].gather_ops), None)
@@ -45,7 +50,7 @@ class DeviceCropTables:
         self._pass, self._crop = pass_, crop
         uniform_count = plan.uniforms_per_op[0]
         self._width = plan.width + MATRIX * has_points
-        """Number of columns that the passes read. Later columns are inputs of the launch that writes the crop windows."""
+        """Number of columns that the passes read. The launch reads the later columns."""
         self._columns = DeviceCropColumns(
             matrix=plan.width if has_points else -1,
             uniforms=self._width,
@@ -60,21 +65,21 @@ class DeviceCropTables:
             draws_by_op |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
-            """Write all columns except the crop windows."""
+            """Write all columns except those that the launch writes."""
             fill_table(plan, total_size, draws_by_op, table)
             table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
             if has_points:
                 fill_matrix(plan, total_size, draws_by_op, table[:, self._columns.matrix_after :])
 
         tables = upcoming.by_batch(table_on_device(total_size.batch, self._columns.width, fill, upcoming.device))
-        # One unbind for all batches is faster than one indexing per batch.
+        # Views of ``tables``, one per batch, which share its memory. One unbind is faster than one indexing per batch.
         self._full_tables = tables.unbind()
         self._tables = tables[..., : self._width].unbind()
         self._unused = dict.fromkeys(range(len(self._full_tables)), True)
         """Indices of the batches whose table no call has used yet, as keys: ``dict.pop`` tests and removes an index at once."""
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None) -> Tensor:
-        """Return the complete table of a batch, (V · B, K).
+        """Return the complete table of a batch, (V · B, K) for V views of B images and K columns.
 
         Args:
             index: Index of the batch.

@@ -1,11 +1,13 @@
 """Parameter tables that the host computes for several batches at once.
 
-A table has one row per sample, with the parameters of all ops; with V views, a batch of B images has V · B rows. A *pass* is
-one reading and writing of all images. Its *gather ops* move pixels, such as crops; its *front* is the gather, filter or mix
-that it begins with. *Ragged* images differ in size. Before a ragged batch arrives, only uniform numbers are drawn for the
-gather ops of the first pass. The columns of these ops depend on the image sizes, and are computed when the batch arrives. The
-later passes read images of one size, because plans with passes that write ragged images are not prefetched
-(``Plan.draws_one_batch_at_a_time``).
+A table has one row per sample, with the parameters of all ops. With V *views*, random augmentations of the same images, a batch
+of B images has V · B samples. A *pass* is one reading and writing of all images, and a *plan* is a list of passes. The *gather
+ops* of a pass move pixels, such as crops; its *front* is the gather, filter or mix that it begins with.
+
+*Ragged* images differ in size. Before a ragged batch arrives, only random numbers in [0, 1), called uniform numbers, are drawn
+for the gather ops of the first pass. The columns of these *size-dependent* ops follow from the uniform numbers and the image
+sizes, and are computed when the batch arrives. The later passes read images of one size, because plans with passes that write
+ragged images are not prefetched (``Plan.draws_one_batch_at_a_time``).
 
 *Points* are boxes and keypoints. For them, a row ends with the matrices that map input to output pixel coordinates.
 
@@ -28,10 +30,10 @@ from gpuaug.fusion.table.rows import UpcomingBatches, fill_matrix, fill_table, m
 def size_dependent_ops(plan: Plan) -> tuple[Op, ...]:
     """Return the ops whose draws depend on the image sizes of a ragged batch; empty if its table cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
-    # The template is the row of the columns that are equal for all batches. It is ``None`` until the first batch of a plan has
-    # been drawn, so that batch is not prefetched. Uniform numbers per sample do not suffice for an op with numbers per batch
-    # (``same_on_batch``, ``p_batch``), in a container that picks modules at random (``gates``), or whose draws depend on the
-    # index of the view (``views``).
+    # ``plan.template`` is a row with the columns that are equal for all batches. The first batch of a plan sets it, so this
+    # batch is not prefetched. Uniform numbers per sample do not suffice for an op that draws numbers per batch
+    # (``same_on_batch``, ``p_batch``), that is in a container that picks modules at random (``gates``), or whose draws depend
+    # on the index of the view (``views``).
     if plan.template is None or any(
         op.same_on_batch or op.p_batch < 1 or op.gates or (isinstance(op, IndexOp) and op.views > 1) for op in gather_ops
     ):
@@ -44,19 +46,19 @@ class HostTables:
 
     Args:
         upcoming: Batches to draw for.
-        size_dependent: Ops whose draws are computed when the sizes of a batch are known; empty for batches of one size.
+        size_dependent: ``size_dependent_ops`` of the plan, for ragged batches; empty for images of one size.
     """
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
         plan = upcoming.plan
         uniforms_per_op = dict(zip(plan.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
-        # Number of uniform numbers per sample, by size-dependent op. Only these numbers are drawn now, as ``draws["numbers"]``.
+        # Size-dependent op → number of uniform numbers per sample. Only these numbers are drawn now, as ``draws["numbers"]``.
         deferred = {op: uniforms_per_op[op] for op in size_dependent}
         self._upcoming = upcoming
         self._uniforms: dict[Op, Array] = {}
-        """Uniform numbers of the size-dependent ops, for all batches, (count, samples) in [0, 1)."""
+        """Size-dependent op → its uniform numbers for the samples of all batches, (numbers per sample, samples)."""
         self._draws_by_op: dict[Op, OpDraws] = {}
-        """Draws of all other ops, for all batches."""
+        """Op → draws for the samples of all batches, of all other ops."""
         for op, draws, _, _ in draw_in_order(plan.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
             if op in deferred:
                 self._uniforms[op] = draws["numbers"]
@@ -65,9 +67,9 @@ class HostTables:
         self._tables: tuple[Tensor, ...] = ()
         """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
-            # Fixed columns are the columns that do not depend on the sizes of images.
+            # *Fixed columns* do not depend on the sizes of images.
             fixed_columns = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
-            # The front of the first pass has the size-dependent columns, which the method ``table`` writes.
+            # The columns of the first pass's front depend on the sizes. The method ``table`` writes them.
             fill_table(plan, upcoming.total_size, self._draws_by_op, fixed_columns, skipped_fronts=1)
             self._fixed_columns = upcoming.by_batch(fixed_columns)
         else:
@@ -75,7 +77,7 @@ class HostTables:
             self._tables = upcoming.by_batch(table).unbind()
 
     def draws(self, index: int, ops: Sequence[Op]) -> tuple[OpDraws, ...]:
-        """Return the draws of ops that run before the passes and combine images. ``index``: index of the batch."""
+        """Return the draws of ``ops``, which are not size-dependent, for the batch ``index``."""
         num_samples = self._upcoming.size.batch * self._upcoming.views
         return tuple(select_samples(self._draws_by_op[op], slice(index * num_samples, (index + 1) * num_samples)) for op in ops)
 
@@ -109,7 +111,7 @@ class HostTables:
                 draws_by_op[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
-            """Write the table: copy the columns that do not depend on image sizes, and compute the other columns."""
+            """Copy the fixed columns, and write the columns of the first front and the matrices."""
             table[:, : plan.width] = self._fixed_columns[index]
             plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table, all_columns=False)
             if has_points:

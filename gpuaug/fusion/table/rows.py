@@ -1,14 +1,16 @@
 """Parameter table of a batch: one float32 row per sample, computed from the draws and copied to the device of the images.
 
-*Draws* are the random parameters of an op. A *plan* has the passes of a pipeline, and the columns of their ops in the table. A
-pass reads and writes all images once. A plan's *template* is a row with the columns that do not depend on draws.
+*Draws* are the random parameters of an op for a batch. A *sample* is an image or a clip, and B is the number of samples. A
+*pass* reads and writes all images once. It begins with its *front*: a gather, which moves pixels, a filter or a mix. Then it
+runs *pointwise* ops. A *plan* is a list of passes, and says which columns of the table their ops have. A plan's *template* is a
+row with the columns that do not depend on draws.
 
-Columns of the table:
+First column of each group of columns, and the parameters in the group:
 
-    0                       front of the first pass, its pointwise ops
-    ``Pass.first_column``   front of the pass, its pointwise ops, its buffer route (``route_column``); or its front, and all
-                            columns of the plan of the chains, per chain (``ChainsPass``)
-    ``Plan.width``          with boxes or keypoints: their matrix (``fill_matrix``, ``points_width`` columns)
+    0                       of the first pass: front, pointwise ops
+    ``Pass.first_column``   of each later pass: front, pointwise ops, buffer route (``_fill_routes``); or, for a mix of the
+                            results of chains of ops (``ChainsPass``), front, and per chain all columns of its plan
+    ``Plan.width``          with boxes or keypoints: ``points_width`` columns, their matrix (``fill_matrix``)
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +27,15 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.plan import ChainsPass, Pass, Plan, Rows
 
 MATRIX = 9
-"""Number of elements of a 3x3 matrix. With boxes or keypoints, a row ends with one matrix or more (``points_width``)."""
+"""Number of columns of a 3x3 matrix."""
 
 BY_COLUMN_FROM = 1024
-"""Minimum number of samples of a table that is written by column, and transposed on the GPU in one launch."""
+"""Tables of at least this many samples are written on the host as (K, B), and transposed on the GPU in one launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpcomingBatches:
-    """Upcoming batches of one pipeline, whose tables are computed together.
+    """Batches of one pipeline that are expected next. Their tables are computed together, before the batches arrive.
 
     *Views* are several random augmentations of the same images.
     """
@@ -41,7 +43,7 @@ class UpcomingBatches:
     plan: Plan
     """Plan that reads the tables."""
     size: Size
-    """Size of one batch, with ``ANY_SIDES`` as placeholder for the sizes of ragged images, which are not known yet."""
+    """Size of one batch. *Ragged* images differ in size, and their sizes are not known yet: they have ``ANY_SIDES``."""
     seeds: Sequence[int]
     """Seed of each view, (batches · V,): all views of the first batch, then of the second, and so on."""
     views: int
@@ -59,7 +61,7 @@ class UpcomingBatches:
         return self.size.repeat(len(self.seeds))
 
     def sampler(self) -> Sampler:
-        """Return the sampler of all batches."""
+        """Return the source of random numbers for all batches, in the order of ``seeds``."""
         batches = len(self.seeds) // self.views
         return Sampler(self.seeds, self.size.batch, self.plan.uniform_count, [*range(self.views)] * batches)
 
@@ -69,9 +71,9 @@ class UpcomingBatches:
 
 
 def draws_of_plan_ops(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[Op, OpDraws]:
-    """Return the draws of the ops that run in the passes, by op.
+    """Return op → draws for the ops that run in the passes.
 
-    An op that is drawn as a whole, such as a RandAugment, may consist of several ops that run in passes (``Op.plan_ops``).
+    An op that is drawn as a whole, such as a RandAugment, may consist of several ops that run in the passes (``Op.plan_ops``).
 
     Args:
         ops: Ops that are drawn, in order.
@@ -90,7 +92,7 @@ def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: t
     Args:
         plan: Plan that reads the table.
         size: Size of the images that the first pass reads.
-        draws_by_op: Draws of all ops of the passes.
+        draws_by_op: Draws of all ops of the passes (``draws_of_plan_ops``).
         device: Device of the table.
         has_points: Whether there are boxes or keypoints.
 
@@ -107,7 +109,10 @@ def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: t
 
 
 def table_on_device(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Return a table, (``samples``, ``width``) float32, on ``device``. ``fill`` writes the table, which it gets as an array."""
+    """Return a table, (``samples``, ``width``) float32, on ``device``.
+
+    ``fill``: function that writes all values of a host array of this shape.
+    """
     # Ops write column by column, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)
@@ -118,32 +123,35 @@ def table_on_device(samples: int, width: int, fill: Callable[[Array], None], dev
 
 
 def points_width(plan: Plan) -> int:
-    """Return the number of columns for boxes or keypoints, after the columns of the passes. ``fill_matrix`` writes them."""
+    """Return the number of columns for boxes or keypoints, which ``fill_matrix`` writes after the columns of the passes."""
     return MATRIX if plan.box_crop is None else 2 * MATRIX + plan.box_crop.op.columns + 2
 
 
 def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Array) -> None:
     """Write the columns for boxes and keypoints into ``out``, (B, ``points_width``) float32.
 
-    Without a crop by boxes, these are the 9 elements of one matrix, the product of the matrices of all ops that move pixels. It
-    maps input to output coordinates in pixels. With a crop by boxes, whose matrix is known only on the device, the columns are:
+    These are the 9 elements of one matrix, the product of the matrices of all ops that move pixels. It maps input to output
+    coordinates in pixels. If the plan has a crop by boxes (``BoxCropOp``), the device chooses its window, and so its matrix is
+    not known on the host. The columns then are:
 
         0 to 8     matrix of the ops before the crop
         9 to 17    matrix of the ops after the crop
         18 to -3   drawn numbers of the crop; 1 for a sample that is not cropped
-        -2, -1     sign for x and for y: -1 if the flips between the crop and its resize mirror the image
+        -2, -1     for x and for y: -1 if the flips between the crop and the resize after it mirror the image, else 1
+
+    ``size``: size of the images that the first pass reads.
     """
     matrix_so_far = np.eye(3)[None]
     flip_signs: Array | None = None
     for pass_ in plan.passes:
         for op in pass_.gather_ops:
             if isinstance(op, BoxCropOp):
-                # The matrix up to here is complete. From here on, ``out`` is the columns of the matrix after the crop.
+                # The matrix before the crop is complete. From here on, ``out`` is the columns of the matrix after the crop.
                 out[:, :MATRIX] = matrix_so_far.reshape(-1, MATRIX)
                 out[:, 2 * MATRIX : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
                 out, flip_signs = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
                 matrix_so_far = np.eye(3)[None]
-            elif flip_signs is not None and isinstance(op, ResampleOp):
+            elif flip_signs is not None and isinstance(op, ResampleOp):  # the resize after the crop
                 flip_signs[:] = np.sign(matrix_so_far[:, (0, 1), (0, 1)])
                 flip_signs = None
             matrix_so_far = op.matrix(draws_by_op[op], size) @ matrix_so_far
@@ -152,12 +160,17 @@ def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Arr
 
 
 def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
-    """Write the columns of all passes, (B, at least ``plan.width``) float32.
+    """Write the columns of all passes into ``table``, (B, at least ``plan.width``) float32.
 
-    ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. The columns of these
-    fronts keep the values of the template.
+    Args:
+        plan: Plan that reads the table.
+        size: Size of the images that the first pass reads.
+        draws_by_op: Draws of the ops of the passes, except of skipped fronts.
+        table: The table.
+        skipped_fronts: Number of leading passes whose front is not written: its columns keep the values of the template.
     """
-    # The first call writes all columns, and saves the first row as the template, from which later calls copy.
+    # The first call writes all columns, and saves the first row as the template. Later calls copy the template to all rows, and
+    # write only the columns that depend on draws.
     writes_template = plan.template is None
     if not writes_template:
         table[:, : plan.width] = plan.template
@@ -167,7 +180,7 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         pass_table = pass_.rows_of(table)
         for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
-                # ``op.rows`` also writes the apply mask, which the template has for an op that applies to all samples.
+                # ``op.rows`` also writes column 0 of the op, the apply mask. The template has it for an op that is not random.
                 write_columns = op.rows if writes_template or op.is_random else op.write
                 write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
@@ -185,12 +198,12 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
 
 
 def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: Array) -> None:
-    """Write the buffer route of each sample, for each pass but the first.
+    """Write the *buffer route* of each sample, one column for each pass but the first: from which buffer to which it is moved.
 
     Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. If no op of a pass
     applies to a sample, the sample stays in its buffer, and its route is 0. Otherwise its route is
     1 + source buffer + 2 · output buffer. The output buffer is the source buffer if the pass works in place, and else the other
-    buffer. The last pass writes all samples to the result, so its route has only the source buffer.
+    buffer. The last pass writes all samples to the result, so its route is 1 + source buffer.
     """
     source_buffer = np.zeros(len(table), dtype=np.uint8)
     for pass_ in passes[1:-1]:
