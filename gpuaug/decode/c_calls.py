@@ -27,6 +27,7 @@ LOW = 0xFFFF_FFFF
 """Mask for a 32-bit result of a C function: the upper half of the returned 64-bit register is undefined."""
 
 Loop = TypeVar("Loop")
+"""Type of the loops that a function defines: a function, or a named tuple of functions."""
 Arguments = TypeVarTuple("Arguments")
 
 

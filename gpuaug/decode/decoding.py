@@ -48,6 +48,7 @@ class _Problem(NamedTuple):
     file: str
     """File of the sample, or its index, batch and epoch if the file is not known."""
     reason: str
+    """Reason as a clause about the sample, such as "it is empty"."""
 
     def __str__(self) -> str:
         return f"{self.sample}: {self.reason}"
@@ -87,8 +88,8 @@ class Decoding:
         windows: Function per member that returns the windows to decode.
         earlier: Decodings of other members of the batch, by earlier stages. They are submitted and collected before this one.
             If such a ``Decoding`` also has B samples, a sample that either cannot decode is replaced in the members of both.
-        max_replaced: Largest share of the samples that may be replaced, for the loader to check; ``None`` if an image that
-            cannot be decoded is an error.
+        max_replaced: Largest share of the samples that may be replaced, between 0 and 1, which the loader checks; ``None`` if
+            an image that cannot be decoded is an error.
         position: Epoch and index of the batch, for the names of samples without a file.
 
     Raises:
@@ -122,8 +123,8 @@ class Decoding:
         self.replaced_samples: Set[int] = set()
         """Indices of the samples that ``collect`` has replaced, without those that an earlier ``Decoding`` has replaced."""
         self.undecoded = 0
-        """Pixels outside the windows in this ``Decoding`` and ``earlier``, without those that ``earlier`` has counted. Set by
-        ``collect``."""
+        """Number of pixels outside the windows, in this ``Decoding`` and in ``earlier``, minus the number that ``earlier`` has
+        counted. Set by ``collect``."""
         for member in encoded:
             problems = clip_problems if isinstance(member, EncodedClips) else image_problems
             self._add_problems(member, problems(member.headers, decoder.options))

@@ -178,6 +178,7 @@ class Layout(BatchLayout):
         self.label_max = table["label_max"] if options.channels == "labels" else np.zeros(len(table), np.uint8)
         """(B,) stored value that PIL decodes to 255, for images that are decoded as labels; otherwise 0."""
         self.channels = options.channels if isinstance(options.channels, int) else int(table["stored_channels"][0])
+        """Number of channels of the decoded images. If they are decoded as stored, the number is the same in all files."""
         if options.channels == "labels":
             self.channels = 1
         self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
@@ -192,6 +193,7 @@ class Layout(BatchLayout):
         ``finish`` then downsamples or rotates these images into the batch.
         """
         self.shapes = self._upright_shapes()
+        """Sizes of the upright, downsampled images, and their windows."""
         # Windows are computed for uint8. A fused pipeline may crop images of other types differently: they are decoded whole.
         windows = windows if self.dtype == torch.uint8 else None
         requested = windows(self.shapes) if windows is not None else None

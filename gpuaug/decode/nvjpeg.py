@@ -67,7 +67,7 @@ _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 
 class NvJpegError(GpuAugError, RuntimeError):
-    """Error that a call to nvJPEG returned. ``status``: see ``STATUS``."""
+    """Error status that a function of nvJPEG has returned. ``status``: a key of ``STATUS``."""
 
     def __init__(self, call: str, status: int) -> None:
         self.status = status

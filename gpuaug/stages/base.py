@@ -327,7 +327,8 @@ class _BoundTransform(BoundStage):
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
-        # A fused pipeline draws from its own generators unless it calls modules that are not fused.
+        # A fused pipeline draws from its own generators, unless it calls modules that are not fused. Other transforms may draw
+        # from the global generators, which are seeded for each call.
         pipeline = unwrapped(stage.transform)
         draws_only_from_seed = getattr(pipeline, "draws_only_from_seed", False)
         self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)

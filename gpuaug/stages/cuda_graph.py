@@ -90,7 +90,7 @@ class GraphRunner:
         self._addresses: tuple[int, ...] = ()
         """Addresses of ``_weights``."""
         self.captured = 0
-        """Number of graphs that were captured."""
+        """Number of graphs that were captured, including deleted ones."""
         self.replayed = 0
         """Number of runs from a graph."""
         self.num_bytes = 0
@@ -124,7 +124,7 @@ class GraphRunner:
             if len(signatures.needs) == MAX_SIGNATURES:
                 return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
-                # The user may have added hooks since the last iterator.
+                # Checked again, because the user may have added hooks since the last iterator.
                 self.eager_reason = why_not_capturable(self._encode.module)
                 result = self._encode.run_eagerly(*inputs)
             else:
@@ -168,7 +168,7 @@ class GraphRunner:
         module = self._encode.module
         self._weights = [part for tensor in (*module.parameters(), *module.buffers()) for part in value_tensors(tensor)]
         addresses = tuple(weight.data_ptr() for weight in self._weights)
-        if addresses != self._addresses:  # the storage of a weight may be replaced
+        if addresses != self._addresses:  # the storage of a weight was replaced
             self._delete_graphs()
             self._needs.clear()
         self._addresses = addresses
@@ -186,7 +186,7 @@ class GraphRunner:
         # Read for every batch: reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
-            self._addresses = addresses  # one tuple for all signatures
+            self._addresses = addresses  # kept, so that signatures with equal addresses share one tuple
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:

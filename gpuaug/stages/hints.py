@@ -78,7 +78,7 @@ def _warn_of_layout(call: FirstCall) -> None:
         return
     if images.shape[-1] in (1, 3, 4) and images.shape[-2] > 4:
         way_out = f"images.movedim(-1, {images.ndim - 3})"
-    elif images.ndim == 3 and call.is_fused:
+    elif images.ndim == 3 and call.is_fused:  # perhaps a batch (B, H, W) of grey images without an axis of channels
         way_out = "images[:, None]"
     else:
         return

@@ -110,6 +110,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     shape = (height, width, layout.channels)
     try:
         buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
+        # Decoded pixels, or the reason why the file cannot be decoded, or None if PIL has to decode the file.
         pixels = format_.decode(file, layout, info, buffer)
         if isinstance(pixels, str):
             return pixels
@@ -153,7 +154,7 @@ def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: An
             pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
             pixels = as_array(with_channels(image, channels, convert=True, position="the file"))
-        if image.format == "TIFF":  # PIL rotates TIFFs upright while decoding
+        if image.format == "TIFF":  # PIL rotates TIFFs upright while decoding, which is undone here
             pixels = rotated_upright(pixels, _INVERSE_ORIENTATIONS.get(info.stored_orientation, info.stored_orientation))
         return pixels
 

@@ -167,7 +167,7 @@ class Hybrid(FileDecoder):
         A hash of the length of a file selects the files, so that a file is always decoded by the same decoder.
         """
         pixels = table["height"].astype(np.int64) * table["width"]
-        hashes = table["length"].astype(np.uint32) * _HASH
+        hashes = table["length"].astype(np.uint32) * _HASH  # the lower 32 bits of the product
         is_first = self.takes(table)
         is_first &= (table["format"] == Format.JPEG) & (pixels > LARGE_PIXELS) & (hashes < 2**32 * LARGE_SHARE)
         return is_first
@@ -185,8 +185,8 @@ class Hybrid(FileDecoder):
         headers = work.layout.headers
         indices = indices[np.argsort(-headers["length"][indices])]
         keys = zip(_backends(headers[indices]).tolist(), _capacities(headers[indices]).tolist(), strict=True)
-        # Enough images per call for a third of the threads: other batches, decoded at the same time, keep the other threads
-        # busy. With smaller calls, threads would wait more often for the interpreter's lock.
+        # Calls are so large that those of this batch occupy a third of the threads: other batches, decoded at the same time,
+        # occupy the rest. With smaller calls, threads would wait more often for the interpreter's lock.
         max_images = min(max(3 * len(indices) // resources.pools.threads, 1), MAX_IMAGES)
         batch = _Batch(work, card_files(work, indices), [_PoolKey(*key) for key in keys], iter(range(len(indices))), max_images)
         # Taken before any state is in use: this thread puts the states back, and must not wait for a lane meanwhile.
@@ -204,7 +204,7 @@ class Hybrid(FileDecoder):
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
         """Run host phases of a batch, several per call, until no image is pending. Runs on several threads for one batch."""
         for file_index in batch.pending:
-            # Files are pending in descending order of length.
+            # The first file of a call is its longest, because files are pending in descending order of length.
             images_of_call = min(MAX_CALL_BYTES // int(batch.files["length"][file_index]), batch.images_per_call)
             file_indices = [file_index, *islice(batch.pending, max(images_of_call - 1, 0))]
             if batch.work.is_abandoned:

@@ -58,7 +58,7 @@ _WORDS = 12
 class Loops:
     """Loops over images of one batch that need no rotation: windows of JPEGs; PNGs and WebPs, whole or a window of them.
 
-    It is true if there is a loop for at least one of the images.
+    ``bool()`` of the object is true if there is a loop for at least one image.
 
     Args:
         work: Decoding task of the batch.
