@@ -1,4 +1,4 @@
-"""The ``gpuaug`` command."""
+"""The ``gpuaug`` command, with the subcommands ``bench``, ``profile`` and ``encode``."""
 
 import argparse
 import importlib
@@ -48,10 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _interrupts_recorded() -> Iterator[list[int]]:
-    """Record every Ctrl-C, because after a Ctrl-C the command may end with an error other than ``KeyboardInterrupt``.
+    """Record every Ctrl-C in the list that is yielded.
+
+    After a Ctrl-C, the command may end with an error other than ``KeyboardInterrupt``.
 
     Python drops a ``KeyboardInterrupt`` that is raised in a finaliser or while a worker is forked. The terminal also sends the
-    signal to the workers, so they end, and the DataLoader raises an error about the workers some seconds later.
+    signal to the workers, so these end, and the DataLoader raises an error about the workers some seconds later.
     """
     recorded: list[int] = []
 
@@ -72,6 +74,7 @@ def _interrupts_recorded() -> Iterator[list[int]]:
 
 
 def _add_bench(commands: Any) -> None:
+    """Add the parser of ``gpuaug bench``. ``commands``: result of ``add_subparsers``."""
     parser = commands.add_parser(
         "bench",
         help="measure training loops on real photographs, with and without gpuaug",
@@ -92,6 +95,7 @@ def _add_bench(commands: Any) -> None:
 
 
 def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run ``gpuaug bench``, and return its exit status."""
     start = time.perf_counter()
     packages = ("kornia", "rich", "torchvision") if options.data else ("kornia", "rich", "skimage", "torchvision")
     missing_packages = [name for name in packages if importlib.util.find_spec(name) is None]
@@ -150,7 +154,10 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _measure(
     uses: Sequence[Any], batch_size: int, device: torch.device, seconds: float, repeats: int, console: Any, end: float
 ) -> list[dict[str, Any]]:
-    """Measure the uses, and print their progress. Return the rows of all uses.
+    """Measure the uses, and print the progress. Return the rows of a result file for all uses.
+
+    A *use* of gpuaug, such as training a classifier, has *variants*: loops with and without gpuaug. In a *round*, each variant
+    is measured once, for the length of a *window*.
 
     Args:
         uses: The uses (``gpuaug.benchkit.uses.Use``).
@@ -158,8 +165,8 @@ def _measure(
         device: Device of the training steps.
         seconds: Length of a window in seconds.
         repeats: Maximum number of rounds.
-        console: Console of rich.
-        end: Time of ``time.perf_counter`` by which to finish. Uses share the time by their numbers of variants.
+        console: Console of the package rich, for the progress.
+        end: Value of ``time.perf_counter()`` by which to finish. The uses share the time in proportion to their variants.
     """
     from gpuaug.benchkit.windows import interleave, summarise
 
@@ -182,6 +189,7 @@ def _measure(
 
 
 def _add_profile(commands: Any) -> None:
+    """Add the parser of ``gpuaug profile``. ``commands``: result of ``add_subparsers``."""
     parser = commands.add_parser(
         "profile",
         help="measure the parts of a training step, find the bottleneck of the loop, and give advice",
@@ -203,7 +211,8 @@ def _add_profile(commands: Any) -> None:
 
 
 def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.timeline is not None:  # before anything is measured
+    """Run ``gpuaug profile``, and return its exit status."""
+    if options.timeline is not None:  # checked before anything is measured
         suffix = options.timeline.suffix.lower()
         suffixes = gpuaug.Timeline.SUFFIXES
         if suffix not in suffixes:
@@ -238,7 +247,7 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """Write the log messages of gpuaug, which report the progress, to stderr, even if stderr is not a terminal."""
+    """Write gpuaug's log messages, which report the progress of the profile, to stderr, even if that is not a terminal."""
     log = logging.getLogger("gpuaug")
     handler = logging.StreamHandler()
     level = log.level
@@ -252,6 +261,7 @@ def _log_on_stderr() -> Iterator[None]:
 
 
 def _add_encode(commands: Any) -> None:
+    """Add the parser of ``gpuaug encode``. ``commands``: result of ``add_subparsers``."""
     parser = commands.add_parser(
         "encode",
         help="fill a feature cache before training",
@@ -264,6 +274,7 @@ def _add_encode(commands: Any) -> None:
 
 
 def _encode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run ``gpuaug encode``: iterate over the epochs of the cache, which fills it. Return the exit status."""
     result = _call_target(parser, options.target)
     loader = result[0] if isinstance(result, tuple) and result else result
     stages = loader.stages if isinstance(loader, gpuaug.StreamedLoader) else ()
@@ -326,7 +337,7 @@ def _import_module(parser: argparse.ArgumentParser, module: str) -> Any:
 
 
 def _output_file(text: str) -> Path:
-    """Return the path of a file to write. It is checked here, before anything is measured."""
+    """Return the path of a file to write. That it can be written is checked here, before anything is measured."""
     path = Path(text)
     folder = next((parent for parent in path.absolute().parents if parent.exists()), path)  # missing folders are created
     if path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -337,11 +348,11 @@ def _output_file(text: str) -> Path:
 
 
 def _device(text: str) -> torch.device:
-    """Return a device after creating a tensor on it."""
+    """Return the device that ``text`` names, after a test that torch can create a tensor on it."""
     try:
         device = torch.device(text)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # a torch built without CUDA asserts
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without CUDA
         reason = str(error).splitlines()[0]
         raise argparse.ArgumentTypeError(
             f"device must be a device that torch can use here, got {text!r} ({reason}). Pass cpu to run without a GPU."

@@ -1,4 +1,8 @@
-"""Calls of C functions by their addresses, in loops that Numba compiles: the loops do not hold the interpreter's lock."""
+"""Calls of C functions by their addresses, in loops over the images of a batch.
+
+Numba compiles the loops if it is installed; compiled loops do not hold the interpreter's lock. Otherwise Python runs the loops,
+and ctypes calls the functions.
+"""
 
 import ctypes
 import importlib
@@ -14,19 +18,23 @@ from typing import Any, TypeVar, TypeVarTuple
 _log = logging.getLogger("gpuaug")
 
 _MACHINES = ("x86_64", "aarch64", "arm64")
-"""Machines on which, except on Windows, C functions take a structure of up to 16 bytes in integer registers."""
+"""Machines on which, except on Windows, C functions take a structure of up to 16 bytes in integer registers.
+
+So a structure can be passed as one or two 64-bit integers.
+"""
 
 LOW = 0xFFFF_FFFF
-"""Mask of the bits of a 32-bit result in a 64-bit register."""
+"""Mask for a 32-bit result of a C function: the upper half of the returned 64-bit register is undefined."""
 
 Loop = TypeVar("Loop")
+"""Type of the loops that a function defines: a function, or a named tuple of functions."""
 Arguments = TypeVarTuple("Arguments")
 
 
 def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments], Loop]:
-    """Decorator for a function that compiles: called once per process and arguments, while other threads wait for the result.
+    """Decorator: call a function that compiles once per process and arguments; other threads wait for its result.
 
-    With ``functools.cache`` alone, each thread that calls the function before it has returned would compile.
+    With ``functools.cache`` alone, each thread that calls the function before the first call has returned would compile.
     """
     lock = threading.Lock()
     cached = cache(function)
@@ -40,19 +48,20 @@ def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments
 
 
 def _is_supported() -> bool:
-    """Return whether C functions take structures in integer registers."""
+    """Return whether the machine is supported: C functions take structures in integer registers (``_MACHINES``)."""
     return sys.platform != "win32" and platform.machine() in _MACHINES
 
 
 def compiled_or_python(purpose: str, define: Callable[[Any, Any, Any], Loop]) -> Loop | None:
-    """Return loops that call C functions, compiled by Numba if it is installed. ``None`` if the machine is not supported.
+    """Return the loops of ``define``, compiled by Numba if it is installed; ``None`` if the machine is not supported.
 
     Args:
-        purpose: Purpose of the loops, a verb with its object, for the message if Numba is installed and fails.
+        purpose: Purpose of the loops, a verb with its object, for the log message if Numba is installed and fails.
         define: Function of (call, call_unlocked, compile) that returns the loops. ``call(address, arguments)`` calls a C
-            function with a tuple of 64-bit integers. If the loops are not compiled, ``call`` keeps the interpreter's lock, for
-            functions that take less time than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is
-            the decorator of the functions of the loops.
+            function with a tuple of 64-bit integers, and returns a 64-bit integer. ``call_unlocked`` does the same. They differ
+            only if the loops are not compiled: then ``call`` keeps the interpreter's lock, for functions that take less time
+            than acquiring the lock again, and ``call_unlocked`` releases the lock. ``compile`` is the decorator for each
+            function that ``define`` returns or that such a function calls.
     """
     if not _is_supported():
         return None
@@ -78,6 +87,7 @@ def _python_call(function_type: Any) -> Callable[[int, Sequence[int]], int]:
 
     @cache
     def prototype(count: int) -> Any:
+        """Return the ctypes type of functions that take ``count`` 64-bit integers and return one."""
         return function_type(ctypes.c_int64, *[ctypes.c_int64] * count)
 
     return lambda address, arguments: prototype(len(arguments))(int(address))(*arguments)
@@ -98,9 +108,10 @@ def load_library(paths: Iterable[str], names: Sequence[str]) -> ctypes.CDLL | No
 
 
 def library_of_module(name: str, functions: Sequence[str]) -> ctypes.CDLL | None:
-    """Return the library file of a module of another package, if it can be imported and has all C functions.
+    """Return the library file of the Python module ``name`` of another package, to call C functions in it.
 
-    Its handle also finds functions of the libraries that the module is linked to.
+    The library also finds functions of the libraries that the module is linked to. Returns ``None`` if the module cannot be
+    imported, or one of ``functions`` is missing.
     """
     try:
         module = importlib.import_module(name)

@@ -1,7 +1,11 @@
-"""Decoding of the ``Encoded`` members of a batch, from submission to collection, and replacement of samples.
+"""Decoding of one batch: submission to the decoders, collection of the images, and replacement of samples.
 
-A sample that cannot be decoded is replaced in all members of the batch. So the ``Decoding`` of each ``DecodeStage`` also
-replaces the samples that another stage of the loader cannot decode.
+A *member* is an entry of a batch. An ``Encoded`` is a member of undecoded images or clips, one per sample. Decoding is
+*submitted* when it begins on background threads, and *collected* when the batch is about to be copied to the device, on the
+*copy lane* (a CUDA stream). A *window* is the part of an image that is decoded.
+
+A sample that cannot be decoded is replaced by another sample, in all members of the batch. So the ``Decoding`` of each
+``DecodeStage`` also replaces the samples that another stage of the loader cannot decode.
 """
 
 import logging
@@ -31,7 +35,7 @@ from gpuaug.decode.work import Work
 from gpuaug.stages.base import DecodedSamples
 
 MAX_LOGGED_PROBLEMS = 3
-"""Maximum number of problems that a log message describes. The message counts the others."""
+"""Maximum number of problems that a log message describes. Further problems are only counted."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -42,15 +46,16 @@ class _Problem(NamedTuple):
     sample: str
     """Index of the sample in its batch, with its file if that is known."""
     file: str
-    """File of the sample, or the position of the sample if its file is not known."""
+    """File of the sample, or its index, batch and epoch if the file is not known."""
     reason: str
+    """Reason as a clause about the sample, such as "it is empty"."""
 
     def __str__(self) -> str:
         return f"{self.sample}: {self.reason}"
 
 
 class DecodingPlaceholder:
-    """Placeholder for one ``Encoded`` member while it is being decoded. Its ``.to(device)`` returns the decoded ``Ragged``."""
+    """Placeholder for one ``Encoded`` of a batch while it is being decoded. Its ``.to(device)`` returns the decoded member."""
 
     __slots__ = ("_number", "count", "decoding")
 
@@ -62,7 +67,7 @@ class DecodingPlaceholder:
 
     @property
     def decoded_member(self) -> DecodedMember:
-        """Files and options of the member."""
+        """Header fields of the member, and options with which it is decoded."""
         return DecodedMember(self, self.decoding._encoded[self._number].headers, self.decoding._decoder.options)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
@@ -74,22 +79,22 @@ class DecodingPlaceholder:
 
 
 class Decoding:
-    """Decoding of one stage's members of a batch, from submission to collection.
+    """Decoding of the members of one batch that one ``DecodeStage`` decodes. Creating the object submits them.
 
     Args:
         decoder: Decoder of the stage.
-        pools: Threads of the iterator.
-        encoded: Encoded members of the batch.
-        windows: Function for each member that returns the windows to decode.
-        earlier: Decodings of other members of the batch, submitted and collected earlier. If such a ``Decoding`` has the same
-            number of samples, a sample is replaced in the members of both.
-        max_replaced: Largest share of the samples that may be replaced, for the loader to check; ``None`` if an image that
-            cannot be decoded is an error.
-        position: Position of the batch, for the names of samples without a file.
+        pools: Threads of the loader's iterator.
+        encoded: Members of the batch to decode, with B samples each.
+        windows: Function per member that returns the windows to decode.
+        earlier: Decodings of other members of the batch, by earlier stages. They are submitted and collected before this one.
+            If such a ``Decoding`` also has B samples, a sample that either cannot decode is replaced in the members of both.
+        max_replaced: Largest share of the samples that may be replaced, between 0 and 1, which the loader checks; ``None`` if
+            an image that cannot be decoded is an error.
+        position: Epoch and index of the batch, for the names of samples without a file.
 
     Raises:
-        DecodeError: If ``max_replaced`` is ``None``, and the header of an image cannot be decoded. If no sample of the batch
-            can be decoded.
+        DecodeError: If ``max_replaced`` is ``None``, and the header of an image shows that it cannot be decoded. If no sample
+            of the batch can be decoded.
     """
 
     def __init__(
@@ -114,11 +119,12 @@ class Decoding:
         # One dict for all decodings: a problem of a later decoding also makes the earlier decodings decode another sample. A
         # list of all decodings would be a reference cycle, and the memory of the batch would be freed late.
         self._all_problems: dict[int, _Problem] = self._earlier[0]._all_problems if self._earlier else {}
-        """Problems of all decodings whose samples are replaced together."""
+        """Like ``_problems``, for all decodings whose samples are replaced together: this one and ``_earlier``."""
         self.replaced_samples: Set[int] = set()
-        """Indices of the samples that ``collect`` of this ``Decoding`` has replaced by another sample of the batch."""
+        """Indices of the samples that ``collect`` has replaced, without those that an earlier ``Decoding`` has replaced."""
         self.undecoded = 0
-        """Number of pixels of the images outside the decoded windows, in excess of the pixels that ``earlier`` counts."""
+        """Number of pixels outside the windows, in this ``Decoding`` and in ``earlier``, minus the number that ``earlier`` has
+        counted. Set by ``collect``."""
         for member in encoded:
             problems = clip_problems if isinstance(member, EncodedClips) else image_problems
             self._add_problems(member, problems(member.headers, decoder.options))
@@ -126,7 +132,7 @@ class Decoding:
 
     @property
     def decoded(self) -> DecodedSamples:
-        """Samples of the batch, after ``collect``."""
+        """Number of samples, and the samples that were replaced. Valid after ``collect``."""
         problems = [self._all_problems[index] for index in sorted(self.replaced_samples)]
         return DecodedSamples(
             self._count, len(problems), {problem.file: problem.reason for problem in problems}, self._max_replaced
@@ -137,7 +143,7 @@ class Decoding:
         return self._future.done()
 
     def with_placeholders(self, batch: Batch) -> Batch:
-        """Return the batch with a placeholder for each ``Encoded``."""
+        """Return the batch with a placeholder for each ``Encoded`` of this ``Decoding``."""
         placeholders = {
             id(member): DecodingPlaceholder(self, number, len(member)) for number, member in enumerate(self._encoded)
         }
@@ -147,7 +153,7 @@ class Decoding:
         """Block until the decoding threads have finished, and make the copy lane, which must be current, wait for their events.
 
         Args:
-            batch: Batch with a placeholder for each ``Encoded``.
+            batch: Batch with a placeholder for each ``Encoded`` of this ``Decoding``.
             waiting: Function that returns a context manager around the wait. Not called if the images are decoded already.
 
         Returns:
@@ -157,8 +163,8 @@ class Decoding:
             DecodeError: If ``max_replaced`` is ``None``, and an image cannot be decoded. If no sample of the batch can be
                 decoded. If a sample cannot be replaced in a member.
         """
-        # A problem that one decoding finds makes all decodings decode another sample, which may find further problems. So all
-        # are finished again until no problem is added.
+        # A problem that one ``Decoding`` finds makes all of them decode another sample, which may reveal further problems. So
+        # all of them finish again until no problem is added.
         problem_count = -1
         while problem_count < len(self._all_problems):
             problem_count = len(self._all_problems)
@@ -175,11 +181,12 @@ class Decoding:
         self._check_counts([*placeholder_counts, *map(len, members_of_type(Encoded, batch))])
         self._log_problems()
         sources = source_indices(self._count, self._all_problems)
+        # ``Headers.member`` is not empty only if ``collate_encoded`` has collated samples with several fields.
         are_fields = all(encoded.headers.member for encoded in self._encoded)
         return with_samples_from(sources, batch, DecodingPlaceholder, are_fields=are_fields)
 
     def abandon(self) -> None:
-        """Stop the decoders after their current images, and wait until none writes to the memory of this batch."""
+        """Stop decoding after the current image of each thread, and wait until no decoder writes to memory of this batch."""
         for work in self.works:
             work.is_abandoned = True
         if not self._future.cancel():
@@ -203,15 +210,17 @@ class Decoding:
         if self._all_problems:
             self._check_counts([len(member) for member in self._encoded])
         self._undecodable = set(self._all_problems)
-        """Indices of the samples that cannot be decoded. Another sample is decoded in place of each."""
+        """Indices of the samples in whose place this submission decodes another sample."""
         members = zip(self._encoded, self._windows, strict=True)
         self.works: list[Work[BatchLayout]] = []
+        """Decoding task of each member, in the order of ``encoded``."""
         for encoded, windows in members:
             try:
                 self.works.append(self._decoder.allocate(encoded, self._all_problems, windows))
             except MemoryError as error:
                 raise self._allocation_error(encoded, error) from error
         self._future: Future[list[Event]] = self._decoder.start(self._pools, self.works)
+        """Result of the decoding threads: events after which all pixels are in device memory."""
 
     def _allocation_error(self, encoded: Encoded, error: Exception) -> DecodeError:
         """Return the error about a member whose decoded images do not fit into memory."""
@@ -242,7 +251,7 @@ class Decoding:
             )
 
     def _refuse(self, problems: Mapping[int, "_Problem"], way_out: str) -> NoReturn:
-        """Raise the error about the first sample of ``problems``. ``way_out``: the advice."""
+        """Raise the error about the first sample of ``problems``. ``way_out``: last sentence of the message, with advice."""
         first = min(problems)
         others = len(problems) - 1
         more = f" ({others} other sample{'s' if others > 1 else ''} of the batch cannot be decoded either)" if others else ""
@@ -251,7 +260,7 @@ class Decoding:
         raise DecodeError(f"{subject} cannot be decoded, because of {problems[first]}{more}. {way_out}")
 
     def _finish(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-        """Wait until the members are decoded with a good sample in place of each sample that has a problem.
+        """Wait until the members are decoded, with another sample in place of each sample that has a problem.
 
         The copy lane waits for the decoders' events. The host blocks, within ``waiting()``, while images are being decoded.
         """
@@ -261,6 +270,7 @@ class Decoding:
             for event in events:
                 self._decoder.copy_lane.wait(event)
             for work in self.works:
+                # In place of sample ``index``, sample ``sources[index]`` was decoded, so this is the sample with the problem.
                 self._add_problems(
                     work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()}
                 )
@@ -269,7 +279,7 @@ class Decoding:
             self._start()  # decode all images again: the offset of an image depends on the sizes of all images before it
 
     def _add_problems(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
-        """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
+        """Record problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
         for index, reason in reasons.items():
             name = encoded.headers.names[index]
             file = name or f"sample {index} of batch {self._position.batch} of epoch {self._position.epoch}"

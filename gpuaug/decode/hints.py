@@ -1,6 +1,7 @@
-"""Warnings about files that do not fit the targets of a batch: masks decoded to colours, and images turned without targets.
+"""Warnings about two mistakes: masks that are decoded to colours, and images that are turned upright without their targets.
 
-*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints. The decoder *turns* images
+as their EXIF orientation requires. A *member* is an entry of a batch.
 """
 
 import re
@@ -21,20 +22,22 @@ from gpuaug.stages.hints import TargetSearch
 from gpuaug.stages.selection import Selection
 
 _names_masks = re.compile("mask|label|segm|annot", re.IGNORECASE).search
-"""Match the path of a member that holds masks."""
+"""Function of the path of a member: a match if the path is a typical one of masks, else ``None``."""
 
 
 class DecodedMember(NamedTuple):
     """Encoded member of a batch that a ``DecodeStage`` decodes."""
 
     value: Any
-    """The ``Encoded``, or its placeholder, in the batch."""
+    """The ``Encoded`` in the batch, or the placeholder that is in the batch while the ``Encoded`` is being decoded."""
     headers: Headers
+    """Header fields of the member."""
     options: Options
+    """Options of the stage."""
 
     @property
     def orientations(self) -> NDArray[np.uint8]:
-        """(B,) EXIF orientations that the decoder corrects; 1 for images that are not turned."""
+        """(B,) EXIF orientations that the decoder corrects; 1 for images that it does not turn."""
         orientations: NDArray[np.uint8] = np.maximum(self.headers.table["orientation"], 1)  # a file that cannot be read has 0
         return orientations if self.options.exif else np.ones_like(orientations)
 
@@ -45,17 +48,23 @@ class DecodedMember(NamedTuple):
         return equal
 
     def is_mask(self, batch: Batch, selections: Iterable[Selection]) -> bool:
-        """Return whether the member is decoded as labels, named as a mask, or a stage reads it with the data key ``mask``."""
+        """Return whether the member holds masks: by its decoding, by its name, or by the data keys of the stages.
+
+        Args:
+            batch: Batch that contains the member.
+            selections: ``on`` and ``into`` of the loader's other stages.
+        """
         if self.options.channels == "labels" or _names_masks(self.headers.member):
             return True
         return any(_reads_as_mask(selection, self.value, batch) for selection in selections)
 
 
 class Hints:
-    """Warnings of one ``DecodeStage``, each at most once."""
+    """Warnings of one ``DecodeStage``, each raised at most once."""
 
     def __init__(self) -> None:
-        # Whether to warn of masks decoded to colours, of mask files with another orientation than images, of other targets.
+        # Whether the warning was not yet raised: about masks that are decoded to colours; about mask files whose orientation
+        # differs from that of the images; about other targets.
         self._checks_masks = self._checks_files = self._checks_targets = True
 
     def check(
@@ -70,8 +79,8 @@ class Hints:
             selections: ``on`` and ``into`` of the loader's other stages.
 
         Warns:
-            GpuAugWarning: If palettes or grey of few bits are decoded to colours or shades of grey in a mask. If images are
-                turned upright by their EXIF, and masks, boxes or keypoints of the batch are not.
+            GpuAugWarning: If a member of masks has palette images, or grey images of less than 8 bits, that are decoded to
+                colours or shades of grey. If images are turned, and masks, boxes or keypoints of the batch are not.
         """
         for member in decoded if self._checks_masks else ():
             self._check_values(member, batch, selections)
@@ -81,7 +90,7 @@ class Hints:
                 self._check_turned(turned, [*earlier, *decoded], batch, selections)
 
     def _check_values(self, member: DecodedMember, batch: Batch, selections: Sequence[Selection]) -> None:
-        """Warn of class indices that the decoder converts to colours or shades of grey."""
+        """Warn if a member of masks has class indices that the decoder converts to colours or shades of grey."""
         if member.options.channels == "labels" or isinstance(member.headers, ClipHeaders):
             return
         table = member.headers.table
@@ -103,23 +112,24 @@ class Hints:
     def _check_turned(
         self, turned: list[DecodedMember], members: list[DecodedMember], batch: Batch, selections: Sequence[Selection]
     ) -> None:
-        """Warn of images that are turned upright while their targets are not. ``turned``: members with turned images."""
+        """Warn of images that are turned while their targets are not. ``turned``: the ``members`` with turned images."""
         masks = [member for member in members if self._checks_files and member.is_mask(batch, selections)]
         for mask in masks:
             for image in members:
                 if len(image.orientations) != len(mask.orientations):
                     continue
                 problems = image.headers.problems.keys() | mask.headers.problems.keys()
-                # If only one of the files swaps height and width, a mismatch shows in the sizes, except for square images.
+                # If turning swaps height and width of only the image or only the mask, the mismatch shows in their sizes.
+                # This does not hold for square images.
                 keeps_size = ((image.orientations > 4) == (mask.orientations > 4)) | image.is_square
                 is_different = (image.orientations != mask.orientations) & keeps_size
                 different = [index for index in np.flatnonzero(is_different).tolist() if index not in problems]
                 if different:
                     self._checks_files = False
                     index = different[0]
-                    source = image if image.orientations[index] != 1 else mask
-                    other = mask if source is image else image
-                    _warn_of_turn(source, index, other.headers.member or "the other file")
+                    turned_member = image if image.orientations[index] != 1 else mask
+                    other = mask if turned_member is image else image
+                    _warn_of_turn(turned_member, index, other.headers.member or "the other file")
                     return
         images = [member for member in turned if member not in masks]
         if not self._checks_targets or not images or not batches.is_container(batch):
@@ -128,7 +138,8 @@ class Hints:
         image = images[0]
         sizes = np.stack([image.headers.table["height"], image.headers.table["width"]], 1)
         search = TargetSearch(len(sizes), {*map(tuple, sizes.tolist()), *map(tuple, sizes[:, ::-1].tolist())})
-        # Where sides are swapped, masks and boxes with a canvas size have the size of the upright image, or are an error.
+        # Masks, and boxes with a canvas size, must have the size of the upright image. Where turning swaps unequal sides, a
+        # mismatch is an error elsewhere, so they are warned about only for the other images.
         keeps_size = (image.orientations != 1) & ((image.orientations <= 4) | image.is_square)
         labels = {
             target.label: None
@@ -142,7 +153,7 @@ class Hints:
 
 
 def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
-    """Warn that image ``index`` of a member is turned upright, and its targets are not."""
+    """Warn that image ``index`` of a member is turned upright, and its targets are not. ``targets``: names of the targets."""
     warnings.warn(
         f"{targets} may not match the images, because EXIF turns {_sample(image, index)} upright (orientation "
         f"{image.orientations[index]}), and does not turn {targets}. If they were annotated on images as stored, pass "
@@ -154,7 +165,7 @@ def _warn_of_turn(image: DecodedMember, index: int, targets: str) -> None:
 
 
 def _sample(member: DecodedMember, index: int) -> str:
-    """Return the number and the path of a sample as text."""
+    """Return the index and, if it is known, the file of a sample as text."""
     name = member.headers.names[index]
     return f"sample {index} ({name})" if name else f"sample {index}"
 
@@ -166,6 +177,6 @@ def _reads_as_mask(selection: Selection, value: Any, batch: Batch) -> bool:
         return False
     try:
         values = selection.read(batch)
-    except SelectionError:  # the stage reads a member that an earlier stage adds
+    except SelectionError:  # the stage may read a member that an earlier stage adds
         return False
     return any(key == "mask" and item is value for key, item in zip(keys, values, strict=True))

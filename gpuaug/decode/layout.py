@@ -1,6 +1,7 @@
 """Buffer offset and decoder of each image in a batch, computed from the headers and the options of the stage alone.
 
-A batch holds a *window* of each image: the part that the next stage reads, or the whole image.
+A batch holds a *window* of each image: the part that the next stage reads, or the whole image. An *upright* image is rotated as
+its EXIF orientation requires. A *card* is a GPU. *Labels* are class indices in a grey or palette image, such as a mask.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,15 +27,15 @@ class Options:
     min_side: int | None
     """Minimum short side of a downsampled JPEG; ``None``: full size."""
     exif: bool
-    """Whether images are rotated upright."""
+    """Whether images are rotated upright by their EXIF orientation."""
     max_pixels: int
     """Maximum number of pixels of an image."""
     max_bytes: int = 2**32
     """Maximum number of bytes of a decoded image, over all bands."""
     scales_windows: bool = False
-    """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
+    """Whether an image is downsampled as far as its window stays at least as large as the next stage will resize it to."""
     divides_large_files: bool = True
-    """Whether ``FileDecoder.takes_first`` of the decoders is used."""
+    """Whether a share of the large JPEGs is decoded by a second decoder (``FileDecoder.takes_first``)."""
 
 
 _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
@@ -43,18 +44,18 @@ _VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
 AnyImage = TypeVar("AnyImage", torch.Tensor, NDArray[np.uint8])
 
 WindowsOf = Callable[[Shapes], Windows | None]
-"""Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
+"""Function that returns the windows to decode for images of given sizes; ``None`` to decode whole images."""
 
 
 class ImageInfo(NamedTuple):
-    """Header fields and window of one image as Python numbers, which are read faster than NumPy records."""
+    """Header fields and window of one image as Python numbers, which are read faster than fields of NumPy records."""
 
     start: int
     """Offset of the file in ``Encoded.data``, in bytes."""
     length: int
     """Length of the file in bytes."""
     format: int
-    """Value of the ``Format``."""
+    """Value of ``Format``."""
     channels: int
     """Number of channels in the file; 1 for labels, without alpha."""
     height: int
@@ -64,13 +65,13 @@ class ImageInfo(NamedTuple):
     stored_orientation: int
     """EXIF orientation of the file."""
     orientation: int
-    """EXIF orientation to correct; 1 if ``exif=False``."""
+    """EXIF orientation to correct: ``stored_orientation``, or 1 (upright) if ``exif=False``."""
     scale: int
-    """Downsampling factor."""
+    """Factor by which the image is downsampled: 1, 2, 4 or 8."""
     top: int
-    """First row of the window: the part of the upright, downsampled image that the batch holds."""
+    """First row of the window, in the upright, downsampled image."""
     left: int
-    """First column of the window."""
+    """First column of the window, in the upright, downsampled image."""
     window_height: int
     """Number of rows of the window."""
     window_width: int
@@ -80,7 +81,7 @@ class ImageInfo(NamedTuple):
     label_max: int
     """With ``channels="labels"``, the stored value that PIL decodes to 255; otherwise 0."""
     sampling: int
-    """``Header.sampling``."""
+    """Chroma subsampling of a JPEG, encoded as in ``core.encoded.HEADER``."""
 
 
 IMAGE = np.dtype([(name, np.int64) for name in ImageInfo._fields])
@@ -95,14 +96,14 @@ class BatchLayout:
         options: Options of the stage.
         decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
             file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
-        undecodable: Indices of files that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable file
-            before it, cyclically.
+        undecodable: Indices of files that cannot be decoded, at most B - 1. Instead of each of these files, the nearest
+            decodable file before it is decoded, cyclically.
     """
 
     dtype: torch.dtype = torch.uint8
     """dtype of the decoded pixels."""
     undecoded_pixels: int
-    """Number of pixels outside the decoded windows."""
+    """Number of pixels of the images outside their windows."""
 
     def __init__(
         self, headers: Headers, options: Options, decoders: Sequence[FileDecoder], *, undecodable: Collection[int] = ()
@@ -113,28 +114,28 @@ class BatchLayout:
         """(B,) records of ``HEADER`` or ``CLIP``, of the files that are decoded."""
         self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         """(B, 2) heights and widths in the files."""
-        # (decoders, B): 1 if a decoder takes the file, 2 if it takes the file first. ``argmax`` finds the first of the largest.
+        # (decoders, B): 1 if ``takes`` is true, 2 if ``takes_first`` is also true. ``argmax`` returns the first maximum.
         priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
         if options.divides_large_files:
             priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
         self.decoders = priorities.argmax(0)
-        """(B,) index of the decoder of each image or clip."""
+        """(B,) index into ``decoders`` of the decoder of each image or clip."""
         self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         """(B,) mask of the images or clips that the card decodes."""
 
     def place(self, lengths: NDArray[np.int64], raw_lengths: NDArray[np.int64]) -> None:
-        """Place the images one after the other.
+        """Set the offsets of the images in the buffers of ``Work``, one image after the other.
 
         Args:
             lengths: (B,) number of decoded values per image.
-            raw_lengths: (B,) number of bytes that an image takes in the temporary buffer ``Work.raw``; 0 if it is not used.
+            raw_lengths: (B,) number of bytes per image in the temporary buffer ``Work.raw``; 0 for images that do not need it.
         """
         self.lengths = lengths
         """(B,) number of decoded values per image."""
         self.starts, self.length = _offsets(lengths)
         """(B,) offset of each image in ``Work.data``, and the total number of values."""
         self.staged_starts, self.staged_length = _offsets(np.where(self.on_card, 0, lengths))
-        """(B,) offset of each image that the CPU decodes in ``Work.staging``, and the total number of values."""
+        """(B,) offset in ``Work.staging`` of each image that the CPU decodes, and the total number of values."""
         self.raw_starts, self.raw_length = _offsets(raw_lengths)
         """(B,) offset of each image in ``Work.raw``, and the total number of bytes."""
 
@@ -143,22 +144,22 @@ class BatchLayout:
         raise NotImplementedError
 
     def batch(self, data: torch.Tensor) -> Ragged | torch.Tensor:
-        """Return the decoded batch. The places of a ``Ragged`` are on the host."""
+        """Return the decoded batch in the buffer ``data``. The ``places`` of a ``Ragged`` are on the host."""
         raise NotImplementedError
 
 
 def _offsets(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return the (B,) offset of each of adjacent ranges, and their total length."""
+    """Return the (B,) offsets of adjacent ranges of ``lengths``, and their total length."""
     return lengths.cumsum() - lengths, int(lengths.sum())
 
 
 class Layout(BatchLayout):
-    """Offsets of the images of a batch in one flat buffer.
+    """Windows of the images of a batch, and their offsets in one flat buffer.
 
     Args:
         headers, options, decoders, undecodable: See ``BatchLayout``.
-        windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
-            decode windows, are decoded whole.
+        windows: Function that returns the windows to decode. Images that need postprocessing (``needs_postprocessing``), and
+            images whose decoder cannot decode windows, are decoded whole.
     """
 
     def __init__(
@@ -173,10 +174,11 @@ class Layout(BatchLayout):
         super().__init__(headers, options, decoders, undecodable=undecodable)
         table, stored, on_card = self.headers, self.stored, self.on_card
         self.as_stored = options.channels is None
-        """Whether images are decoded as stored in the files."""
+        """Whether images are decoded with the channels and the type that are stored in the files."""
         self.label_max = table["label_max"] if options.channels == "labels" else np.zeros(len(table), np.uint8)
-        """(B,) stored value that PIL decodes to 255; 0 for images that are not decoded as labels."""
+        """(B,) stored value that PIL decodes to 255, for images that are decoded as labels; otherwise 0."""
         self.channels = options.channels if isinstance(options.channels, int) else int(table["stored_channels"][0])
+        """Number of channels of the decoded images. If they are decoded as stored, the number is the same in all files."""
         if options.channels == "labels":
             self.channels = 1
         self.dtype = torch.uint8 if isinstance(options.channels, int) else getattr(torch, SAMPLE_TYPES[int(table["type"][0])])
@@ -191,26 +193,27 @@ class Layout(BatchLayout):
         ``finish`` then downsamples or rotates these images into the batch.
         """
         self.shapes = self._upright_shapes()
-        # Windows are computed for uint8. A pipeline may crop images of other types differently, so these are decoded whole.
+        """Sizes of the upright, downsampled images, and their windows."""
+        # Windows are computed for uint8. A fused pipeline may crop images of other types differently: they are decoded whole.
         windows = windows if self.dtype == torch.uint8 else None
         requested = windows(self.shapes) if windows is not None else None
         if windows is not None and requested is not None and options.scales_windows and requested.may_downsample:
-            # Windows with sides of at least 2, 4 or 8 times the sides of the output are decoded at a half, quarter or eighth.
+            # An image is downsampled by 2, 4 or 8 if its window has at least 2, 4 or 8 times the sides of the resized window.
             ratios = (requested.table[:, 2:] // requested.out).min(1)
             self.scales = np.where(is_jpeg & ~on_card, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
             self.shapes = self._upright_shapes(self.shapes.sizes)
-            requested = windows(self.shapes)  # the same windows at the scales, because they are drawn at the full sizes
+            requested = windows(self.shapes)  # the same windows, downsampled: they are drawn at ``Shapes.full_sizes``
         sizes = self.shapes.sizes
         self.windows = np.column_stack([np.zeros_like(sizes), sizes])
-        """(B, 4) top, left, height and width of the part of each upright image that the batch holds.
+        """(B, 4) top, left, height and width of the window of each upright, downsampled image.
 
-        Pixels that the stage does not read are undefined.
+        Windows may be larger than requested. Pixels that the next stage does not read are undefined.
         """
         if requested is not None:
-            windowed = np.array([decoder.decodes_windows for decoder in decoders])[self.decoders] & ~self.needs_postprocessing
-            self.windows = np.where(windowed[:, None], requested.table, self.windows)
+            has_window = np.array([decoder.decodes_windows for decoder in decoders])[self.decoders] & ~self.needs_postprocessing
+            self.windows = np.where(has_window[:, None], requested.table, self.windows)
             for decoder_index, decoder in enumerate(decoders):
-                selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
+                selected = has_window & (self.decoders == decoder_index) & (self.orientations == 1)
                 if not selected.any():
                     continue
                 self.windows[selected] = decoder.enlarge(self.windows[selected], table[selected], self.scales[selected])
@@ -220,7 +223,7 @@ class Layout(BatchLayout):
         self.place(self.windows[:, 2:].prod(1) * self.channels, raw_lengths)
 
     def _upright_shapes(self, full_sizes: NDArray[np.int64] | None = None) -> Shapes:
-        """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes at which crops are drawn."""
+        """Return the sizes of the upright, downsampled images. ``full_sizes``: (B, 2) sizes for which the crops are drawn."""
         downsampled = -(-self.stored // self.scales[:, None])
         is_transposed = (self.orientations > 4)[:, None]
         sizes = np.where(is_transposed, downsampled[:, ::-1], downsampled)
@@ -246,11 +249,11 @@ class Layout(BatchLayout):
         if self.shapes.windows is None:
             return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
         top, left, _, width = self.windows.T
-        image_starts = self.starts - (top * width + left) * self.channels
+        image_starts = self.starts - (top * width + left) * self.channels  # where pixel (0, 0) of the whole image would be
         return torch.from_numpy(np.column_stack([image_starts, self.shapes.sizes, width]))
 
     def card_windows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (n, 4) top, left, height and width of the part of each file that the card decodes.
+        """Return the (n, 4) top, left, height and width of the part of each image that the card decodes.
 
         Images that ``finish`` rotates or downsamples are decoded whole.
         """
@@ -258,15 +261,15 @@ class Layout(BatchLayout):
         return np.where(self.needs_postprocessing[indices, None], whole, self.windows[indices])
 
     def batch(self, data: torch.Tensor) -> Ragged:
-        """Return the decoded batch."""
+        """Return the decoded batch in the buffer ``data``, with ``places`` on the host."""
         return Ragged(data[: self.length], self.places(), self.shapes)
 
     def finish(self, data: torch.Tensor, raw: torch.Tensor | None) -> None:
         """Downsample and rotate the images in ``raw`` into ``data``, on the current stream.
 
         Args:
-            data: Buffer of the batch.
-            raw: Buffer of the images that need postprocessing; ``None`` if there are none.
+            data: ``Work.data``, the buffer of the batch.
+            raw: ``Work.raw``, the buffer of the images that need postprocessing; ``None`` if there are none.
 
         Cost:
             Up to six launches per image that needs postprocessing.
@@ -286,11 +289,11 @@ class Layout(BatchLayout):
 
 
 _FLIPS = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}
-"""EXIF orientation → axes of an image (H, W, C) that are reversed. From 5 on, rows and columns are swapped after that."""
+"""EXIF orientation → axes of an image (H, W, C) to reverse. For 5 and more, the axes H and W are then swapped."""
 
 
 def rotated_upright(image: AnyImage, orientation: int) -> AnyImage:
-    """Return an image (H, W, C), rotated upright: a view of an array, a view or a copy of a tensor.
+    """Return an image (H, W, C), rotated upright. The result may share the memory of ``image``.
 
     Args:
         image: Image in the orientation of its file.
@@ -303,12 +306,12 @@ def rotated_upright(image: AnyImage, orientation: int) -> AnyImage:
 
 
 def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64]:
-    """Return the (B,) index of the file that is decoded for each image.
+    """Return the (B,) index of the file that is decoded for each image or clip.
 
     Args:
         count: Number of images, B.
-        undecodable: Indices of images that cannot be decoded. Each is replaced by the nearest decodable image before it,
-            cyclically.
+        undecodable: Indices of files that cannot be decoded. Instead of each, the nearest decodable file before it is
+            decoded, cyclically.
     """
     indices = np.arange(count)
     if not undecodable:
@@ -335,7 +338,7 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
     channels = 1 if options.channels == "labels" else options.channels or headers.table["stored_channels"]
     value_bytes = 1 if is_fixed else _VALUE_BYTES[headers.table["type"]]
     pixels = headers.table["height"].astype(np.float64) * headers.table["width"]
-    image_bytes = pixels * channels * value_bytes  # exceed 64 bits in a hostile header
+    image_bytes = pixels * channels * value_bytes  # floats: sizes in a hostile header may exceed 64 bits
     for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
         reasons.setdefault(
             index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
@@ -346,6 +349,7 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
                 index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
             )
         return reasons
+    # Decoded as stored: all images must have the number of channels and the type of the first decodable image.
     compared = ["stored_channels", "type"]
     if options.channels == "labels":
         compared = ["type"]
@@ -368,7 +372,7 @@ def _channels_and_type(headers: Headers, index: int) -> str:
 
 
 def _scales(short_sides: NDArray[np.int64], min_side: int | None) -> NDArray[np.int64]:
-    """Return the (B,) largest downsampling factor with which the short side has at least ``min_side`` pixels."""
+    """Return the (B,) largest factors in (1, 2, 4, 8) at which the downsampled short side has at least ``min_side`` pixels."""
     scales = np.ones(len(short_sides), np.int64)
     if min_side is not None:
         for scale in (2, 4, 8):

@@ -1,4 +1,7 @@
-"""Replacement of members of a batch by type, and of samples that cannot be decoded in all members."""
+"""Functions that replace members of a batch by type, and that replace samples which cannot be decoded.
+
+A *member* is an entry of a batch, on any level of its containers. B is the number of samples.
+"""
 
 import copy
 from collections.abc import Callable, Mapping, Set, Sized
@@ -18,7 +21,7 @@ from gpuaug.core.targets import PackedTargets
 
 
 def map_instances(function: Callable[[Any], Any], type_: type | tuple[type, ...], batch: Batch) -> Batch:
-    """Return a batch with ``function`` applied to each member of type ``type_``, which may itself be a container type."""
+    """Return a copy of ``batch`` with ``function`` applied to each member of type ``type_``, which may be a container type."""
     return batches.map_members(function, lambda value: isinstance(value, type_), batch)
 
 
@@ -26,16 +29,16 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: ty
     """Return a host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
 
     A *column* holds one entry per sample. Tensors, arrays, ``Ragged`` and ``Encoded`` with B entries are columns, and so are
-    lists of B strings. A list or tuple of B values inside the batch holds B samples, unless each of its values is a column:
-    then it may also hold B fields of a sample, as ``default_collate`` returns for tuples. Members without B entries are not
-    changed.
+    lists of B strings. A list or tuple of B values inside the batch holds one value per sample, unless each value is a column.
+    In that case it may also hold B fields of the samples, one column each, as ``default_collate`` returns for tuples. Members
+    without B entries are not changed.
 
     Args:
         sources: (B,) index in ``batch`` from which each sample is taken.
         batch: Containers, nested to any depth.
-        decoded_type: Type of the leaves that are not changed, because their samples are replaced when they are decoded.
-        are_fields: Whether ``collate_encoded`` returned the batch, whose lists of columns hold fields. A list of columns from
-            another collate function may also hold B samples, such as B tensors of B labels.
+        decoded_type: Type of members that are not changed, because their samples are replaced when they are decoded.
+        are_fields: Whether ``collate_encoded`` returned the batch, so that its lists of columns hold fields. A list of columns
+            from another collate function may instead hold one value per sample, such as B tensors of B labels each.
 
     Raises:
         DecodeError: If a member may hold one entry per sample, but has a type whose entries cannot be selected.
@@ -44,7 +47,7 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: ty
 
 
 class _Replacement:
-    """Recursion of ``with_samples_from``."""
+    """Recursion of ``with_samples_from``, whose arguments it has."""
 
     def __init__(self, sources: NDArray[np.int64], decoded_type: type, *, are_fields: bool) -> None:
         self._sources = sources
@@ -53,7 +56,7 @@ class _Replacement:
         self._are_fields = are_fields
 
     def walk(self, value: Any, *, outermost: bool = False) -> Any:
-        """Return ``value``, a batch or a member, with the samples of all its members replaced."""
+        """Return ``value`` with the samples of all its members replaced. ``outermost``: whether it is the whole batch."""
         if isinstance(value, PackedTargets):
             value = value.unpacked()
         if isinstance(value, self._decoded_type):
@@ -74,7 +77,7 @@ class _Replacement:
         return batches.replace(value, members) if members else value
 
     def _with_samples(self, column: Any) -> Any:
-        """Return a tensor, array, ``Ragged`` or ``Encoded`` of B entries with its samples replaced."""
+        """Return a column (a tensor, array, ``Ragged`` or ``Encoded``) with its samples replaced."""
         if isinstance(column, Encoded):
             return _encoded_with_samples(self._sources, column)
         if isinstance(column, Ragged):
@@ -84,16 +87,16 @@ class _Replacement:
         return column.index_select(0, torch.from_numpy(self._sources))
 
     def _holds_samples(self, container: Any) -> bool:
-        """Return whether a container inside the batch holds B samples. Otherwise it holds members of the batch.
+        """Return whether a container inside the batch holds one value per sample. Otherwise it holds members of the batch.
 
         Raises:
-            DecodeError: If it may hold either.
+            DecodeError: If it may hold either of them.
         """
         if not isinstance(container, tuple | list) or batches.is_namedtuple(container) or len(container) != self._count:
             return False
         if batches.members_of_type((self._decoded_type, Encoded), container):
-            return False  # such as a list of B members with B images each
-        if self._are_fields:  # default_collate collates tuples of numbers and text only; other tuples stay samples
+            return False  # B members with B images each
+        if self._are_fields:  # ``collate_encoded`` makes columns of tuples of numbers and text; other tuples stay samples
             return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)
         if not all(map(self._is_column, container)):
             return True
@@ -102,7 +105,7 @@ class _Replacement:
         return False
 
     def _is_column(self, value: Any) -> bool:
-        """Return whether ``value`` is a column, or a list of columns."""
+        """Return whether ``value`` is a column, or a list of columns, on any level."""
         if isinstance(value, Tensor | np.ndarray):
             return not getattr(value, "is_nested", False) and value.ndim > 0 and len(value) == self._count
         if isinstance(value, Ragged):
@@ -119,7 +122,7 @@ class _Replacement:
         return is_list and all(isinstance(entry, str | bytes) for entry in value)
 
     def _refuse(self, description: str) -> NoReturn:
-        """Raise the error about a member that may hold one entry per sample. ``description``: type of the member."""
+        """Raise the error about a member that may hold one entry per sample. ``description``: member, as in "a dict"."""
         sample = int(np.flatnonzero(self._sources != np.arange(self._count))[0])
         raise DecodeError(
             f"Sample {sample} cannot be replaced, because the entry for the sample in {description} is unknown. Return "
@@ -128,14 +131,14 @@ class _Replacement:
 
 
 def _signature(column: Any) -> Any:
-    """Return an object that is equal for columns of one type, dtype and shape. ``column``: see ``with_samples_from``."""
+    """Return an object that is equal for columns that may be values of different samples: of one type, dtype and shape."""
     if isinstance(column, Tensor | np.ndarray):
         return type(column), column.dtype, tuple(column.shape)
     return type(column), isinstance(column, Ragged) or isinstance(column[0], str)
 
 
 def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encoded:
-    """Return images or clips that are not decoded, with their samples replaced. ``data`` is shared."""
+    """Return encoded images or clips with their samples replaced. ``sources``: (B,). The result shares ``data``."""
     headers = copy.copy(encoded.headers)
     headers.table = headers.table[sources]
     headers.names = [headers.names[source] for source in sources.tolist()]
@@ -147,14 +150,14 @@ def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encod
 
 
 def _ragged_with_samples(sources: NDArray[np.int64], images: Ragged) -> Ragged:
-    """Return a ``Ragged`` of whole images with its samples (images or clips) replaced."""
+    """Return a ``Ragged`` of whole images with its samples (images or clips) replaced. ``sources``: (B,) int64."""
     shapes = images.shapes
     frames = shapes.frames or 1
-    index = (sources[:, None] * frames + np.arange(frames)).ravel()
+    image_indices = (sources[:, None] * frames + np.arange(frames)).ravel()
     ends = shapes.sizes.prod(1).cumsum() * shapes.channels
     lengths = np.diff(ends, prepend=0)
-    data = torch.cat([images.data[ends[image] - lengths[image] : ends[image]] for image in index])
-    sizes = shapes.sizes[index]
-    starts = lengths[index].cumsum() - lengths[index]
+    data = torch.cat([images.data[ends[image] - lengths[image] : ends[image]] for image in image_indices])
+    sizes = shapes.sizes[image_indices]
+    starts = lengths[image_indices].cumsum() - lengths[image_indices]
     places = torch.from_numpy(np.column_stack([starts, sizes]))
     return Ragged(data, places, Shapes(sizes, shapes.channels, shapes.layout, frames=shapes.frames))

@@ -1,6 +1,10 @@
-"""Bindings of nvJPEG's C interface: decode a batch of JPEGs in one call, or JPEGs in phases. No other file calls nvJPEG.
+"""Bindings of nvJPEG, NVIDIA's library for JPEGs. gpuaug calls nvJPEG only through this file and ``nvjpeg_loops.py``.
 
-Source: nvjpeg.h of CUDA 12 and 13.
+``BatchDecoder`` decodes a batch of files in one call, on the *JPEG engines*, the JPEG decoding hardware of some GPUs (*cards*).
+``PhasedDecoder`` decodes each file in two phases: the *host phase* on a CPU thread, then the *card phase* on a CUDA stream.
+
+Files are passed as arrays of records of ``nvjpeg_loops.FILE``. A *window* is the part of an image that is decoded. The numbers
+and names of functions are those of ``nvjpeg.h`` of CUDA 12 and 13.
 """
 
 import ctypes
@@ -24,17 +28,17 @@ from gpuaug.decode.c_calls import addresses
 from gpuaug.decode.nvjpeg_loops import IMAGE_INFO, NAMES, OTHER_SIZE, loops
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
-"""Backends of nvJPEG, by where a JPEG is decoded.
+"""Backends of nvJPEG (``NVJPEG_BACKEND_…``), which differ in where a JPEG is decoded.
 
-``NVJPEG_BACKEND_HYBRID``: the host reads the Huffman codes, the card does the rest. ``_GPU_HYBRID``: the host only prepares the
-file, and the card also reads the Huffman codes; baseline JPEGs only. ``_HARDWARE``: the JPEG engines decode all of the file.
+``HYBRID``: the host reads the Huffman codes, and the card does the rest. ``GPU_HYBRID``: the host only prepares the file, and
+the card also reads the Huffman codes; baseline JPEGs only. ``HARDWARE``: the JPEG engines decode the whole file.
 """
 
 FLAGS = 1 << 5
-"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, from nvJPEG 12.1 on: interpolate subsampled chroma as libjpeg-turbo does."""
+"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``: interpolate subsampled chroma as libjpeg-turbo does. From nvJPEG 12.1 on."""
 
 OUTPUT_Y, OUTPUT_RGBI = 2, 5
-"""Output formats: luma only, and interleaved RGB."""
+"""Output formats ``NVJPEG_OUTPUT_Y`` (luma only) and ``NVJPEG_OUTPUT_RGBI`` (interleaved RGB)."""
 
 STATUS = {
     1: "not initialized",
@@ -48,11 +52,13 @@ STATUS = {
     9: "implementation not supported",
     10: "incomplete bitstream",
 }
+"""Text for each error status that a function of nvJPEG can return. A function returns 0 on success."""
 OF_THE_FILE = {3, 4, 10}
-"""Statuses whose cause is the file. The cause of all other statuses is the library or the GPU."""
+"""Error statuses whose cause is the file. The cause of all other error statuses is the library or the GPU."""
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Environment variable that CUDA reads when it starts: number of hardware queues that the streams of a process share."""
+"""Name of the environment variable for the number of hardware queues that the streams of a process share. CUDA reads it once,
+when it starts."""
 
 MAX_QUEUES, DEFAULT_QUEUES = 32, 8
 """CUDA's maximum and default number of hardware queues."""
@@ -61,7 +67,7 @@ _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 
 class NvJpegError(GpuAugError, RuntimeError):
-    """Error of a call to nvJPEG."""
+    """Error status that a function of nvJPEG has returned. ``status``: a key of ``STATUS``."""
 
     def __init__(self, call: str, status: int) -> None:
         self.status = status
@@ -94,7 +100,7 @@ def major() -> str:
 
 
 def _wheels(major: str) -> list[Path]:
-    """Return the paths of nvJPEG in NVIDIA's Python packages, for a major version of CUDA, or ``"*"``."""
+    """Return the paths of nvJPEG in NVIDIA's Python packages, for a major version of CUDA, or for all with ``"*"``."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     return sorted(Path(path) for folder in folders for path in glob(f"{folder}/*/lib/libnvjpeg.so.{major}"))
@@ -103,7 +109,7 @@ def _wheels(major: str) -> list[Path]:
 def ask_for_queues() -> int:
     """Set CUDA's number of hardware queues to the maximum, unless CUDA has started or the user has set the number.
 
-    nvJPEG decodes on about sixteen internal streams. Streams that share a hardware queue wait for each other's earlier work.
+    nvJPEG decodes on about sixteen streams of its own. Streams that share a hardware queue wait for each other's earlier work.
     While a ResNet-50 trained, a call of ``BatchDecoder.decode`` took 59 ms with CUDA's default of 8 queues, as long as the
     training step, and 12 ms with 32.
 
@@ -117,11 +123,11 @@ def ask_for_queues() -> int:
 
 
 queues = ask_for_queues()
-"""Number of hardware queues of this process. Set on import, because CUDA may start at any time after the import."""
+"""Number of hardware queues of this process. The variable is set on import, because CUDA may start at any time after that."""
 
 
 class Library:
-    """Base class of decoders: the functions of nvJPEG's library, and an nvJPEG handle."""
+    """Base class of decoders: the loaded library nvJPEG, and one handle of it (``nvjpegHandle_t``), for one backend."""
 
     def __init__(self) -> None:
         path = find_library()
@@ -146,9 +152,11 @@ class Library:
         return ".".join(str(part.value) for part in parts)
 
     def _create(self, backend: int) -> None:
+        """Create the nvJPEG handle."""
         self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
 
     def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of nvJPEG, and raise an ``NvJpegError`` if its status is not 0."""
         status = int(getattr(self._library, name)(*arguments))
         if status:
             raise NvJpegError(name, status)
@@ -161,16 +169,17 @@ class Library:
 
     @cached_property
     def _addresses(self) -> NDArray[np.int64]:
-        """Addresses of the functions ``NAMES``."""
+        """Addresses of the functions ``nvjpeg_loops.NAMES``, which the loops take."""
         return np.array(addresses(self._library, NAMES), np.int64)
 
 
 class BatchDecoder(Library):
     """JPEG engines of one device. Calls of ``decode`` must not overlap.
 
-    Files are decoded in groups that have one chroma subsampling each. Each group has a decoding state, because nvJPEG sets up a
-    state again when the subsampling changes. If nvJPEG cannot create another state, groups share the first state. On an H200,
-    nvJPEG could create 136 states in one process, or about 30 in all in 12 processes with 32 hardware queues each.
+    A call decodes files of one *group* (``FILE["group"]``), which have the same chroma subsampling. Each group has a decoding
+    state of nvJPEG, because nvJPEG sets up a state again when the subsampling changes. If nvJPEG cannot create another state,
+    groups share the first state. On an H200, nvJPEG could create 136 states in one process, or about 30 in all in 12 processes
+    with 32 hardware queues each.
 
     Args:
         device: A CUDA device.
@@ -185,18 +194,18 @@ class BatchDecoder(Library):
             self._create(HARDWARE)
             self._first_state = self._create_object("nvjpegJpegStateCreate", self._handle)
         self._states: dict[int, int] = {}
-        """Decoding state by group."""
+        """Group → handle of its decoding state (``nvjpegJpegState_t``)."""
         self._idle_parameters: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
-        """Handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses, by output format."""
+        """Output format → handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses."""
         self._setups: dict[int, tuple[int, int]] = {}
         """Decoding state → (number of images, output format) for which the state is initialized."""
 
     def sizes(self, files: NDArray[np.void]) -> NDArray[np.int32]:
-        """Return (B, 2) height and width of each file, (B,) ``FILE``, by nvJPEG's parser; 0 if the parser fails."""
-        results = np.zeros(len(files), IMAGE_INFO)
+        """Return the (B, 2) heights and widths of files by nvJPEG's parser; 0 if the parser fails. ``files``: (B,) ``FILE``."""
+        infos = np.zeros(len(files), IMAGE_INFO)
         statuses = np.zeros(len(files), np.int64)
-        loops().image_infos(self._addresses, self._handle.value or 0, files, results.ctypes.data, statuses)
-        sizes: NDArray[np.int32] = np.column_stack([results["heights"][:, 0], results["widths"][:, 0]])
+        loops().image_infos(self._addresses, self._handle.value or 0, files, infos.ctypes.data, statuses)
+        sizes: NDArray[np.int32] = np.column_stack([infos["heights"][:, 0], infos["widths"][:, 0]])
         sizes[statuses != 0] = 0
         return sizes
 
@@ -204,8 +213,8 @@ class BatchDecoder(Library):
         """Decode the files of one group. Blocks while the engines work, and queues the colour conversion on ``stream``.
 
         Args:
-            files: (B,) records of ``FILE``, with one group and output format, with windows if ``set_windows`` has been called.
-                All files of all calls with this group must have the same chroma subsampling.
+            files: (B,) records of ``FILE`` of one group and one output format. If ``set_windows`` was called for the files,
+                only their windows are decoded. All files of a group, in all calls, must have the same chroma subsampling.
             stream: Handle of a CUDA stream.
 
         Returns:
@@ -215,10 +224,10 @@ class BatchDecoder(Library):
             NvJpegError: If nvJPEG returns another status.
         """
         state = self._state(int(files["group"][0]))
-        count, form = setup = len(files), int(files["form"][0])
+        count, format_ = setup = len(files), int(files["form"][0])
         if self._setups.get(state) != setup:
-            self._setups.pop(state, None)  # set again on success
-            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(count), c_int(1), c_int(form))
+            self._setups.pop(state, None)  # set below, if the initialization succeeds
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(count), c_int(1), c_int(format_))
             self._setups[state] = setup
         has_windows = files["parameters"].all()
         names = ("address", "length", "output", "parameters") if has_windows else ("address", "length", "output")
@@ -233,18 +242,18 @@ class BatchDecoder(Library):
         return status
 
     def set_windows(self, files: NDArray[np.void]) -> None:
-        """Set the decoding parameters of each file, with its window, for ``decode``. Thread-safe. ``files``: (B,) ``FILE``."""
+        """Write handles of decoding parameters with the window of each file into ``files``, (B,) ``FILE``. Thread-safe."""
         for file in files:
-            form = int(file["form"])
+            format_ = int(file["form"])
             try:
-                file["parameters"] = self._idle_parameters[form].pop()
+                file["parameters"] = self._idle_parameters[format_].pop()
             except IndexError:
                 file["parameters"] = self._create_object("nvjpegDecodeParamsCreate", self._handle)
-                self._library.nvjpegDecodeParamsSetOutputFormat(c_void_p(int(file["parameters"])), c_int(form))
+                self._library.nvjpegDecodeParamsSetOutputFormat(c_void_p(int(file["parameters"])), c_int(format_))
         loops().set_windows(self._addresses, files)
 
     def put_back(self, files: NDArray[np.void]) -> None:
-        """Make the parameters that ``set_windows`` has set available for reuse. Call after the ``decode`` that used them."""
+        """Make the parameters that ``set_windows`` wrote into ``files`` available for reuse. Call after ``decode``."""
         self._idle_parameters[int(files["form"][0])] += files["parameters"].tolist()
 
     def _state(self, group: int) -> int:
@@ -259,11 +268,11 @@ class BatchDecoder(Library):
 
 
 class PhasedState(NamedTuple):
-    """Decoding state of one image between its two phases."""
+    """State of nvJPEG that one image occupies from its host phase to the end of its card phase."""
 
     handles: tuple[int, int, int, int, int]
-    """Handles of nvJPEG (``nvjpegHandle_t``), its decoder, the state (``nvjpegJpegState_t``), the decoding parameters
-    (``nvjpegDecodeParams_t``), and the parsed file (``nvjpegJpegStream_t``)."""
+    """Handles of the library (``nvjpegHandle_t``), the decoder (``nvjpegJpegDecoder_t``), the state (``nvjpegJpegState_t``),
+    the decoding parameters (``nvjpegDecodeParams_t``), and the parsed file (``nvjpegJpegStream_t``), in this order."""
     pinned: int
     """Handle of the state's buffer in page-locked memory (``nvjpegBufferPinned_t``)."""
     device: int
@@ -271,11 +280,11 @@ class PhasedState(NamedTuple):
 
 
 class PhasedDecoder(Library):
-    """Decode JPEGs in two phases, on any threads. Images in different states may be in any phase at the same time.
+    """Decode JPEGs in two phases, on any threads. Concurrent calls are allowed if they use different states.
 
     Args:
         device: A CUDA device.
-        backend: ``HYBRID`` or ``GPU_HYBRID``. Pixels are the same.
+        backend: ``HYBRID`` or ``GPU_HYBRID``. The pixels do not depend on it.
 
     Raises:
         NvJpegError: If nvJPEG cannot be set up.
@@ -306,8 +315,8 @@ class PhasedDecoder(Library):
             undo.callback(self._library.nvjpegBufferPinnedDestroy, c_void_p(pinned))
             device = self._create_object("nvjpegBufferDeviceCreate", handle, None)
             undo.callback(self._library.nvjpegBufferDeviceDestroy, c_void_p(device))
-            stream = self._create_object("nvjpegJpegStreamCreate", handle)
-            undo.callback(self._library.nvjpegJpegStreamDestroy, c_void_p(stream))
+            parsed_file = self._create_object("nvjpegJpegStreamCreate", handle)
+            undo.callback(self._library.nvjpegJpegStreamDestroy, c_void_p(parsed_file))
             parameters = self._create_object("nvjpegDecodeParamsCreate", handle)
             undo.callback(self._library.nvjpegDecodeParamsDestroy, c_void_p(parameters))
             self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(pinned_bytes), None)
@@ -315,10 +324,10 @@ class PhasedDecoder(Library):
             self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
             self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
             undo.pop_all()
-        return PhasedState((int(handle.value or 0), self._decoder, state, parameters, stream), pinned, device)
+        return PhasedState((int(handle.value or 0), self._decoder, state, parameters, parsed_file), pinned, device)
 
     def held_bytes(self, state: PhasedState) -> tuple[int, int]:
-        """Return (page-locked, device) bytes of the memory of a state."""
+        """Return the sizes of a state's buffers: (page-locked bytes, device bytes)."""
         sizes = []
         for name, buffer in (("Pinned", state.pinned), ("Device", state.device)):
             size, address = c_size_t(), c_void_p()
@@ -327,27 +336,28 @@ class PhasedDecoder(Library):
         return sizes[0], sizes[1]
 
     def host_phases(self, states: Sequence[PhasedState], files: NDArray[np.void]) -> list[str | NvJpegError]:
-        """Run the first phase of images: with ``HYBRID``, read their Huffman codes; with ``GPU_HYBRID``, only prepare files.
+        """Run the host phase of images: with ``HYBRID``, read their Huffman codes; with ``GPU_HYBRID``, only prepare the files.
 
         Args:
-            states: States that no other images use, of decoders of any backend. The GPU work of the images that used a state
-                before must have ended.
+            states: One state per image, in use by no other image. The states may be of decoders of either backend. The card
+                phase of the previous image of each state must have ended on the GPU.
             files: (n,) records of ``FILE``.
 
         Returns:
-            Per image, the reason why the file cannot be decoded, an empty string, or an error that the file did not cause.
+            Per image: an empty string on success, the reason why the file cannot be decoded, or an error whose cause is not the
+            file.
         """
         handles = np.array([state.handles for state in states], np.int64)
         loops().host_phases(self._addresses, handles, files, files.ctypes.data)
         return [_outcome("nvjpegDecodeJpegHost", file) for file in files]
 
     def card_phases(self, states: Sequence[PhasedState], files: NDArray[np.void], stream: int) -> list[str | NvJpegError]:
-        """Queue the second phase of images whose host phase has ended. A state is in use until the queued work has ended.
+        """Queue the card phase of images whose host phase has ended. A state is in use until the queued work has ended.
 
         Args:
-            states: States of the images.
+            states: States that were passed to ``host_phases`` for the images.
             files: (n,) records of ``FILE``.
-            stream: Handle of the CUDA stream of the GPU work.
+            stream: Handle of the CUDA stream on which the work is queued.
 
         Returns:
             As for ``host_phases``.
@@ -358,7 +368,7 @@ class PhasedDecoder(Library):
 
 
 def _outcome(call: str, file: Any) -> str | NvJpegError:
-    """Return the result of a phase: an empty string, the reason why the file cannot be decoded, or an error of nvJPEG."""
+    """Return the result of a phase for one image, as ``host_phases`` does. ``file``: record of ``FILE`` after the phase."""
     status = int(file["status"])
     if status == OTHER_SIZE:
         return size_problem(*(int(file[name]) for name in ("found_width", "found_height", "width", "height")))
@@ -373,7 +383,7 @@ def problem(status: int) -> str:
 
 
 def size_problem(found_width: int, found_height: int, width: int, height: int) -> str:
-    """Return the reason why a file cannot be decoded: nvJPEG finds another size than ``width`` and ``height`` of the header."""
+    """Return the reason why a file cannot be decoded: its size by nvJPEG's parser differs from the size in its header."""
     return f"nvJPEG finds {found_width}x{found_height} pixels and its header {width}x{height}"
 
 

@@ -1,7 +1,9 @@
-"""Loops over files that call nvJPEG's functions by address, for ``nvjpeg``. Numba compiles them if it is installed.
+"""Loops over files that call nvJPEG's functions by address, for ``nvjpeg.py``.
 
-A thread takes the interpreter's lock once per loop. With one call from Python per image, threads waited for the lock: of 16
-cores, 10 were busy.
+Numba compiles the loops if it is installed. A thread then takes the interpreter's lock once per loop. With one call from Python
+per image, threads waited for the lock: of 16 cores, 10 were busy.
+
+The *host phase* of an image runs on a CPU thread; then its *card phase* is queued on a CUDA stream.
 """
 
 from collections.abc import Callable
@@ -27,11 +29,16 @@ FILE = np.dtype(
         *(("found_width", np.uint32), ("found_height", np.uint32)),
     ]
 )
-"""Structured dtype of the arguments and results of decoding one file of a batch.
+"""Structured dtype: arguments and results of decoding one file of a batch. Sizes and windows are in pixels.
 
-Output, member of the batch (for the engines), index in the member, host address and length of the file, size by its header,
-window, and output format. For the engines: group and decoding parameters. Results of the phases: status, and size by nvJPEG's
-parser.
+- ``output``: device memory for the pixels
+- ``work``, ``index``: number of the member of the batch (only set for the JPEG engines), and index of the image in the member
+- ``address``, ``length``: host address of the file, and its number of bytes
+- ``height``, ``width``: size in the header of the file
+- ``top``, ``left``, ``window_height``, ``window_width``: part of the image to decode
+- ``form``: output format, ``OUTPUT_Y`` or ``OUTPUT_RGBI`` of ``nvjpeg.py``
+- ``group``, ``parameters``: for the JPEG engines, group and handle of decoding parameters (``nvjpeg.BatchDecoder``)
+- ``status``, ``found_width``, ``found_height``: results of the phases: status, and size by nvJPEG's parser
 """
 
 OTHER_SIZE = -1
@@ -39,12 +46,16 @@ OTHER_SIZE = -1
 
 
 class Loops(NamedTuple):
-    """Loops over files that call nvJPEG's functions by address."""
+    """The loops. For their arguments see ``define_loops``."""
 
     image_infos: Callable[..., None]
+    """Parse the files, and store a record of ``IMAGE_INFO`` and the status per file."""
     set_windows: Callable[..., None]
+    """Set the windows of the files in their decoding parameters."""
     host_phases: Callable[..., None]
+    """Run the host phases of the files, and store their statuses in ``files``."""
     card_phases: Callable[..., None]
+    """Queue the card phases of the files, and store their statuses in ``files``."""
 
 
 NAMES = (
@@ -60,11 +71,12 @@ NAMES = (
 
 IMAGE_INFO_BYTES = IMAGE_INFO.itemsize
 _FILE_BYTES, _FOUND_OFFSET = FILE.itemsize, FILE.itemsize - 8
+"""Number of bytes of a ``FILE``, and offset of its field ``found_width``. The last field, ``found_height``, follows it."""
 
 
 @compile_once
 def loops() -> Loops:
-    """Return the loops.
+    """Return the loops, compiled by Numba if it is installed.
 
     Cost:
         Two seconds in the first call of a process with Numba.
@@ -75,7 +87,12 @@ def loops() -> Loops:
 
 
 def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
-    """Define the loops. For the arguments see ``compiled_or_python``."""
+    """Define the loops. For the arguments of this function see ``compiled_or_python``.
+
+    Arguments of the loops, in which addresses and handles are integers: ``functions``, the addresses of the functions
+    ``NAMES``; ``files``, (n,) ``FILE``; ``address``, the address of ``files``; ``infos``, the address of (n,) ``IMAGE_INFO``;
+    ``states``, (n, 5) handles per file (``nvjpeg.PhasedState.handles``).
+    """
 
     @compile_function  # type: ignore[untyped-decorator]
     def image_infos(
@@ -84,7 +101,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
         for index in range(len(files)):
             file: Any = files[index]
             info = infos + index * IMAGE_INFO_BYTES
-            # Addresses of the four fields of ``IMAGE_INFO``.
+            # The last four arguments are the addresses of the fields of ``IMAGE_INFO``.
             arguments = (handle, file["address"], file["length"], info, info + 4, info + 8, info + 24)
             statuses[index] = call(functions[0], arguments) & LOW  # nvjpegGetImageInfo
 
@@ -102,14 +119,14 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
     def host_phases(functions: NDArray[np.int64], states: NDArray[np.int64], files: NDArray[np.void], address: int) -> None:
         for index in range(len(files)):
             file: Any = files[index]
-            library, decoder, state = states[index, 0], states[index, 1], states[index, 2]
-            parameters, stream = states[index, 3], states[index, 4]
+            handle, decoder, state = states[index, 0], states[index, 1], states[index, 2]
+            parameters, parsed_file = states[index, 3], states[index, 4]
             # nvjpegJpegStreamParse
-            status = call_unlocked(functions[2], (library, file["address"], file["length"], 0, 0, stream)) & LOW
+            status = call_unlocked(functions[2], (handle, file["address"], file["length"], 0, 0, parsed_file)) & LOW
             if status == 0:
-                found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field, before ``found_height``
+                found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field
                 # nvjpegJpegStreamGetFrameDimensions
-                status = call(functions[3], (stream, found_width, found_width + 4)) & LOW
+                status = call(functions[3], (parsed_file, found_width, found_width + 4)) & LOW
             if status == 0:
                 if file["found_width"] != file["width"] or file["found_height"] != file["height"]:
                     status = OTHER_SIZE
@@ -117,7 +134,7 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
                     call(functions[4], (parameters, file["form"]))  # nvjpegDecodeParamsSetOutputFormat
                     set_window(functions, parameters, file)
                     # nvjpegDecodeJpegHost
-                    status = call_unlocked(functions[5], (library, decoder, state, parameters, stream)) & LOW
+                    status = call_unlocked(functions[5], (handle, decoder, state, parameters, parsed_file)) & LOW
             file["status"] = status
 
     @compile_function  # type: ignore[untyped-decorator]
@@ -125,13 +142,13 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
         functions: NDArray[np.int64], states: NDArray[np.int64], files: NDArray[np.void], address: int, cuda_stream: int
     ) -> None:
         for index in range(len(files)):
-            library, decoder, state, stream = states[index, 0], states[index, 1], states[index, 2], states[index, 4]
-            output = address + index * _FILE_BYTES  # the first field of ``FILE``
+            handle, decoder, state, parsed_file = states[index, 0], states[index, 1], states[index, 2], states[index, 4]
+            output = address + index * _FILE_BYTES  # address of ``output``, the first field of ``FILE``
             # nvjpegDecodeJpegTransferToDevice
-            status = call_unlocked(functions[6], (library, decoder, state, stream, cuda_stream)) & LOW
+            status = call_unlocked(functions[6], (handle, decoder, state, parsed_file, cuda_stream)) & LOW
             if status == 0:
                 # nvjpegDecodeJpegDevice
-                status = call_unlocked(functions[7], (library, decoder, state, output, cuda_stream)) & LOW
+                status = call_unlocked(functions[7], (handle, decoder, state, output, cuda_stream)) & LOW
             files[index]["status"] = status
 
     return Loops(image_infos, set_windows, host_phases, card_phases)

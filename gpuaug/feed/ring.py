@@ -1,20 +1,21 @@
 """The ring: slots of shared page-locked memory, into which workers write batches and from which the device reads them.
 
-In a ``DataLoader``, the worker allocates shared memory for each batch, and the pin thread maps this memory and copies the batch
-once more; most of the time of this copy is spent in page faults. The ring is shared, mapped and page-locked once. A worker
-collates directly into a slot and sends a description of the batch. The loader's copy stream reads the slot. The slot is free
-when the event that was recorded after the copy has passed; the host queries the event without waiting.
+A *slot* holds one batch of one worker process. Without a ring, a worker of a ``DataLoader`` allocates shared memory for each
+batch, and the pin thread maps this memory and copies the batch once more; most of the time of this copy is spent in page
+faults. The ring is shared, mapped and page-locked once. A worker collates directly into a slot, and sends a description of the
+batch to the training process. The loader's copy stream reads the slot. The slot is free again when the event that was recorded
+after the copy has passed; the host queries the event without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start. The file is sparse: only its written pages take memory. It
-needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. When the first batch arrives, the
-file is divided into slots of the size of this batch. For a larger batch, larger slots are added after the existing slots. Slots
-that were added together are a *generation*. The memory of older generations is returned to the system.
+needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. The size of the first batch is the
+size of the first slots. For a larger batch, larger slots are added after the existing slots. Slots that were added together are
+a *generation*; workers use the newest one. The memory of older generations is returned to the system.
 
-**Flags.** Each slot has a byte in this memory, which is 0 if the slot is free and 1 if it is in use. Every slot belongs to one
-worker. Only this worker sets the byte to 1, and only the process that reads the ring sets it to 0, so there is no lock that a
-killed worker could hold.
+**Flags.** Each slot has a byte in this memory, its flag, which is 0 if the slot is free and 1 if it is in use. Every slot
+belongs to one worker. Only this worker sets the byte to 1, and only the process that reads the ring sets it to 0, so there is
+no lock that a killed worker could hold.
 
-A batch that is larger than a slot, or for which no slot is free, is sent as it would be without a ring.
+A batch that is larger than a slot, or for which no slot is free, is sent without a slot (``shared_storage.py``).
 """
 
 import logging
@@ -51,9 +52,9 @@ from gpuaug.feed.ring_memory import (
 )
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all CUDA contexts of this process
-_NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
+_NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered: the memory is not page-locked
 GROWTH = 1.25
-"""Ratio of the size of the slots of a later generation to the size of the batch that was too large for older slots."""
+"""Ratio of the size of new slots to the size of the batch that was too large for the existing slots."""
 
 PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
 """(generation, slot) → (offset, bytes) of each page-locked slot.
@@ -64,20 +65,20 @@ After an interrupt, the dictionary may contain a slot that is not page-locked.
 _page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
 """``Memory.key`` → arguments of ``_end_page_locking``, for each memory that may have page-locked slots.
 
-The references keep the memory mapped until no slot is page-locked any more, which an interrupt may delay. Otherwise the process
-could map other pages at the same addresses, and CUDA would still copy from the pages that it has locked.
+The references keep the memory mapped until no slot is page-locked any more, which an interrupt may delay. If the memory was
+unmapped earlier, the process could map other pages at the same addresses, and CUDA would copy from the old pages.
 """
 
 _log = logging.getLogger("gpuaug")
 
 
 class Ring:
-    """The ring, in the process that reads it.
+    """The ring, in the process that reads it: the training process.
 
     Args:
         workers: Number of processes that write into the ring.
         slots_per_worker: Number of slots per worker.
-        budget_bytes: Limit of the bytes of all slots.
+        budget_bytes: Maximum number of bytes of all slots (``feed_bytes`` of the ``StreamedLoader``).
 
     Raises:
         OSError: If the memory cannot be allocated.
@@ -94,19 +95,19 @@ class Ring:
         # is in use. Unwritten pages take no memory.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.writers: list[weakref.ref[BaseProcess]] = []
-        """Worker processes that write into the slots, or that have written."""
+        """Worker processes that write into the slots, or have written into them."""
         self.slots_in_use: set[tuple[int, int]] = set()
         """(generation, slot) of each slot with a batch that this process has received. ``Slot`` adds, ``free`` removes."""
         rings[self.memory.key] = self  # a weak reference
         self._process = os.getpid()
         self._page_locked_slots: PageLockedSlots = {}
-        # Slots that copies read, in order, and the event after each copy. Two queues, because the finaliser of the ring needs
-        # the events, but must not refer to slots, which refer to the ring.
+        # Slots from which copies were queued, in order, and the event after each copy. Two queues, because the finaliser of the
+        # ring needs the events, but must not refer to slots: these refer to the ring, which would then never be deleted.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot | SlotsOfBatch] = deque()
-        # The pulling thread calls ``make_room``, and the training thread ``add_slots``.
+        # The thread that reads the user's loader calls ``make_room``, and the training thread ``add_slots``.
         self._generation_lock = threading.Lock()
-        self._next_slot_bytes = 0  # size of the slots that ``add_slots`` adds; 0: none
+        self._next_slot_bytes = 0  # size of larger slots that ``make_room`` has left to ``add_slots``; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
         self._end_page_locking_arguments = self._process, self.memory, self._page_locked_slots, self._events
@@ -132,15 +133,15 @@ class Ring:
 
     def batch_and_slot(self, description: BatchInSlot) -> tuple[Batch, Slot]:
         """Return (batch, slot) for a description from a worker. The tensors of the batch share the memory of the slot."""
-        # Without worker processes, the description was not unpickled, and has no ``Slot``.
+        # A description gets its ``Slot`` when it is unpickled. Without worker processes, it was not unpickled.
         slot = description.slot or Slot(self, *description.number)
         return description.batch_in(self.memory.map), slot
 
     def slots_of(self, batch: Batch) -> SlotsOfBatch:
-        """Return the slots to keep until a batch was read. The loader may have combined batches of several slots.
+        """Return the slots to keep in use until a batch was read. The user's loader may have joined batches of several slots.
 
         These are all slots in use if a tensor of the batch lies in the ring, because its slot is not known; otherwise none. If
-        a tensor does not lie in the ring, larger slots are added.
+        a tensor does not lie in the ring, larger slots are added if the batch does not fit into the existing ones.
         """
         objects = [*batches.objects_to_keep((batch,))]
         tensors = [leaf for leaf in batches.leaves(objects) if takes_room(leaf) and leaf.numel()]
@@ -151,7 +152,9 @@ class Ring:
         return SlotsOfBatch(self, self.slots_in_use.copy() if any(are_in_slots) else (), objects)
 
     def make_room(self, batch: Batch) -> bool:
-        """Add slots that are large enough for ``batch``, if the budget suffices. Call for a batch that came without a slot.
+        """Add slots of the size of ``batch`` if it is larger than the existing slots, and the budget suffices.
+
+        Call for a batch that came without a slot.
 
         Returns:
             Whether the ring has slots, of any size.
@@ -161,21 +164,21 @@ class Ring:
             newest_number, _, slot_bytes, _ = self.memory.newest_generation()
             if needed_bytes > slot_bytes:
                 needed_bytes = math.ceil(needed_bytes * (GROWTH if newest_number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-                # Workers may be writing into older slots, whose memory is released only when the next epoch begins.
+                # Older slots count against the budget: workers may be writing into them until the next epoch begins.
                 generations = map(self.memory.generation, range(1, newest_number + 1))
                 older_bytes = sum(count * size for _, size, count in generations) * self.workers
                 slots = self._slots_within_budget(needed_bytes, older_bytes)
                 if slots and newest_number < MAX_GENERATIONS:
                     self._add_generation(needed_bytes, slots)
                     return True
-                if self._slots_within_budget(needed_bytes):  # the budget suffices once older slots are released
+                if self._slots_within_budget(needed_bytes):  # the budget will suffice when older slots are released
                     self._next_slot_bytes = max(self._next_slot_bytes, needed_bytes)
                 else:
                     self._warn_of_size(needed_bytes)
             return newest_number > 0
 
     def _warn_of_size(self, slot_bytes: int) -> None:
-        """Warn once that one slot per worker exceeds the budget."""
+        """Warn, once, that one slot of ``slot_bytes`` bytes per worker exceeds the budget."""
         if self._warned_of_size:
             return
         self._warned_of_size = True
@@ -215,7 +218,7 @@ class Ring:
                 )
 
     def _slots_within_budget(self, slot_bytes: int, older_bytes: int = 0) -> int:
-        """Return the number of slots per worker that fit into the budget beside ``older_bytes`` of older slots."""
+        """Return the number of new slots per worker that fit into the budget beside older slots of ``older_bytes`` in all."""
         slots_in_budget = max(self._budget_bytes - older_bytes, 0) // (slot_bytes * self.workers)
         return min(self.slots_per_worker, slots_in_budget, MAX_SLOTS // self.workers)
 
@@ -226,13 +229,13 @@ class Ring:
         start = max(old_end, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
         header = self.memory.header
         new_number = newest_number + 1
-        # Layout of the header: number of the newest generation, then (start, bytes per slot, slots per worker) of each
-        # generation. Generation 0 has no slots.
+        # Layout of the header, in 64-bit integers: number of the newest generation, then (offset of the first slot, bytes per
+        # slot, slots per worker) of each generation. Generation 0 has no slots.
         header[1 + 3 * new_number : 4 + 3 * new_number] = start, slot_bytes, slots_per_worker
         header[0] = new_number  # written last, because workers read the number before the values of the generation
 
     def free_slots_of_ended_workers(self) -> None:
-        """Free the slots into which ended workers were writing, and release older generations.
+        """Free the slots into which workers were writing when they ended, and release older generations.
 
         Call before new workers start.
         """
@@ -248,7 +251,7 @@ class Ring:
         """Release the memory of older generations to the system. Call when no worker writes into older slots any more."""
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)
-            # A copy of the set, because the background thread may be adding entries.
+            # A copy of the set, because another thread may be adding entries.
             if slots_per_worker and not any(used_generation == generation for used_generation, _ in self.slots_in_use.copy()):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
                 old_slots = [slot for slot in self._page_locked_slots if slot[0] == generation]
@@ -267,6 +270,7 @@ class Ring:
                 self._page_lock(number)
 
     def _page_lock(self, number: tuple[int, int]) -> None:
+        """Page-lock the slot (generation, index). If CUDA fails, warn, and page-lock no other slots."""
         generation, index = number
         start, slot_bytes, _ = self.memory.generation(generation)
         offset = start + index * slot_bytes
@@ -297,13 +301,13 @@ class Ring:
         )
 
     def read_until(self, slot: Slot | SlotsOfBatch, event: Event) -> None:
-        """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed."""
-        # The slot is appended first. After an interrupt between the lines, slots are freed too late, but never too early.
+        """Keep a slot in use until ``event`` has passed, which was recorded after the copy from the slot."""
+        # The slot is appended first. After an interrupt between the two lines, slots are freed too late, but never too early.
         self._slots.append(slot)
         self._events.append(event)
 
     def free_read_slots(self) -> None:
-        """Delete the ``Slot`` of each slot whose copy has ended, which frees the slot. Does not wait."""
+        """Drop the ``Slot`` of each slot whose copy has ended, which frees the slot. Does not wait."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
@@ -311,20 +315,24 @@ class Ring:
             self._slots.clear()
 
     def free(self, number: tuple[int, int]) -> None:
-        """Give a slot back to its worker."""
+        """Give the slot ``number``, (generation, slot), back to its worker."""
         if os.getpid() != self._process:
-            return  # in a forked process, the slot belongs to the parent
+            return  # in a forked child, which must not free slots of its parent
         self.slots_in_use.discard(number)
         self.memory.map[self.memory.flag_at(*number)] = 0
 
     def close(self) -> None:
-        """Wait for copies from slots, then end page-locking. Idempotent."""
+        """Wait for copies from slots, then end the page-locking of all slots. Idempotent."""
         _end_page_locking(*self._end_page_locking_arguments)
         self._slots.clear()
 
 
 def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLockedSlots, events: deque[Event]) -> None:
-    """End the page-locking of all slots, after copies from them. After an error or an interrupt, call again to continue."""
+    """End the page-locking of all slots, after copies from them. After an error or an interrupt, another call continues.
+
+    A function, not a method, because it also runs as the finaliser of the ring. It does nothing in other processes than
+    ``process``, the id of the process that created the ring.
+    """
     if os.getpid() != process:
         return
     # Errors are suppressed: when the interpreter ends, the CUDA context may have ended, and page-locking with it.
@@ -342,14 +350,14 @@ def _end_page_locking_of(memory: Memory, page_locked_slots: PageLockedSlots, slo
         error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + page_locked_slots[slot][0]))
         if error:
             _clear_error()
-        if error in (0, _NOT_REGISTERED):  # _NOT_REGISTERED: after an interrupt of an earlier call
+        if error in (0, _NOT_REGISTERED):  # not registered: an earlier call was interrupted after it had ended the page-locking
             del page_locked_slots[slot]
     return not any(slot in page_locked_slots for slot in slots)
 
 
 def _clear_error() -> None:
-    """Clear the error that CUDA has stored after a failed call. Otherwise the user's next launch would raise it."""
-    with suppress(Exception):  # the launch raises the stored error, which clears it
+    """Clear the error that CUDA has stored after a failed call. Otherwise the next launch of the user would raise it."""
+    with suppress(Exception):  # this launch raises the stored error, and so clears it
         torch.empty(1, device="cuda").fill_(1)
 
 

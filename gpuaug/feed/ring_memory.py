@@ -1,7 +1,8 @@
 """Shared memory of the ring: its layout, its slots, and the descriptions that workers send instead of batches.
 
-The memory consists of a header, one byte per slot (its *flag*), and the slots. A slot holds one batch of one worker. Slots that
-were added together, and have one size, are a *generation*. Workers use the newest generation.
+The *ring* (``ring.py``) is memory that worker processes and the training process share. It consists of a header, one byte per
+slot (its *flag*), and the slots. A *slot* holds one batch of one worker. Slots that were added together, and have one size, are
+a *generation*. Workers use the newest generation. A *leaf* is a value in a batch that is not a container, such as a tensor.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from gpuaug.core.packed_targets import can_be_packed, pack_targets, unpack_targe
 from gpuaug.feed.shared_storage import private_memfd
 
 ALIGN = 512
-"""Alignment of tensors in bytes: the alignment of torch's CUDA allocator."""
+"""Alignment of tensors in a slot, in bytes: that of torch's CUDA allocator."""
 
 MAX_GENERATIONS, MAX_SLOTS = 8, 4096
 """Maximum number of generations, and of slots per generation."""
@@ -37,27 +38,27 @@ DATA_OFFSET = FLAGS_OFFSET + MAX_GENERATIONS * MAX_SLOTS
 """Offset of the first byte that a slot may use."""
 
 _keys = itertools.count()
-"""Keys of new memories."""
+"""Iterator over the keys of new memories."""
 
 
 class SlotOwner(Protocol):
-    """Interface of ``gpuaug.feed.ring.Ring`` that a ``Slot`` uses."""
+    """Part of ``ring.Ring`` that a ``Slot`` uses."""
 
     slots_in_use: set[tuple[int, int]]
     """(generation, slot) of each slot for which a ``Slot`` exists."""
 
     def free(self, number: tuple[int, int]) -> None:
-        """Give a slot back to its worker."""
+        """Give the slot ``number``, (generation, slot), back to its worker."""
 
 
 rings: "weakref.WeakValueDictionary[int, SlotOwner]" = weakref.WeakValueDictionary()
-"""``Memory.key`` → ring in this process."""
+"""``Memory.key`` → ring of this process."""
 
 memories: "weakref.WeakValueDictionary[int, Memory]" = weakref.WeakValueDictionary()
-"""``Memory.key`` → memory in this process. A ``DataLoader``'s iterator refers to the memory in which its workers write."""
+"""``Memory.key`` → memory that this process has mapped. The ``DataLoader``'s iterator keeps the memory of its workers alive."""
 
 is_feed_thread: ContextVar[bool] = ContextVar("is_feed_thread", default=False)
-"""Whether the current thread reads a wrapped loader for a feed, which keeps slots in use until copies from them have ended."""
+"""Whether the current thread reads the user's loader for gpuaug, which keeps slots in use until they are copied."""
 
 
 class Memory:
@@ -65,7 +66,7 @@ class Memory:
 
     Args:
         num_bytes: Size of the file.
-        fd: Descriptor of an existing file. Default: a new file.
+        fd: File descriptor of an existing memory. Default: a new file.
         key: Key of an existing memory. Default: a new key.
 
     Raises:
@@ -79,18 +80,18 @@ class Memory:
         memories[self.key] = self
         process = os.getpid()
         self.fd = private_memfd("gpuaug-ring") if fd is None else fd
-        # Not a method: the function runs after this object has been deleted, or when the interpreter ends.
+        # A function, not a method: it runs when this object has been deleted, or when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # otherwise the tensor could not be written to outside of inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
-        # The number of the newest generation, then, per generation, the three values that ``generation`` returns.
+        # 64-bit integers: number of the newest generation, then, per generation, the three values that ``generation`` returns.
         self.header = self.bytes[:FLAGS_OFFSET].view(torch.int64).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For workers that are spawned: sends a duplicate of the file descriptor.
+        # For workers that are spawned, not forked: sends a duplicate of the file descriptor.
         return _attach, (self.num_bytes, reduction.DupFd(self.fd), self.key)
 
     def flag_at(self, generation: int, slot: int) -> int:
@@ -100,7 +101,7 @@ class Memory:
     def newest_generation(self) -> tuple[int, int, int, int]:
         """Return (number, offset of the first slot, bytes per slot, slots per worker) of the newest generation.
 
-        The number is 0 if there are no slots.
+        Generations are counted from 1. All values are 0 if there are no slots.
         """
         number = int(self.header[0])
         return number, *self.generation(number)
@@ -111,7 +112,7 @@ class Memory:
         return start, slot_bytes, slots_per_worker
 
     def take_slot(self, worker: int) -> "Writer | None":
-        """Mark a free slot of a worker as in use, and return its writer; ``None`` if no slot is free."""
+        """Mark a free slot of the worker with index ``worker`` as in use. Return its writer; ``None`` if no slot is free."""
         number, first_start, slot_bytes, slots_per_worker = self.newest_generation()
         for slot in range(worker * slots_per_worker, (worker + 1) * slots_per_worker):
             flag_offset = self.flag_at(number, slot)
@@ -128,6 +129,7 @@ def _attach(num_bytes: int, descriptor: Any, key: int) -> Memory:
 
 
 def _close_in(process: int, fd: int) -> None:
+    """Close a file descriptor, unless this process is a forked child of ``process``, the id of its owner."""
     if os.getpid() == process:
         with suppress(OSError):
             os.close(fd)
@@ -136,7 +138,7 @@ def _close_in(process: int, fd: int) -> None:
 class TensorInSlot:
     """Description of a tensor in a slot, which replaces the tensor in a batch that a worker sends.
 
-    Not a dataclass or named tuple, because ``map_leaves`` would treat it as a container of the batch.
+    Not a dataclass or named tuple, because functions such as ``map_leaves`` would treat it as a container of the batch.
 
     Args:
         offset: Offset of the first element in the memory, in bytes.
@@ -154,9 +156,12 @@ class TensorInSlot:
         return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
 
     def tensor(self, buffer: Any) -> Tensor:
-        """Return the tensor in ``buffer``: the memory's map, or an object with the same bytes, which the storage keeps alive.
+        """Return the tensor, which shares the memory of ``buffer``.
 
-        The storage covers only the values of the tensor: if a tensor is pickled, its whole storage is copied.
+        Its storage covers only its own values, because pickling a tensor copies its whole storage.
+
+        Args:
+            buffer: ``Memory.map``, or a view of it. The storage of the tensor keeps a reference to this object.
         """
         count = _extent(self.shape, self.stride)
         if not count:
@@ -166,7 +171,7 @@ class TensorInSlot:
 
 
 class Writer:
-    """Writer of one slot, in the worker.
+    """Writer of one batch into one slot, in the worker.
 
     Args:
         memory: Memory of the ring.
@@ -178,10 +183,10 @@ class Writer:
 
     def __init__(self, memory: Memory, generation: int, slot: int, start: int, end: int) -> None:
         self.memory, self.generation, self.slot = memory, generation, slot
-        self._start = self._next_offset = start
+        self._start = self._next_offset = start  # ``_next_offset``: where the next tensor begins
         self._end = end
         self._tensors: dict[int, tuple[Tensor, TensorInSlot]] = {}
-        """``id`` of each tensor in the slot → (tensor, description). The ``id`` of a deleted tensor could be reused."""
+        """``id`` of each tensor in the slot → (tensor, description). The tensors are kept, so that no ``id`` is reused."""
 
     @property
     def used(self) -> bool:
@@ -189,7 +194,7 @@ class Writer:
         return self._next_offset > self._start
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None = None) -> Tensor | None:
-        """Allocate a tensor in the slot, contiguous by default; ``None`` if the slot is full."""
+        """Return a new tensor in the slot, contiguous unless ``stride`` is passed; ``None`` if the slot has no room for it."""
         stride = torch.empty(shape, device="meta").stride() if stride is None else stride
         num_bytes = _extent(shape, stride) * dtype.itemsize
         if self._next_offset + num_bytes > self._end:
@@ -201,7 +206,10 @@ class Writer:
         return tensor
 
     def describe(self, batch: Batch) -> "BatchInSlot | Batch":
-        """Copy the batch's tensors into the slot and return its description; ``batch`` itself if no tensor is in the slot."""
+        """Return the description of a batch, after copying its tensors into the slot, except those that are in it already.
+
+        Tensors for which the slot has no room stay in the description. If the slot has no tensor, ``batch`` is returned.
+        """
 
         def describe_leaf(leaf: Any) -> Any:
             if id(leaf) in self._tensors:
@@ -215,7 +223,7 @@ class Writer:
         return BatchInSlot(self.memory.key, self.generation, self.slot, batch_of_descriptions)
 
     def _copy(self, tensor: Tensor) -> Any:
-        """Copy a tensor into the slot, and return its description; ``tensor`` itself if the slot is full."""
+        """Copy a tensor into the slot, and return its description; ``tensor`` itself if the slot has no room for it."""
         target = self.allocate(tuple(tensor.shape), tensor.dtype, preserved_stride(tensor))
         if target is None:
             return tensor
@@ -236,9 +244,9 @@ class BatchInSlot:
         self._key_and_number = (key, generation, slot)
         self.batch = batch
         self.for_loader = False
-        """Whether the description is unpickled as the batch itself, because the code of the user's loader reads it."""
+        """Whether unpickling gives the batch itself instead of its description, because code of the user's loader reads it."""
         self.slot: Slot | None = None
-        """The slot, in the process that reads the ring; ``None`` in a worker."""
+        """The slot, in the training process; ``None`` in a worker."""
 
     @property
     def number(self) -> tuple[int, int]:
@@ -249,15 +257,16 @@ class BatchInSlot:
         return _unpickle_batch_in_slot, (*self._key_and_number, self.batch, self.for_loader)
 
     def user_batch(self) -> Batch:
-        """Return the batch for the code of a loader, which may keep the batch.
+        """Return the batch for code of the user's loader, which may keep the batch.
 
-        On the thread of a feed, the tensors share the memory of the slot, which is freed after all these tensors have been
-        deleted. On other threads, the tensors are copies.
+        On the thread that reads the loader for gpuaug (``is_feed_thread``), the tensors share the memory of the slot, which is
+        freed after all these tensors have been deleted. On other threads, the tensors are copies.
         """
         buffer = memoryview(memories[self._key_and_number[0]].map)
         if not is_feed_thread.get():
             return unpack_targets(cloned(self.batch_in(buffer)))
-        weakref.finalize(buffer, _drop, self.slot).atexit = False  # refers to the slot as long as a tensor has the buffer
+        # The finaliser keeps the slot in use until the last tensor with a reference to ``buffer`` is deleted.
+        weakref.finalize(buffer, _drop, self.slot).atexit = False
         return unpack_targets(self.batch_in(buffer))
 
     def batch_in(self, buffer: Any) -> Batch:
@@ -270,25 +279,25 @@ class BatchInSlot:
 
 
 def _unpickle_batch_in_slot(key: int, generation: int, slot: int, batch: Batch, for_loader: bool) -> "BatchInSlot | Batch":
-    """Return a description, or for the code of a loader the batch, in the process that reads the ring."""
+    """Return a description, or the batch itself if ``for_loader`` is true, in the training process."""
     description = BatchInSlot(key, generation, slot, batch)
     ring = rings.get(key)
-    # A DataLoader that starts a new epoch may drop the description. Deleting the ``Slot`` then frees the slot.
+    # If a DataLoader drops the description, as when a new epoch starts early, the deletion of its ``Slot`` frees the slot.
     description.slot = Slot(ring, generation, slot) if ring is not None else None
     return description.user_batch() if for_loader else description
 
 
 def _drop(_slot: "Slot | None") -> None:
-    """Do nothing. After the call, the finaliser drops its reference to the slot, which frees the slot."""
+    """Do nothing. After a finaliser has called this function, its reference to the slot is dropped, which frees the slot."""
 
 
 class SlotsOfBatch:
-    """Slots whose memory tensors of a batch may share. A loader may have joined batches. Deleting this object may free slots.
+    """Slots whose memory may be shared by tensors of a batch that the user's loader has joined from several batches.
 
     Args:
         ring: The ring.
         numbers: (generation, slot) of each slot in use; empty if no tensor of the batch is in a slot.
-        leaves: Leaves of the batch. The slots of their tensors are in use as long as the leaves are referenced.
+        leaves: Leaves of the batch. References to them keep the slots of their tensors in use as long as this object exists.
     """
 
     def __init__(self, ring: SlotOwner, numbers: Collection[tuple[int, int]], leaves: list[Any]) -> None:
@@ -299,7 +308,10 @@ class SlotsOfBatch:
 
 
 class Slot:
-    """Slot with a batch, in the process that reads the ring. Deleting this object frees the slot."""
+    """Slot with a batch, in the training process. Deleting this object frees the slot.
+
+    ``numbers`` has one element, the (generation, slot) of the slot, for the same interface as ``SlotsOfBatch``.
+    """
 
     __slots__ = ("__weakref__", "numbers", "ring")
 
@@ -307,14 +319,15 @@ class Slot:
         self.ring, self.numbers = ring, ((generation, slot),)
         ring.slots_in_use.update(self.numbers)
 
-    # A default argument, because Python may have cleared the names of modules. At the end of the process, no slot is needed.
+    # ``is_finalizing`` is a default argument, because at the end of the process Python may have cleared global names. Slots
+    # need not be freed then.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
             self.ring.free(*self.numbers)
 
 
 def can_be_stored(leaf: Any) -> bool:
-    """Return whether a leaf of a batch can be stored in a slot: a strided plain CPU tensor that requires no gradient."""
+    """Return whether a leaf can be stored in a slot: a strided CPU tensor, not of a subclass, that does not require grad."""
     return (
         type(leaf) is Tensor
         and leaf.is_cpu
@@ -333,21 +346,21 @@ def cloned(batch: Batch) -> Batch:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of a copy of ``tensor`` without gaps in memory, as ``torch.empty_like(tensor)`` has them."""
+    """Return the strides of a dense copy of ``tensor``, as ``torch.empty_like(tensor)`` has them."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Return the bytes that a batch takes in a slot: the sum over tensors that can be stored, each rounded up to ``ALIGN``."""
+    """Return the bytes that a batch takes in a slot: those of its tensors, each rounded up to a multiple of ``ALIGN``."""
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if takes_room(leaf)}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
 
 
 def takes_room(leaf: Any) -> bool:
-    """Return whether a leaf of a batch takes room in a slot: it can be stored, or be packed as a tensor of a target dict."""
+    """Return whether a leaf takes room in a slot: it can be stored, or packed with the other tensors of target dicts."""
     if type(leaf) is Tensor or not isinstance(leaf, Tensor):
         return can_be_stored(leaf)
     return can_be_packed(leaf)

@@ -1,4 +1,7 @@
-"""Measurements of a callable: its time, its work on the device, and its host synchronisations."""
+"""Measurements of one part of a training loop: its time, its work on the device, and its host synchronisations.
+
+The *host* is the CPU with the thread that calls the part. A *launch* is a call of the host that queues work on the device.
+"""
 
 import json
 import tempfile
@@ -24,7 +27,7 @@ _TRACED_CALLS = 3  # number of calls that torch.profiler traces
 
 
 def figure_text(value: float) -> str:
-    """Format a number with three significant digits."""
+    """Return a number as text: with three significant digits below 1000, else as an integer."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
@@ -32,7 +35,8 @@ def figure_text(value: float) -> str:
 class Spread:
     """Median, minimum and maximum of several measurements, in milliseconds per batch.
 
-    A measurement is the mean over the batches of a window, or one call of a part on the host. Single batches may differ more.
+    A measurement is the mean over consecutive batches (a window), or the time of one call on the host. Single batches may
+    differ more than windows.
     """
 
     median: float
@@ -44,7 +48,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Return the spread of one or more measurements."""
+        """Return the spread of one or more measurements, in milliseconds."""
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -56,7 +60,7 @@ class DeviceWork:
     """Work of one call on a GPU, as recorded by ``torch.profiler``."""
 
     busy_ms: float
-    """Time in which the device is busy, in milliseconds. Gaps between kernels are not counted."""
+    """Time in which the device is busy, in milliseconds, without gaps between kernels."""
     launches: int
     """Number of launches by the host: kernels, copies, graphs."""
 
@@ -64,30 +68,36 @@ class DeviceWork:
 def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Spread]:
     """Time repeated calls of ``work``, with nothing else running.
 
+    Args:
+        work: Function to call.
+        device: Device on which the function queues its work.
+        repeats: Number of calls per measurement.
+
     Returns:
-        (wall, host): time from one call to the next, and time that the host takes to queue a call on an idle device.
+        (wall, host): time from one call to the next, in calls without a pause; and time that the host takes for a call while
+        the device is idle. On a CPU, they are the same.
     """
-    host = []
+    host_ms = []
     for _ in range(repeats):
         synchronize(device)
         start = time.perf_counter()
         work()
-        host.append((time.perf_counter() - start) * 1e3)
+        host_ms.append((time.perf_counter() - start) * 1e3)
     if device.type == "cpu":
-        return Spread.of(host), Spread.of(host)
-    walls = []
+        return Spread.of(host_ms), Spread.of(host_ms)
+    walls_ms = []
     for _ in range(3):
         synchronize(device)
         start = time.perf_counter()
         for _ in range(repeats):
             work()
         synchronize(device)
-        walls.append((time.perf_counter() - start) * 1e3 / repeats)
-    return Spread.of(walls), Spread.of(host)
+        walls_ms.append((time.perf_counter() - start) * 1e3 / repeats)
+    return Spread.of(walls_ms), Spread.of(host_ms)
 
 
 def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
-    """Trace the device's work for one call. Return ``None`` if the device is not a GPU, or if another profiler is running."""
+    """Return the device's work for one call; ``None`` if the device is not a GPU, or if another profiler is running."""
     if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     synchronize(device)
@@ -102,15 +112,20 @@ def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
 
 
 def can_trace(device: torch.device) -> bool:
-    """Return whether ``torch.profiler`` can trace the device. Another profiler or the driver's settings may prevent it."""
+    """Return whether ``torch.profiler`` can trace the device. Another profiler or settings of the driver may prevent it."""
     device_work = trace_device_work(lambda: torch.ones(1, device=device), device)
     return device_work is not None and device_work.busy_ms > 0
 
 
 def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
-    """Return the device's work per call, from the events of a Chrome trace of ``calls`` calls."""
+    """Return the device's work per call.
+
+    Args:
+        events: ``"traceEvents"`` of a Chrome trace of ``torch.profiler``. Their times are in microseconds.
+        calls: Number of calls in the trace.
+    """
     busy_us = 0.0
-    end = 0.0  # latest end of the events so far
+    end = 0.0  # latest end of the events so far: of events that overlap, the time is counted once
     categories = {"kernel", "gpu_memcpy", "gpu_memset"}
     for event in sorted((event for event in events if event.get("cat") in categories), key=lambda event: float(event["ts"])):
         event_end = event["ts"] + event["dur"]
@@ -136,21 +151,21 @@ def waits_at(work: Work, device: torch.device) -> str | None:
 
 
 def link_gb_per_s(lanes: Lanes) -> float | None:
-    """Return the bandwidth of 64 MB copies from page-locked memory on the copy lane (CUDA stream), in GB/s.
+    """Return the bandwidth of copies from page-locked memory to the GPU, in GB/s; ``None`` without a GPU.
 
-    Returns ``None`` without a GPU.
+    Copies of 64 MB run on the copy lane, the CUDA stream on which the loader copies batches.
     """
     if lanes.in_line:
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cpu").pin_memory()
     consumer = lanes.consumer()
-    pairs = []
+    event_pairs = []  # (event before a copy, event after it)
     with lanes.launching(consumer):
         lanes.copy.make_current()
         target = torch.empty_like(source, device=lanes.device)
         for _ in range(_LINK_COPIES):
             first = lanes.copy.record_event(timed=True)
             target.copy_(source, non_blocking=True)
-            pairs.append((first, lanes.copy.record_event(timed=True)))
+            event_pairs.append((first, lanes.copy.record_event(timed=True)))
     synchronize(lanes.device)
-    return _LINK_BYTES / median(first.elapsed_time(last) for first, last in pairs) / 1e6
+    return _LINK_BYTES / median(first.elapsed_time(last) for first, last in event_pairs) / 1e6

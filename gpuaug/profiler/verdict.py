@@ -1,4 +1,9 @@
-"""Sentences about a profile: the *bound* of the loop (the part of the work that limits its speed), and advice."""
+"""Sentences about a profile: the *bound* of the loop (the part of the work that limits its speed), and advice.
+
+A loop is measured *streamed* (batches are launched ahead) and *in line* (all work runs one after the other). The *step* is the
+training step. The *link* is the connection from host to device, which copies use. A *window* is a measurement over consecutive
+batches. Times are in milliseconds per batch.
+"""
 
 from collections.abc import Callable, Iterator
 from statistics import fmean
@@ -7,11 +12,11 @@ from gpuaug.profiler.measure import figure_text
 from gpuaug.profiler.report import COPY, DECODING, LOAD, PLAIN_BESIDE_ITERATOR, SLOWER_THAN_ENGINES, STEP, Part, Report, size_of
 
 TOLERANCE = 0.1
-"""Relative difference below which two times count as equal: measurements of the same loop differ by as much."""
+"""Relative difference below which two times count as equal: repeated measurements of one loop differ by as much."""
 ENCODER_KINDS = ("captured", "eager encoder")
 """Values of ``Part.kind`` for encoders."""
 MIN_MS = 0.5
-"""Minimum time in milliseconds about which a separate sentence is written."""
+"""Minimum time, in milliseconds per batch, that is worth a sentence."""
 
 
 def verdict(report: Report) -> Iterator[str]:
@@ -37,7 +42,11 @@ def verdict(report: Report) -> Iterator[str]:
 
 
 def _longest_name(report: Report) -> str:
-    """Return the name of the longest time per batch, which bounds the loop: of a part, of threads, or of starting epochs."""
+    """Return the name of the longest time per batch, which bounds the loop.
+
+    ``"load"``: the user's loader. ``"copy"``: the link. ``"decode"``: the decoders. ``"host"``: the training thread.
+    ``"device"``: the stages and the step on the device. ``"epoch"``: starting epochs.
+    """
     times_ms = {
         LOAD: report.load_ms,
         COPY: report.copy_ms,
@@ -50,7 +59,10 @@ def _longest_name(report: Report) -> str:
 
 
 def _long_waits(report: Report) -> list[float]:
-    """Return the waits for the loader that are longer than a step, in milliseconds. Empty if the loader is the bound."""
+    """Return the waits for the loader that are longer than a step, in milliseconds.
+
+    Empty if the loader or the start of epochs is the bound, so that such waits are expected.
+    """
     if _longest_name(report) in (LOAD, "epoch"):
         return []
     return [ms for ms in report.waits_for_loader_ms if ms > max(report.cached.median, MIN_MS)]
@@ -70,6 +82,7 @@ def _bound_sentence(report: Report) -> str:
 
 
 def _bound_by_link(report: Report) -> str:
+    """Return the sentence if the copy takes longest."""
     copy_text = f"the copy of a batch takes {figure_text(report.copy_ms)} ms"
     if report.copy_gb_per_s is not None:
         size, rate = size_of(report.batch_bytes), figure_text(report.copy_gb_per_s)
@@ -78,6 +91,7 @@ def _bound_by_link(report: Report) -> str:
 
 
 def _bound_by_device(report: Report) -> str:
+    """Return the sentence if the stages and the step on the device take longest."""
     loop_text = f"a batch takes {figure_text(report.streamed.median)} ms"
     longest = max((part for part in report.parts if part.name != COPY), key=lambda part: part.device_ms or 0.0)
     step_ms = report.part(STEP).device_ms or 0.0
@@ -103,6 +117,7 @@ def _bound_by_device(report: Report) -> str:
 
 
 def _bound_by_loader(report: Report) -> str:
+    """Return the sentence if the user's loader takes longest."""
     other_ms = max(report.copy_ms, report.decode_ms, report.host_ms, report.device_ms)
     workers = report.settings["workers"]
     rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s, " if report.batch_bytes else ""
@@ -115,6 +130,7 @@ def _bound_by_loader(report: Report) -> str:
 
 
 def _bound_by_decoder(report: Report) -> str:
+    """Return the sentence if the decoders take longest."""
     part = max((part for part in report.parts if part.kind in DECODING), key=lambda part: part.wall.median)
     other_ms = figure_text(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
     times = f"for {figure_text(part.wall.median)} ms per batch; the rest of the loop needs {other_ms} ms"
@@ -132,9 +148,11 @@ _DECODING_ADVICE = {
     "clip decoder": "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores.",
     "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
 }
+"""``Part.kind`` of a decoding stage that is the bound → advice."""
 
 
 def _bound_by_thread(report: Report) -> str:
+    """Return the sentence if the training thread takes longest."""
     parts = [part for part in report.parts if part.host is not None]
     longest = max(parts, key=lambda part: part.host.median if part.host else 0.0)
     assert longest.host is not None
@@ -150,13 +168,14 @@ def _bound_by_thread(report: Report) -> str:
 
 
 def _epoch_text(report: Report) -> str:
-    """Return the rest of a sentence on the time of starting epochs, with advice."""
+    """Return the rest of a sentence about the time of starting epochs, and advice."""
     way_out = "Pass persistent_workers=True to the DataLoader, or make" if report.settings["workers"] else "Make"
     times = f"{figure_text(report.epoch_ms)} of the {figure_text(report.streamed.median)} ms per batch"
     return f"{times} are spent on starting epochs. {way_out} epochs longer."
 
 
 def _obstacle_sentences(report: Report) -> Iterator[str]:
+    """Yield sentences about slow samples, short epochs, waits for the device, and memory that is not page-locked."""
     if waits := _long_waits(report):
         interval = round(len(report.waits_for_loader_ms) / len(waits))
         which = f"one batch in {interval}" if interval > 1 else "most batches"
@@ -185,6 +204,7 @@ def _obstacle_sentences(report: Report) -> Iterator[str]:
 
 
 def _overlap_sentences(report: Report) -> Iterator[str]:
+    """Yield a sentence that compares the loops in line and streamed."""
     if not report.lanes:
         return  # without lanes nothing overlaps
     in_line, streamed = report.in_line, report.streamed
@@ -199,12 +219,16 @@ def _overlap_sentences(report: Report) -> Iterator[str]:
 
 
 def _gains_from_priority(report: Report) -> bool:
-    """Return whether all windows inside ``step_first`` are faster than all windows outside."""
+    """Return whether the loop is faster inside ``gpuaug.step_first()``, where the step has priority over the stages.
+
+    All windows inside must be faster than all windows outside.
+    """
     streamed, first = report.streamed, report.step_first
     return first is not None and first.high < streamed.low and streamed.median >= (1 + TOLERANCE / 5) * first.median
 
 
 def _priority_sentences(report: Report) -> Iterator[str]:
+    """Yield a sentence if ``gpuaug.step_first()`` makes the loop faster."""
     if report.step_first is not None and _gains_from_priority(report):
         streamed_ms, first_ms = report.streamed.median, report.step_first.median
         yield (
@@ -214,7 +238,7 @@ def _priority_sentences(report: Report) -> Iterator[str]:
 
 
 def _encoder_sentences(report: Report) -> Iterator[str]:
-    """Yield sentences on the overlap of encoders and step, and on the gain of the encoders' CUDA graphs."""
+    """Yield sentences about the overlap of encoders and step, and about the gain from the encoders' CUDA graphs."""
     encoders = [part for part in report.parts if part.kind in ENCODER_KINDS]
     if not report.lanes or not encoders:
         return
@@ -243,7 +267,7 @@ def _encoder_sentences(report: Report) -> Iterator[str]:
 
 
 def _cache_sentences(report: Report) -> Iterator[str]:
-    """Yield a sentence on the time that a feature cache of the last encoder would save."""
+    """Yield a sentence about the time that a feature cache of the last encoder would save."""
     encoders = [part for part in report.parts if part.kind in ENCODER_KINDS]
     if not encoders or encoders[-1].has_cache or _longest_name(report) in (LOAD, COPY, "epoch"):
         return
@@ -257,7 +281,7 @@ def _cache_sentences(report: Report) -> Iterator[str]:
 
 
 def _description(part: Part) -> str:
-    """Return the name of a part as it stands in a sentence."""
+    """Return the name of a part as it appears in a sentence."""
     if part.name == STEP:
         return "the training step"
     if part.name == COPY:
@@ -272,10 +296,13 @@ _LAUNCH_ADVICE = {
     "eager encoder": "Run the encoder from a CUDA graph: pass capture='auto'; a warning names what prevents the capture.",
     STEP: "torch.compile with mode='reduce-overhead', larger batches and fused optimizers need fewer launches.",
 }
+"""``Part.kind``, or name of the step → advice if the launches of the part are the bound."""
 _OTHER_LAUNCH_ADVICE = "Use fewer and larger operations in the transform, or compile it with torch.compile."
+"""Advice for all other parts."""
 
 
 def _cpu_advice(part: Part, report: Report) -> str:
+    """Return advice if ``part`` is the longest on a training thread that does all work itself; it may be empty."""
     if part.kind == "kornia":
         return "gpuaug.fuse runs a Kornia pipeline faster; workers of the DataLoader could run it during the step."
     if part.name == STEP:

@@ -1,8 +1,9 @@
 """Stages: work on a batch on the device, between its copy and the training loop.
 
-A stage is *bound* to a lane (a CUDA stream) of a loader. A batch is *submitted* when the work on it begins on other threads,
-such as decoding, and *launched* when its copy and stages are queued on the device. *Target dicts* are annotations, one dict per
-image, which the loader may hold as ``PackedTargets``: one tensor per key.
+A *member* is an entry of a batch. A stage is *bound* to a *lane* (a CUDA stream) of a loader. A batch is *submitted* when work
+on other threads begins on it, such as decoding, and *launched* when its copy and stages are queued on the device. A *window* is
+the part of an image that a stage reads. A *fused* transform is a result of ``gpuaug.fuse``. *Target dicts* are annotations, one
+dict per image. A batch may hold them as ``PackedTargets``: one tensor per key.
 """
 
 import warnings
@@ -46,7 +47,8 @@ class Stage(ABC):
     """
 
     kind: str
-    """Name of a stage that the user has not named, before a number is added. A schedule has the ``kind`` of its stages."""
+    """Name of a stage that the user has not named; the loader adds a number if the name is taken. A schedule (``schedule.py``)
+    has the ``kind`` of its stages."""
 
     cache: Any = None
     """``FeatureCache`` that stores the results of this stage and of the stages before it; ``None`` without a cache."""
@@ -76,20 +78,20 @@ class Stage(ABC):
 
 
 class DecodedSamples(NamedTuple):
-    """Samples of one batch that a stage has decoded or replaced."""
+    """Counts of the samples of one batch that a stage has decoded and replaced."""
 
     samples: int
     """Number of samples."""
     replaced: int
     """Number of samples that were replaced."""
     problems: Mapping[str, str]
-    """File of each replaced sample, or its position if the file is not known → reason why it could not be decoded."""
+    """File of each replaced sample, or its index, batch and epoch if the file is not known → reason why it was replaced."""
     max_replaced: float
-    """Largest share of a loader's samples that may be replaced."""
+    """Largest share of the loader's samples that may be replaced, between 0 and 1."""
 
 
 class BackgroundWork(Protocol):
-    """Work on one host batch that runs on other threads, such as decoding."""
+    """Work of a stage on one host batch that runs on other threads, such as decoding."""
 
     replaced_samples: Set[int]
     """Indices of the samples that were replaced by other samples, because their images could not be decoded."""
@@ -98,7 +100,7 @@ class BackgroundWork(Protocol):
 
     @property
     def decoded(self) -> DecodedSamples:
-        """Samples of the batch, after ``collect``."""
+        """Counts of decoded and replaced samples. Valid after ``collect``."""
         ...
 
     def done(self) -> bool:
@@ -106,11 +108,11 @@ class BackgroundWork(Protocol):
         ...
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the work and return the batch to copy. The copy lane must be current, and waits for work on the device.
+        """Wait for the work, and return the batch to copy. The copy lane must be current; it then waits for work on the device.
 
         Args:
             batch: The batch that ``submit`` returned.
-            waiting: Function that returns a context manager, in which this thread waits. Not called if the work is done.
+            waiting: Function that returns a context manager, within which this thread waits. Not called if the work is done.
         """
         ...
 
@@ -120,7 +122,7 @@ class BackgroundWork(Protocol):
 
 
 class EncoderRuns(NamedTuple):
-    """Numbers of CUDA graphs and of runs of encoders."""
+    """Numbers of captured CUDA graphs and of runs of encoders."""
 
     captured: int = 0
     """Number of captured graphs."""
@@ -148,8 +150,9 @@ class BoundStage(ABC):
         self.name = name
         self.lane = lanes.lane(f"stage/{name}")
         self.range_name = f"gpuaug/stage/{name}"
+        """Name of the stage in traces."""
         self.other_selections: Sequence[Selection] = ()
-        """``on`` and ``into`` of the other stages of the loader."""
+        """``on`` and ``into`` of the other stages of the loader, which sets them."""
         self.selection = selection
         """``on`` and ``into`` of this stage."""
 
@@ -164,26 +167,30 @@ class BoundStage(ABC):
     """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return key in a checkpoint → decoder and versions of its libraries. The last bits of pixels depend on both.
+        """Return the decoders that the stage has used, for checkpoints. The last bits of pixels depend on them.
 
         Args:
             required_keys: Keys of a checkpoint. Decoders with these keys are included even if no batch has used them yet.
+
+        Returns:
+            Key in a checkpoint → decoder and versions of its libraries.
         """
         return {}
 
     def submit(
         self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
     ) -> tuple[Batch, "BackgroundWork | None"]:
-        """Begin the stage's work on other threads on a host batch, if it has such work. The copy lane must be current.
+        """Begin the stage's work on other threads on a host batch, if the stage has such work. The copy lane must be current.
 
         Args:
             batch: Batch from the wrapped loader, or from the ``submit`` of an earlier stage.
-            iterator_state: Objects of the stages for the duration of one iterator, keyed by the name of the stage.
+            iterator_state: Name of a stage → object that the stage keeps for the duration of one iterator.
             position: Epoch and index of the batch, on which its random numbers depend.
             stages: All stages that will run on the batch, in order.
 
         Returns:
-            (batch for the ``submit`` of the next stage or for the copy, work on other threads or ``None``).
+            Batch for the ``submit`` of the next stage or for the copy, and the work on other threads; ``None`` without such
+            work.
         """
         return batch, None
 
@@ -196,19 +203,19 @@ class BoundStage(ABC):
         return EncoderRuns()
 
     def close(self, iterator_state: dict[str, Any]) -> None:
-        """End the stage's threads, and its work on them, for one iterator."""
+        """End the threads of the stage for one iterator. ``iterator_state``: see ``submit``."""
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         """Return the windows: the part of each image that the stage will read. Called before the images are decoded.
 
         Args:
             batch: Batch with encoded images.
-            member: Value in the batch that the decoded images will replace.
-            shapes: Sizes of the decoded images.
+            member: Encoded images in the batch, which the decoded images will replace.
+            shapes: Sizes of the images after decoding.
             position: Epoch and index of the batch, on which its random numbers depend.
 
         Returns:
-            The windows; ``None`` if the stage reads whole images, or does not replace the images in the batch.
+            The windows; ``None`` if the stage reads whole images, or if the images stay in the batch after the stage.
         """
         return None
 
@@ -217,7 +224,7 @@ class BoundStage(ABC):
         return tuple(map(unpack_targets, self._values(batch)))
 
     def reads_pending(self, batch: Batch) -> bool:
-        """Return whether the stage reads targets whose lengths the host does not know, because a stage has removed boxes."""
+        """Return whether the stage reads targets of a length that the host does not know, because a stage has removed boxes."""
         return has_pending_targets(self._values(batch))
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
@@ -234,9 +241,12 @@ class BoundStage(ABC):
 
         Args:
             values: Result of ``read``.
-            ready: Event after the last write to ``values``. Other lanes that the stage uses have to wait for this event.
+            ready: Event after the last write to ``values``. Other lanes that the stage uses must wait for this event.
             position: Epoch and index of the batch, on which its random numbers depend.
-            iterator_state: Objects of the stages for the duration of one iterator, keyed by the name of the stage.
+            iterator_state: See ``submit``.
+
+        Returns:
+            Result for ``write``.
         """
 
 
@@ -312,20 +322,23 @@ class TransformStage(Stage):
 
 
 class _BoundTransform(BoundStage):
+    """A ``TransformStage``, bound to a lane of one loader."""
+
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
-        # A fused pipeline draws from its own generators, so the global generators need not be seeded.
+        # A fused pipeline draws from its own generators, unless it calls modules that are not fused. Other transforms may draw
+        # from the global generators, which are seeded for each call.
         pipeline = unwrapped(stage.transform)
         draws_only_from_seed = getattr(pipeline, "draws_only_from_seed", False)
         self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)
-        # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
-        # and so do the targets that belong to them.
+        # A fused pipeline also transforms members of torchvision's types that ``on`` does not name. With ``into`` it does not:
+        # the original images stay in the batch, and so must the targets that belong to them.
         self._takes_tv_tensors = getattr(pipeline, "takes_tv_tensors", False) and stage.selection.into is ...
         self._takes_packed: bool = getattr(pipeline, "takes_packed", False)
         """Whether the transform accepts ``PackedTargets``."""
         self._typed_names: list[Any] = []
-        """Names of the members that the stage reads only because they contain torchvision's tensors."""
+        """Names of the members in the current batch that ``on`` does not name, but that contain torchvision's tensors."""
         self._is_first_batch = True
         module = module_of(stage.transform)
         self._has_weights = module is not None and next(module.parameters(), None) is not None
@@ -349,7 +362,7 @@ class _BoundTransform(BoundStage):
         return (*values, *(batches.member(batch, name) for name in self._typed_names))
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
-        """Return the names of the members that contain torchvision's tensors and are not in ``on``."""
+        """Return the names of the members that contain torchvision's tensors, such as ``Mask``, and are not in ``on``."""
         if self.selection.on is None or not batches.is_container(batch):
             return []
         selected = self.selection.names(batch)
@@ -361,7 +374,7 @@ class _BoundTransform(BoundStage):
         if windows_read is None or self.selection.into is not ...:
             return None  # not a fused pipeline, or whole images stay in the batch
         values = self.selection.read(batch)
-        # Samples of several images are a list of batches, of which the first has the first image of each sample.
+        # If samples have several images, ``value`` is a list of batches: batch ``number`` has image ``number`` per sample.
         matches = [
             (index, number)
             for index, value in enumerate(values)
@@ -371,7 +384,7 @@ class _BoundTransform(BoundStage):
         keys = self.selection.normalized_keys or ["input"]
         index, number = matches[0] if len(matches) == 1 else (len(keys), 0)
         if keys[index : index + 1] != ["input"]:
-            return None  # ``member`` is not the images of the pipeline, or also another input
+            return None  # ``member`` is not the images that the pipeline transforms, or the pipeline reads it twice
         with CallSeeds(position, self.name):
             windows: Windows | None = windows_read(shapes, number) if number else windows_read(shapes)
         if windows is None:
@@ -394,8 +407,8 @@ class _BoundTransform(BoundStage):
             return self._transformed(values, position)
 
     def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
-        """Return the result of the transform. Errors get a note if the transform may not accept the form of ``values``."""
-        # A function of the user may build an autograd graph.
+        """Return the result of the transform. An error gets a note if the transform may not accept the type of ``values``."""
+        # Autograd is disabled only for modules with parameters: a function of the user may build an autograd graph.
         with CallSeeds(position, self.name), torch.no_grad() if self._has_weights else nullcontext():
             try:
                 keys = self.selection.data_keys
@@ -419,7 +432,7 @@ def as_stage(stage: Any) -> Stage:
 
 
 def as_stages(stages: Any) -> list[Stage]:
-    """Check the argument ``stages`` and wrap callables in a ``TransformStage``.
+    """Check the argument ``stages`` of a loader. Return the stages, with callables wrapped in a ``TransformStage``.
 
     Raises:
         ArgumentTypeError: If ``stages`` is not a sequence of stages and callables.
@@ -445,7 +458,7 @@ def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
 
 
 def of_epoch(by_epoch: Mapping[int, T], epoch: int) -> T:
-    """Return the value for ``epoch`` of a mapping from the first epochs of values: of the largest key up to ``epoch``."""
+    """Return the value that applies in ``epoch``. ``by_epoch``: first epoch of a value → value."""
     return by_epoch[max(first for first in by_epoch if first <= epoch)]
 
 

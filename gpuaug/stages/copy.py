@@ -1,6 +1,8 @@
 """Copy of a batch from the host to the device: small tensors are packed into one copy, others are copied one by one.
 
-A *leaf* is a member of a batch that is not a container, such as a tensor. *Target dicts* are annotations, one dict per image.
+A *leaf* is a value in a batch that is not a container, such as a tensor. *Target dicts* are annotations, one dict per image;
+``PackedTargets`` holds them as one tensor per key. *Pageable* memory is host memory that is not page-locked: the host waits for
+copies from it.
 """
 
 import copy
@@ -23,16 +25,16 @@ from gpuaug.core.ragged import Shapes
 from gpuaug.core.targets import TargetsLayout
 
 SMALL_BYTES = 32 * 1024
-"""Largest size of a packed leaf. For a larger leaf, a separate copy costs less than packing on the host."""
+"""Largest size of a packed leaf in bytes. For a larger leaf, a separate copy costs less than packing on the host."""
 
 MIN_PACKED_LEAVES = 8
-"""Smallest number of leaves that are packed, so that one copy replaces eight or more.
+"""Smallest number of leaves that are packed into one copy.
 
 On the training thread, packing twelve leaves takes as long as twelve single copies.
 """
 
 PAGEABLE_WARN_BYTES = 64 * 1024
-"""Bytes of pageable memory per batch above which a warning is raised. The driver copies fewer bytes without waiting."""
+"""Bytes of pageable memory per batch above which a warning is raised. For fewer bytes, the host does not wait."""
 
 MAX_LOGGED_LEAVES = 8
 """Largest number of leaves that a log line lists. Further leaves are only counted."""
@@ -45,15 +47,15 @@ class Copied:
     """A batch on the device."""
 
     batch: Batch
-    """The batch. Lists of target dicts are ``PackedTargets`` if ``packed`` is true."""
+    """The batch. It may hold ``PackedTargets`` in place of lists of target dicts."""
     packed: bool = False
-    """Whether the batch holds ``PackedTargets``: target dicts whose tensors are concatenated per key."""
+    """Whether the batch holds ``PackedTargets``."""
     num_bytes: int = 0
     """Bytes that were copied to the device."""
     resident: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that were on the device before the copy, in memory of another stream."""
+    """Tensors that were on the device before the copy, and were not allocated on the copy's stream."""
     has_resident_objects: bool = False
-    """Whether an object with a ``to`` method was on the device before the copy, or may have been."""
+    """Whether an object with a ``to`` method was, or may have been, on the device before the copy."""
 
 
 class Copier:
@@ -87,7 +89,7 @@ class Copier:
         if not self._first_batch_checked:
             self._check_first_batch(unpack_targets(batch))
             self._first_batch_checked = True
-        # Masks are large: copying them one by one costs less than packing them on this thread.
+        # ``any_mask_size=False``: masks are large, so that single copies cost less than packing on this thread.
         batch = pack_targets(batch, _page_locked, any_mask_size=False) if self._non_blocking else batch
         copied = Copied(None)
         copies = self._pack(batch, copied) if self._non_blocking else {}
@@ -95,7 +97,7 @@ class Copier:
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:
-        """Copy a leaf to the device, and update ``copied``. A leaf that cannot be moved is returned unchanged."""
+        """Return a copy of a leaf on the device, and update ``copied``. A leaf that cannot be moved is returned unchanged."""
         if isinstance(leaf, torch.Tensor):
             if leaf.device == self._device:
                 if self._non_blocking:
@@ -113,7 +115,7 @@ class Copier:
             if cls not in self._takes_non_blocking:
                 self._takes_non_blocking[cls] = _accepts_non_blocking(leaf.to)
             asynchronous = self._non_blocking and self._takes_non_blocking[cls]
-            # The ``to`` of a mapping may change the mapping in place, and the wrapped loader may use it again.
+            # A copy, because the ``to`` of a mapping may change the mapping in place, and the user's loader may use it again.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
             moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
             if moved is None:
@@ -129,7 +131,7 @@ class Copier:
         return leaf
 
     def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:
-        """Copy small tensors to the device in one copy. Return ``id`` of a leaf → (leaf, copy); empty if they are too few."""
+        """Copy small tensors to the device in one copy. Return ``id`` of a leaf → (leaf, copy); empty if there are too few."""
         small = {id(leaf): leaf for leaf in batches.leaves(batch) if _can_be_packed(leaf)}
         if len(small) < MIN_PACKED_LEAVES:
             return {}
@@ -168,22 +170,23 @@ class Copier:
 
 def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised tensor in page-locked memory."""
-    # PyTorch reuses the memory of the tensor only after copies from the tensor have ended.
+    # The tensor may be dropped after it is copied: PyTorch reuses its memory only after copies from it have ended.
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[int, torch.Tensor]:
     """Copy small CPU tensors to ``device`` in one copy. Return ``id`` of a leaf → its copy.
 
-    The copies share the memory of one buffer. ``.data`` gives each copy a separate version counter. With a common counter, an
-    in-place change of one tensor, such as the labels, would make autograd raise an error for every other tensor that it has
-    saved for the backward pass.
+    The copies share the memory of one buffer. They are detached with ``.data``, which gives each copy a separate version
+    counter. With a common counter, an in-place change of one copy, such as the labels, would make autograd raise an error for
+    every other copy that it has saved for the backward pass.
 
     Cost:
         On the host, about ten tensor operations, and one more per leaf.
     """
     groups: defaultdict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
-    for leaf in sorted(leaves, key=lambda leaf: -leaf.itemsize):  # in this order, each group is aligned for its dtype
+    # The largest dtypes come first in the buffer, so that each group is aligned for its dtype.
+    for leaf in sorted(leaves, key=lambda leaf: -leaf.itemsize):
         groups[leaf.dtype].append(leaf)
     sizes = [sum(leaf.nbytes for leaf in group) for group in groups.values()]
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
@@ -191,13 +194,13 @@ def copy_together(leaves: Iterable[torch.Tensor], device: torch.device) -> dict[
         part.view(dtype).copy_(_flatten_dense_tensors(group))
     copies: dict[int, torch.Tensor] = {}
     for part, (dtype, group) in zip(buffer.to(device, non_blocking=True).split(sizes), groups.items(), strict=True):
-        for leaf, copied in zip(group, _unflatten_dense_tensors(part.view(dtype), group), strict=True):
-            copies[id(leaf)] = copied.data
+        for leaf, device_leaf in zip(group, _unflatten_dense_tensors(part.view(dtype), group), strict=True):
+            copies[id(leaf)] = device_leaf.data
     return copies
 
 
 def _can_be_packed(leaf: Any) -> bool:
-    """Return whether a leaf is a small dense CPU tensor that a copy of its values represents completely."""
+    """Return whether a leaf is a small CPU tensor, dense and contiguous, that is fully described by its values."""
     return (
         type(leaf) is torch.Tensor
         and leaf.is_cpu

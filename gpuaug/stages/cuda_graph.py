@@ -1,10 +1,10 @@
 """CUDA graphs of a frozen encoder: one launch instead of hundreds.
 
-A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*: shapes, dtypes, strides,
-arithmetic settings and weight addresses, which determine the kernels and the addresses. A batch runs from a graph if its
-signature has occurred earlier in the same iterator and its graph fits into the memory limit. Otherwise the batch runs *eager*:
-its kernels are launched one by one. So a smaller last batch of an epoch runs eager. The choice depends only on the sequence of
-batches, so it is the same for every ``depth`` of the loader.
+A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*: shapes, dtypes and strides of the
+inputs, arithmetic settings of torch, and weight addresses, which determine the kernels and the addresses. A batch runs from a
+graph if its signature has occurred earlier in the same iterator of the loader, and the graph fits into the memory limit.
+Otherwise the batch runs *eager*: its kernels are launched one by one, as for a smaller last batch of an epoch. The choice
+depends only on the sequence of batches, so it is the same for every ``depth`` (number of batches that are launched ahead).
 """
 
 import gc
@@ -40,10 +40,10 @@ _OUTPUT_TYPES = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.d
 """Types of leaves that the result of a captured encoder may contain."""
 
 _CONSTANT_TYPES = (int, float, bool, str, type(None))
-"""Types of inputs whose values, not only their types, are part of a signature."""
+"""Types of inputs other than tensors. Their values are part of a signature."""
 
 _HARMLESS_HOOK_MODULES = ("torch.nn.utils.", "transformers.utils.output_capturing")
-"""Python modules whose forward hooks only compute or store tensors: weight norms and hidden states."""
+"""Prefixes of Python modules whose forward hooks only compute or store tensors, such as weight norms and hidden states."""
 
 
 class CaptureError(Exception):
@@ -60,15 +60,17 @@ class _Graph(NamedTuple):
     outputs: Any
     """Result of the captured call, which every replay overwrites."""
     need: MemoryNeed
+    """Device memory of the graph."""
     attribute_tensors: list[torch.Tensor]
-    """Tensors in plain attributes of modules, such as position tables. A module may replace them, but the graph reads them."""
+    """Tensors in plain attributes of modules, such as position tables, which the graph reads. The references keep their memory
+    if a module replaces them."""
 
 
 class GraphRunner:
     """Runs an encoder on one lane (CUDA stream), eager or from CUDA graphs.
 
     Args:
-        encode: Function that runs the encoder without autograd.
+        encode: Callable that runs the encoder without autograd.
         lane: Lane of the encoder. It must be current when ``run`` is called.
         memory_format: Memory format of the four-dimensional tensors from which graphs read their inputs.
         max_bytes: Maximum bytes of device memory of the graphs.
@@ -82,18 +84,19 @@ class GraphRunner:
         self._pool: Pool | None = None
         self._graphs: dict[Signature, _Graph] = {}
         self._needs: dict[Signature, MemoryNeed] = {}
-        """Memory of the graph of each signature that has run, captured or not."""
+        """Signature that has run, of any iterator → memory of its graph, captured or not."""
         self._weights: list[torch.Tensor] = []
+        """Tensors with the values of the parameters and buffers of the encoder."""
         self._addresses: tuple[int, ...] = ()
-        """Addresses of ``_weights``, the values of the parameters and buffers of the encoder."""
+        """Addresses of ``_weights``."""
         self.captured = 0
-        """Number of captured graphs."""
+        """Number of graphs that were captured, including deleted ones."""
         self.replayed = 0
         """Number of runs from a graph."""
         self.num_bytes = 0
-        """Bytes of device memory of the graphs' pool and inputs."""
+        """Bytes of device memory of the graphs: their common pool, and their inputs."""
         self.rejected_need: MemoryNeed | None = None
-        """Memory of the last graph that was not captured because of the memory limit; ``None`` if there is none."""
+        """Memory of the last graph that was not captured because it exceeds the limits; ``None`` if there is none."""
         self.eager_reason = why_not_capturable(encode.module)
         """Reason why all batches run eager, or ``None`` if the encoder can be captured."""
         self.refresh()
@@ -103,14 +106,16 @@ class GraphRunner:
         return len(self._graphs)
 
     def run(self, inputs: tuple[Any, ...], signatures: Signatures) -> Any:
-        """Queue the encoder's work on ``inputs``. Pass the result to ``copied`` before the next run, which may overwrite it.
+        """Queue the encoder's work on ``inputs``, from a graph if possible, and return the encoder's result.
+
+        Pass the result to ``copied`` before the next run, which may overwrite it.
 
         Args:
             inputs: Arguments of the encoder.
             signatures: Signatures of the earlier batches of the iterator. The signature of ``inputs`` is added.
 
         Raises:
-            CaptureError: If a capture failed. No work was queued.
+            CaptureError: If a capture failed. No work was queued, so the caller can run the encoder eager.
         """
         signature = self._signature(inputs) if self.eager_reason is None else None
         if signature is None:
@@ -119,7 +124,7 @@ class GraphRunner:
             if len(signatures.needs) == MAX_SIGNATURES:
                 return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
-                # The user may have added hooks since the last iterator.
+                # Checked again, because the user may have added hooks since the last iterator.
                 self.eager_reason = why_not_capturable(self._encode.module)
                 result = self._encode.run_eagerly(*inputs)
             else:
@@ -132,7 +137,8 @@ class GraphRunner:
         if signature not in self._graphs:
             self._add_graph(signature, inputs, signatures.needs[signature])
         captured = self._graphs[signature]
-        with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
+        # no_grad, because an input that requires grad would connect the copies of all batches in one autograd graph.
+        with torch.no_grad():
             for static_value, value in zip(captured.inputs, inputs, strict=True):
                 if isinstance(static_value, torch.Tensor):
                     static_value.copy_(value)
@@ -141,7 +147,7 @@ class GraphRunner:
         return captured.outputs
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
-        """Capture a graph for the signature of ``inputs``. Does nothing if a graph exists, or if a capture is not possible.
+        """Capture a graph for the signature of ``inputs``, unless it exists, is not possible or exceeds the limits.
 
         Raises:
             CaptureError: If a capture failed.
@@ -158,11 +164,11 @@ class GraphRunner:
             self._add_graph(signature, inputs, need)
 
     def refresh(self) -> None:
-        """Read the addresses of the encoder's weights, and delete all graphs if an address has changed."""
+        """Read the addresses of the encoder's weights. Delete all graphs if an address has changed."""
         module = self._encode.module
         self._weights = [part for tensor in (*module.parameters(), *module.buffers()) for part in value_tensors(tensor)]
         addresses = tuple(weight.data_ptr() for weight in self._weights)
-        if addresses != self._addresses:  # the storage of a weight may be replaced
+        if addresses != self._addresses:  # the storage of a weight was replaced
             self._delete_graphs()
             self._needs.clear()
         self._addresses = addresses
@@ -180,11 +186,11 @@ class GraphRunner:
         # Read for every batch: reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
-            self._addresses = addresses  # one tuple for all signatures
+            self._addresses = addresses  # kept, so that signatures with equal addresses share one tuple
         return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. If it does not fit beside graphs of earlier iterators, first delete all: a pool never shrinks."""
+        """Capture a graph. If it does not fit beside graphs of earlier iterators, first delete these: a pool never shrinks."""
         if not self._has_room(need):
             self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
@@ -193,10 +199,11 @@ class GraphRunner:
         self.num_bytes = sum(value.nbytes for value in static_inputs) + (self._pool.num_bytes if self._pool is not None else 0)
 
     def _has_room(self, need: MemoryNeed) -> bool:
-        """Return whether a graph fits into the limits together with all captured graphs."""
+        """Return whether a graph fits into the limits together with all graphs that exist."""
         return fit([need, *(graph.need for graph in self._graphs.values())], self.max_bytes)
 
     def _delete_graphs(self) -> None:
+        """Delete all graphs and their pool, after their queued work."""
         if self._graphs:
             self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
             self._graphs.clear()
@@ -204,22 +211,22 @@ class GraphRunner:
         self.num_bytes = 0
 
     def _run_and_inspect(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
-        """Run eager, record the memory of the graph, and detect operations that a capture would fail on.
+        """Run eager, record the memory that a graph needs, and detect operations with which a capture would fail.
 
-        The run also warms up libraries and caches. Operations are detected before a capture, because a failed capture does not
-        undo its side effects.
+        The run also warms up libraries and caches. The operations are detected before a capture, because a failed capture does
+        not undo its side effects.
         """
         outputs = self._run_observed(inputs, signature)
         if self.eager_reason is not None:
-            # The library transformers reads a mask on the host to choose a kernel, but not during a capture. The second run
-            # shows whether a capture would fail. The outputs of this run are not used.
+            # The encoder may omit the operation during a capture: the library transformers reads a mask on the host to choose
+            # a kernel, but not during a capture. A second run shows whether a capture would fail. Its outputs are not used.
             self.eager_reason = None
             with _as_in_a_capture():
                 self._run_observed(inputs, signature)
         return outputs
 
     def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
-        """Run eager, record the memory of the graph, and set ``eager_reason`` if a capture would fail."""
+        """Run eager, record the memory that a graph needs, and set ``eager_reason`` if a capture would fail."""
         states = host_states()
         observer = _Observer()
         try:
@@ -248,11 +255,12 @@ class GraphRunner:
         return outputs
 
     def _capture(self, inputs: tuple[Any, ...], need: MemoryNeed) -> _Graph:
+        """Capture a graph for inputs like ``inputs``. Raise a ``CaptureError`` if the capture fails."""
         static_inputs = tuple(self._static_like(value) for value in inputs)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None or not self._graphs:  # PyTorch releases a pool with its last graph, and cannot use it again
             self._pool = Pool()
-        # No garbage collection, which could destroy other graphs and events: this is not allowed during a capture.
+        # No garbage collection during the capture: it could destroy other graphs and events, which is not allowed then.
         gc_enabled = gc.isenabled()
         try:
             gc.disable()
@@ -273,7 +281,7 @@ class GraphRunner:
         return _Graph(graph, static_inputs, outputs, need, attribute_tensors(self._encode.module))
 
     def _static_like(self, value: Any) -> Any:
-        """Return an uninitialised tensor from which a graph reads the input ``value``; an input that is no tensor unchanged."""
+        """Return the input of a graph for ``value``: an uninitialised tensor like it; ``value`` itself if it is no tensor."""
         if not isinstance(value, torch.Tensor):
             return value
         if self._memory_format is not None and value.ndim == 4:
@@ -305,7 +313,10 @@ class GraphRunner:
 
 
 def copied(result: Any) -> Any:
-    """Return a result of ``GraphRunner.run`` with copies of its tensors, which the user may keep. One copy per tensor."""
+    """Return a result of ``GraphRunner.run`` with copies of its tensors, which the user may keep.
+
+    A tensor that occurs several times is copied once.
+    """
 
     def cloned(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -319,15 +330,16 @@ def _is_on_gpu(value: Any) -> bool:
 
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
-    """Return the reason why ``encoder`` cannot be captured, or ``None`` if no reason is known before a run."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second; torch.compile imports it
+    """Return the reason why a graph of ``encoder`` cannot be captured; ``None`` if no reason is known before a run."""
+    # Not imported, which takes a second: if it was not imported elsewhere, no module is compiled.
+    dynamo: Any = sys.modules.get("torch._dynamo")
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may run from its own CUDA graphs"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         has_user_hook = any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS_HOOK_MODULES) for hook in hooks)
-        # Accelerate's hooks, which move weights between devices, are not in the list of hooks: they wrap forward.
+        # Hooks of Hugging Face Accelerate, which move weights between devices, are not among ``hooks``: they wrap forward.
         if has_user_hook or hasattr(module, "_hf_hook"):
             return f"it has forward hooks (on {name or 'the encoder itself'}), which a replay would not call"
     if _global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks:
@@ -337,7 +349,7 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
 
 @contextmanager
 def _as_in_a_capture() -> Iterator[None]:
-    """Context manager in which ``torch.cuda.is_current_stream_capturing`` returns True for this thread."""
+    """Context manager in which ``torch.cuda.is_current_stream_capturing`` returns True on this thread, without a capture."""
     this_thread = threading.get_ident()
     original = torch.cuda.is_current_stream_capturing
 
@@ -349,15 +361,16 @@ def _as_in_a_capture() -> Iterator[None]:
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records allocations, and copies between host and device. Sync debug mode does not detect asynchronous copies."""
+    """Dispatch mode that records allocations and copies between devices. ``host_waits`` detects no asynchronous copies."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.copy_direction: str | None = None
+        """Source and target of the first copy between two devices, as text; ``None`` if there was none."""
         self.allocated = PeakAllocation()
 
     def remove(self) -> None:
-        """Deactivate the mode if an interrupt has arrived in ``__enter__`` or ``__exit__`` and it is still active."""
+        """Deactivate the mode if it is still active, because an interrupt has arrived in ``__enter__`` or ``__exit__``."""
         if _get_current_dispatch_mode() is self:  # type: ignore[no-untyped-call]
             _pop_mode()  # type: ignore[no-untyped-call]
 
@@ -395,6 +408,6 @@ def _arithmetic_settings() -> tuple[Any, ...]:
 def _float32_precision() -> tuple[Any, ...]:
     """Return the settings of matrix products and of convolutions that allow TF32 in place of float32."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    if hasattr(cudnn, "conv"):  # PyTorch 2.9 on; the older settings raise after the newer ones were used
+    if hasattr(cudnn, "conv"):  # from PyTorch 2.9 on; reading the older settings raises an error if the newer ones were set
         return cuda.matmul.fp32_precision, cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     return cuda.matmul.allow_tf32, cudnn.allow_tf32

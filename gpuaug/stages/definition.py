@@ -1,4 +1,7 @@
-"""Definition of a stage: text of the arguments of the stage and its pipeline, which checkpoints store and compare."""
+"""*Definition* of a stage: text of the arguments of the stage and of its transform or encoder.
+
+Checkpoints store definitions. When a loader is resumed, they are compared with those of its stages.
+"""
 
 import dataclasses
 import functools
@@ -20,23 +23,25 @@ from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
 
 _MAX_CHARACTERS = 4000
-"""Maximum length of a definition. Longer text is truncated."""
+"""Maximum number of characters of a definition. Longer text is truncated."""
 _MAX_ELEMENTS = 16
 """Maximum number of elements of a tensor whose values are written. A larger tensor is described by its shape and checksum."""
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+"""Types of values that are written as their ``repr``."""
 _LIBRARY_PREFIXES = ("kornia.", "torchvision.transforms.")
-"""Packages whose classes are described by all attributes, because attributes and constructor parameters may differ in name."""
+"""Prefixes of modules whose classes are described by all attributes, because attributes need not be named like parameters."""
 
 _CHANGING_ATTRIBUTES = (
     "_params _transform_matrix _transform_matrices _transform_matrix_params _transform_matrix_params_snapshot "
     "_lazy_matrix_args _output_image input_dtype transform_op _valid_ops_for_transform_computation"
 )
+"""Attributes of Kornia's modules that change in each call."""
 _IGNORED_ATTRIBUTES = frozenset({*vars(nn.Module()), *_CHANGING_ATTRIBUTES.split()})
 """Attributes of modules that a definition omits, because they change during a run or do not depend on an argument."""
 
 IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-"""Types of attributes that a definition omits: batches do not depend on a device, and generators change during a run."""
+"""Types of attributes that a definition omits: devices, on which batches do not depend, and generators, which change."""
 
 
 def definition(stage: Stage) -> str:
@@ -61,14 +66,15 @@ def definition(stage: Stage) -> str:
 
 
 def _arguments_text(stage: Stage) -> str:
+    """Return the text ``name=value, …`` of the arguments of a stage that is not a schedule."""
     text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
     return ", ".join(f"{name}={text_of(value)}" for name, value in arguments(stage).items())
 
 
 def arguments(stage: Stage) -> dict[str, Any]:
-    """Return the arguments of a stage that were passed, except those that do not change batches.
+    """Return name → value of the arguments that were passed to a stage, except those that do not change batches.
 
-    The names of stages and of decoders are other entries of a saved state.
+    The names of stages and of decoders are omitted, too: they are other entries of a checkpoint.
     """
     ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads", "cache", "max_replaced")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
@@ -84,13 +90,15 @@ def shown_text(value: Any) -> str:
 
 
 def _checksum(data: bytes) -> str:
+    """Return a hash of ``data`` as 16 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 class _Writer:
-    """Converter of values to text. A value within itself, as in a list that contains itself, is written as "…".
+    """Converter of values to text.
 
-    A value whose class raises an error, for instance in ``__repr__``, is written as the name of its class.
+    A value inside itself, as in a list that contains itself, is written as "…". If an error is raised while a value is read,
+    for instance in its ``__repr__``, the value is written as the name of its class.
 
     Args:
         modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
@@ -98,7 +106,7 @@ class _Writer:
 
     def __init__(self, *, modules_by_repr: bool) -> None:
         self._modules_by_repr = modules_by_repr
-        self._enclosing: list[Any] = []  # values that contain the current value
+        self._enclosing: list[Any] = []  # values that contain the current value, the outermost first
 
     def text(self, value: Any) -> str:
         """Return the text of a value of any type."""
@@ -117,7 +125,7 @@ class _Writer:
             self._enclosing.pop()
 
     def _text(self, value: Any) -> str:
-        """Return the text of a value that is not plain, and is not one of the values that enclose it."""
+        """Return the text of a value that is not of ``_PLAIN_TYPES`` and does not contain itself."""
         if isinstance(value, Tensor):
             return _tensor(value)
         if isinstance(value, np.ndarray):
@@ -136,7 +144,7 @@ class _Writer:
             return value.__qualname__
         if not isinstance(value, nn.Module) and isinstance(getattr(value, "__qualname__", None), str):
             return self._function(value)
-        pipeline_and_options = getattr(value, "definition", None)  # a tuple, an attribute of Fused
+        pipeline_and_options = getattr(value, "definition", None)  # a tuple if ``value`` is a result of ``gpuaug.fuse``
         if isinstance(pipeline_and_options, tuple):
             return "\n".join(map(self.text, pipeline_and_options))
         if self._modules_by_repr and isinstance(value, nn.Module):
@@ -144,18 +152,19 @@ class _Writer:
         return self._object(value)
 
     def _array(self, value: Any) -> str:
-        """Return the text of a NumPy array: of a tensor if its elements are numbers, otherwise of the list of its elements."""
+        """Return the text of a NumPy array: as of a tensor if its elements are numbers, else as of the list of its elements."""
         array = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False))
-        if array.dtype.kind not in "biufc" or array.dtype.char in "gG":  # their bytes may be addresses or padding
+        # The bytes of objects are addresses, and long doubles have padding.
+        if array.dtype.kind not in "biufc" or array.dtype.char in "gG":
             return f"array(dtype={array.dtype}, {self.text(array.tolist())})"
         return _tensor(torch.as_tensor(array, device="cpu"))
 
     def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
-        """Return ``name=value`` texts in the order of ``values``, texts of several lines last."""
+        """Return the texts ``name=value``, in the order of ``values``, but texts of several lines last."""
         return sorted((f"{name}={self.text(value)}" for name, value in values.items()), key=lambda text: "\n" in text)
 
     def _function(self, value: Any) -> str:
-        """Return the text of a function: its name, the object of a bound method, defaults, and plain values in its closure."""
+        """Return the text of a function: its name, the object of a bound method, defaults, and plain values in the closure."""
         method_object = getattr(value, "__self__", None)
         arguments = [] if method_object is None or inspect.ismodule(method_object) else [self.text(method_object)]
         function = inspect.unwrap(getattr(value, "__func__", value))
@@ -172,12 +181,13 @@ class _Writer:
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
     def _object(self, value: Any) -> str:
-        """Return the class and the attributes of an object, and for a module one line per child."""
+        """Return the text of an object: its class and attributes, and for a module one line per child."""
         attributes = dict(_attributes(value))
         children = {}
         if isinstance(value, nn.Module):
             children = dict(value.named_children())
-            if next(value.parameters(), None) is None:  # buffers of a module with parameters are weights or statistics
+            # Buffers of a module without parameters are arguments; of other modules, they are weights or statistics.
+            if next(value.parameters(), None) is None:
                 attributes |= {name: buffer for name, buffer in value._buffers.items() if buffer is not None}
         elif not attributes:
             return shown_text(value)
@@ -188,12 +198,12 @@ class _Writer:
 
 
 def _indented_lines(begin: str, items: Sequence[str]) -> str:
-    """Return ``begin``, which has an open parenthesis, then one indented line per item, and the closing parenthesis."""
+    """Return ``begin``, which ends inside a parenthesis, one indented line per item, and the closing parenthesis."""
     return "\n  ".join([begin, *(item.replace("\n", "\n  ") for item in items)]) + ("\n)" if items else ")")
 
 
 def _tensor(value: Tensor) -> str:
-    """Return the values of a small tensor, or the shape and checksum of a large one; of a sparse or meta tensor, its shape."""
+    """Return the text of a tensor: values if it is small, else shape and checksum; only the shape if it is sparse or meta."""
     if value.layout is not torch.strided or value.is_meta:
         return f"tensor(shape={tuple(value.shape)}, dtype={value.dtype}, layout={value.layout})"
     tensor = (value.dequantize() if value.is_quantized else value).detach().cpu().resolve_conj().resolve_neg()
@@ -204,14 +214,15 @@ def _tensor(value: Tensor) -> str:
 
 
 def _is_of_library(cls: type) -> bool:
+    """Return whether a class is defined in Kornia or torchvision."""
     return f"{cls.__module__}.".startswith(_LIBRARY_PREFIXES)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of the attributes that describe an object.
 
-    These are the fields of a dataclass that its constructor takes; all attributes of an object whose class inherits from
-    Kornia's or torchvision's; of other objects, the attributes named like a parameter of the constructor.
+    Of a dataclass, these are the fields that its constructor takes. Of an object whose class inherits from a class of Kornia or
+    torchvision, these are all attributes. Of other objects, these are the attributes named like a parameter of the constructor.
     """
     if dataclasses.is_dataclass(value):
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
@@ -238,7 +249,7 @@ def without_ignored(value: Any, attributes: Mapping[str, Any]) -> dict[str, Any]
 
 @functools.cache
 def _parameters(cls: type) -> frozenset[str]:
-    """Return the names of the parameters of the constructors of a class and its base classes, without underscores around."""
+    """Return the parameters of the constructors of a class and its base classes, without leading and trailing underscores."""
     names: set[str] = set()
     for base in cls.__mro__[:-1]:
         if "__init__" in vars(base):

@@ -1,4 +1,4 @@
-"""Call of a frozen encoder that returns a selected part of the encoder's result."""
+"""Frozen encoders of a ``FeatureStage``: their modules and names, and their call, which returns a part of their result."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ Encoder = Callable[..., Any]
 """A module, a bound method of a module, or a ``functools.partial`` of one of these."""
 
 Output = str | int | Callable[[Any], Any] | None
-"""Part of an encoder's result: a key or attribute, an index, a dotted path of these, or a function of the result.
+"""Selector of a part of an encoder's result: a key or attribute, an index, a dotted path of these, or a function of the result.
 ``None``: the whole result."""
 
 _COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -27,27 +27,27 @@ _COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, tor
 
 
 def module_of(encoder: object) -> nn.Module | None:
-    """Return the module that an encoder calls, or ``None`` if ``encoder`` is not an encoder."""
+    """Return the module that an encoder calls; ``None`` if ``encoder`` is no module, method of a module, or ``partial``."""
     callee = _callee(encoder)
     module = callee if isinstance(callee, nn.Module) else getattr(callee, "__self__", None)
     return module if isinstance(module, nn.Module) else None
 
 
 def _callee(encoder: object) -> Any:
-    """Return the module or method that ``functools.partial`` calls; any other encoder unchanged."""
+    """Return the module or method inside any ``functools.partial`` objects; any other ``encoder`` unchanged."""
     while isinstance(encoder, functools.partial):
         encoder = encoder.func
     return encoder
 
 
 def is_encoder(value: object) -> bool:
-    """Return whether a value is an encoder. A module that only holds modules, such as ``nn.ModuleDict``, cannot be called."""
+    """Return whether a value is an encoder that can be called. ``nn.ModuleDict`` and other modules without a forward cannot."""
     module = module_of(value)
     return module is not None and (module is not _callee(value) or has_forward(module))
 
 
 def set_evaluation_mode(module: nn.Module) -> None:
-    """Set evaluation mode, as ``module.eval()`` does, of all modules that have a mode.
+    """Set evaluation mode, as ``module.eval()`` does, also if submodules do not support ``eval()``.
 
     The mode of a module of ``torch.export`` is fixed when it is exported, and its ``eval`` and ``train`` raise an error.
     """
@@ -72,7 +72,7 @@ def module_code(encoder: object, name: str | None) -> str:
 
 
 def fixed_arguments(encoder: object) -> Iterator[Any]:
-    """Yield the arguments that ``functools.partial`` adds to an encoder."""
+    """Yield the arguments that ``functools.partial`` objects add to an encoder."""
     while isinstance(encoder, functools.partial):
         yield from encoder.args
         yield from encoder.keywords.values()
@@ -80,7 +80,7 @@ def fixed_arguments(encoder: object) -> Iterator[Any]:
 
 
 def name_of(encoder: Encoder) -> str:
-    """Return the name of an encoder for messages: the class of its module, followed by the method for a bound method."""
+    """Return the name of an encoder for messages, such as ``"ResNet"``, or ``"AutoencoderKL.encode"`` for a bound method."""
     module = type(module_of(encoder)).__name__
     callee = _callee(encoder)
     return module if isinstance(callee, nn.Module) else f"{module}.{getattr(callee, '__name__', 'method')}"
@@ -94,13 +94,13 @@ class EncoderCall:
     output: Output
     """Part of the encoder's result to return."""
     argument_names: list[str] | None
-    """Names of the encoder's arguments for the inputs. ``None``: inputs are passed by position."""
+    """Names of the encoder's parameters for the inputs, in their order. ``None``: inputs are passed by position."""
     device: str
     """Device type of the encoder, such as ``"cuda"``."""
     autocast: torch.dtype | None
-    """Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread."""
+    """dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread."""
     memory_format: torch.memory_format | None
-    """Memory format of four-dimensional inputs. ``None``: unchanged."""
+    """Memory format to which four-dimensional inputs are converted. ``None``: they stay unchanged."""
 
     @cached_property
     def module(self) -> nn.Module:
@@ -110,7 +110,7 @@ class EncoderCall:
         return module
 
     def __call__(self, *values: Any) -> Any:
-        """Return the selected part of the encoder's result, in new containers: an encoder may return one dict repeatedly.
+        """Return the selected part of the encoder's result, in new containers: an encoder may return the same dict each time.
 
         Raises:
             SelectionError: If the result has no such part.
@@ -118,7 +118,7 @@ class EncoderCall:
         if any(getattr(module, "training", False) for module in self.module.modules()):  # frozen ScriptModules have none
             set_evaluation_mode(self.module)
         values = tuple(_in_memory_format(value, self.memory_format) for value in values)
-        # cache_enabled=False, because converted weights in the cache would lie in the private memory of a CUDA graph.
+        # cache_enabled=False, because weights that are converted during a capture would be cached in memory of the CUDA graph.
         autocast = torch.autocast(self.device, dtype=self.autocast, cache_enabled=False) if self.autocast else nullcontext()
         with torch.no_grad(), autocast:
             if self.argument_names is None:
@@ -126,14 +126,14 @@ class EncoderCall:
             else:
                 result = self.encoder(**dict(zip(self.argument_names, values, strict=True)))
             part = _part(result, self.output)
-        # detach() returns a new tensor, so map_leaves rebuilds every container that holds tensors.
+        # map_leaves rebuilds every container that holds tensors, because detach() returns new tensors.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
     def run_eagerly(self, *values: Any) -> Any:
         """Run without a CUDA graph. Call ``cuda_graph.copied`` on the result, which may share memory with inputs or weights.
 
         Raises:
-            ArgumentError: If the encoder has written to its input. Not raised for inference tensors: the encoder reads copies.
+            ArgumentError: If the encoder has written to its input. Not raised for inference tensors, of which it reads copies.
             SelectionError: If the result has no such part.
         """
         inputs = list(batches.tensors(values))
@@ -192,16 +192,19 @@ def _part(result: Any, output: Output) -> Any:
 
 
 def _has_key(result: Any, key: str) -> bool:
+    """Return whether ``result`` is a mapping with the key ``key``."""
     return isinstance(result, Mapping) and key in result
 
 
 def _in_memory_format(value: Any, memory_format: torch.memory_format | None) -> Any:
+    """Return a dense four-dimensional tensor in ``memory_format``; any other value unchanged."""
     if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4 or not is_dense(value):
         return value
     return value.contiguous(memory_format=memory_format)
 
 
 def _detached(leaf: Any) -> Any:
+    """Return a tensor without its autograd graph; any other value unchanged."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     try:
@@ -211,12 +214,12 @@ def _detached(leaf: Any) -> Any:
 
 
 def _copied_if_inference(leaf: Any) -> Any:
-    # Inference tensors do not count writes, so the encoder reads copies of them.
+    """Return a copy of an inference tensor, which does not count writes; any other value unchanged."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, bool]:
-    """Return (number of writes to the tensor, 0 for tensors that do not count writes; whether the tensor requires grad)."""
+    """Return (number of writes to a tensor, whether it requires grad). The number is 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version, tensor.requires_grad
 
 
@@ -226,7 +229,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def value_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the dense tensors that hold the values of a tensor. A dense tensor is returned itself.
+    """Return the dense tensors that hold the values of a tensor: the tensor itself if it is dense.
 
     Indices of sparse tensors and offsets of nested tensors are not included, because a result may share them with the input.
     """

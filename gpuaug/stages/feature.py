@@ -1,4 +1,7 @@
-"""``FeatureStage``: a stage that runs a frozen encoder, on a separate lane (CUDA stream)."""
+"""``FeatureStage``: a stage that runs a frozen encoder, or several (*branches*), each on a separate *lane* (CUDA stream).
+
+An encoder runs from a CUDA graph, or *eager*: its kernels are launched one by one. A *bound* stage is a stage in one loader.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +41,7 @@ from gpuaug.stages.graph_memory import MAX_GRAPHS, Signatures, default_max_bytes
 from gpuaug.stages.selection import Into, On
 
 _MAX_LISTED_PARAMETERS = 8
-"""Maximum number of parameters that an error names."""
+"""Maximum number of an encoder's parameters that an error message lists."""
 
 
 class FeatureStage(Stage):
@@ -133,7 +136,9 @@ class FeatureStage(Stage):
         self.captures = capture == "auto"
         self.cache = cache
         self._bound_features: WeakSet[_BoundFeature] = WeakSet()
+        """The stage in each loader that exists."""
         self._inputs_to_capture: list[tuple[torch.Tensor, ...]] = []
+        """Per graph, meta tensors like the inputs, from all calls of ``capture``."""
         self._prepare_encoders()
         if memory_format is not None:
             for module in self.branches.values():
@@ -160,6 +165,7 @@ class FeatureStage(Stage):
 
     @property
     def _encoders(self) -> dict[str | None, Encoder]:
+        """Encoders, by name, after a check of their types. A single encoder has the name ``None``."""
         encoders: dict[str | None, Any] = {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict) and not is_encoder(self.encoder):
             encoders = dict(self.encoder.items())
@@ -281,7 +287,7 @@ class FeatureStage(Stage):
 
 
 def check_device(stage: Stage, device: torch.device) -> None:
-    """Check that the encoders of a ``FeatureStage`` are on ``device``; without an index, on its device type.
+    """Check that the encoders of a ``FeatureStage`` are on ``device``, or, if it has no index, on any device of its type.
 
     Raises:
         DeviceError: If a weight is on another device.
@@ -300,7 +306,7 @@ def check_device(stage: Stage, device: torch.device) -> None:
 
 
 class _BoundFeature(BoundStage):
-    """A ``FeatureStage``, bound to one lane per encoder. A single encoder runs on the lane of the stage."""
+    """A ``FeatureStage``, bound to one lane per encoder of one loader. A single encoder runs on the lane of the stage."""
 
     reads_only = True
 
@@ -319,7 +325,7 @@ class _BoundFeature(BoundStage):
         }
 
     def held_bytes(self) -> HeldBytes:
-        """Return the bytes of device memory of the graphs."""
+        """Return the bytes of device memory of the CUDA graphs."""
         return HeldBytes(graph=sum(branch.graph_bytes for branch in self._branches.values()))
 
     def encoder_runs(self) -> EncoderRuns:
@@ -336,14 +342,14 @@ class _BoundFeature(BoundStage):
                     branch.lane.wait(ready)
                 results[name] = branch.run(values, position, iterator_state)
         finally:
-            # The loader records the stage's event on the lane of the stage, so this lane waits for the lanes of all encoders.
+            # The loader records the event after the stage on the lane of the stage, so this lane waits for all encoders.
             for branch in self._branches.values():
                 if branch.lane is not self.lane:
                     self.lane.wait(branch.lane.record_event())
         return results.get(None, results)  # a single encoder has no name
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        """Capture graphs for the shapes of ``inputs``, after writes of weights on the current stream of the calling thread."""
+        """Capture graphs after writes of weights on the current stream. ``inputs``: per graph, tensors like its inputs."""
         if self._lanes.in_line or not inputs:
             return
         consumer = self._lanes.consumer()
@@ -354,13 +360,13 @@ class _BoundFeature(BoundStage):
                 branch.capture(inputs)
 
     def before_update(self) -> None:
-        """Make the current stream, which will change the weights, wait for all encoding that is queued."""
+        """Make the current stream, on which the weights will be changed, wait for all encoding that is queued."""
         consumer = self._lanes.consumer()
         for branch in self._branches.values():
             consumer.wait(branch.lane.record_event())
 
     def after_update(self) -> None:
-        """Make later encoding wait for the changes of the weights."""
+        """Make later encoding wait for the changes of the weights on the current stream."""
         weights_changed = self._lanes.consumer().record_event()
         for branch in self._branches.values():
             branch.lane.wait(weights_changed)
@@ -368,14 +374,14 @@ class _BoundFeature(BoundStage):
 
 
 class _Branch:
-    """One encoder of a stage, on one lane."""
+    """One encoder of a stage, on one lane. ``name``: of the stage, then of the encoder; random numbers depend on it."""
 
     def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
         self.lane = lane
         self._name = name
         self._device = lanes.device
-        # An object, not a method of _Branch: the runner would refer to the _Branch, and the reference cycle would keep graphs
-        # until a garbage collection.
+        # Not a method of this class: the runner would refer to this object, and the reference cycle would keep graphs until a
+        # garbage collection.
         self._encode = EncoderCall(
             encoder,
             output=stage.output,
@@ -385,16 +391,17 @@ class _Branch:
             memory_format=stage.memory_format,
         )
         self._generators = Generators(lanes.device, libraries=True)
-        self._runner: GraphRunner | None = None
+        self._runner: GraphRunner | None = None  # None: all runs are eager
         if stage.captures and not lanes.in_line:
             max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
             self._runner = GraphRunner(self._encode, lane, stage.memory_format, max_bytes)
-        self._runs = 0
-        self._reported = EncoderRuns()
-        self._warned: set[str] = set()
+        self._runs = 0  # number of all runs
+        self._reported = EncoderRuns()  # numbers at the last call of ``encoder_runs``
+        self._warned: set[str] = set()  # warnings that were raised: "reason", "room"
 
     @property
     def graph_bytes(self) -> int:
+        """Bytes of device memory of the CUDA graphs."""
         return 0 if self._runner is None else self._runner.num_bytes
 
     def encoder_runs(self) -> EncoderRuns:
@@ -406,7 +413,7 @@ class _Branch:
         return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
 
     def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
-        """Queue the encoding of ``values`` on the lane. The tensors of the result belong to the user."""
+        """Queue the encoding of ``values`` on the lane. The result has its own memory, which later runs do not overwrite."""
         key = position.key(self._name)
         self.lane.make_current()
         result = copied(self._run(values, key, iterator_state))
@@ -414,6 +421,7 @@ class _Branch:
         return result
 
     def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
+        """Run from a graph or eager. If a capture fails, run eager. ``key``: key of the random numbers."""
         if self._runner is not None:
             try:
                 with self._generators.keyed(key):
@@ -426,7 +434,7 @@ class _Branch:
             return self._encode.run_eagerly(*values)
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        """Capture graphs for the shapes of ``inputs``."""
+        """Capture graphs on zeros like the tensors in ``inputs``, one graph per tuple."""
         if self._runner is None:
             return
         self.lane.make_current()
@@ -439,7 +447,7 @@ class _Branch:
             self._recover(error)
 
     def _recover(self, error: BaseException) -> None:
-        """Replace the generators, unless graphs use them: a failed capture may leave the device's generator in capture mode.
+        """Replace the generators after an error, unless graphs use them: a failed capture may leave them in capture mode.
 
         Raises:
             BaseException: ``error``, unless it is a ``CaptureError``.
@@ -450,7 +458,7 @@ class _Branch:
             raise error
 
     def refresh(self) -> None:
-        """Capture graphs again, at their next batch, if weights were moved to other memory."""
+        """Delete graphs if weights were moved to other memory. They are captured again at their next batch."""
         if self._runner is not None:
             self._runner.refresh()
 
@@ -477,7 +485,7 @@ class _Branch:
 
 
 def _meta_inputs(shape: Any) -> tuple[torch.Tensor, ...]:
-    """Return meta tensors with the shape, dtype and strides of an entry of ``FeatureStage.capture``."""
+    """Return meta tensors like the inputs that one entry of ``shapes`` of ``FeatureStage.capture`` describes."""
     parts = (shape,) if isinstance(shape, torch.Tensor) else tuple(shape) if isinstance(shape, Iterable) else ()
     if parts and all(isinstance(part, torch.Tensor) for part in parts):
         return tuple(torch.empty_like(part, device="meta") for part in parts)

@@ -1,6 +1,7 @@
-"""The first call of a stage's transform: which of its parts move or mix pixels, and which members of the batch it changes.
+"""Analysis of the first call of a stage's transform, for the warnings of ``hints.py``.
 
-``hints.py`` warns by these facts of targets or labels that no longer match the images. *Members* are the entries of a batch.
+It finds the *parts* of the transform (modules and functions within it) that move or mix pixels, and the values of the batch
+that the transform may change. Other targets or labels then no longer match the images. *Members* are the entries of a batch.
 *Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
 """
 
@@ -34,15 +35,15 @@ _GEOMETRIC = re.compile(
     r"|torchvision\.transforms\.functional\.(affine|\w*crop|elastic_transform|[hv]flip|pad|perspective|resize|rotate)"
     r"|torchvision\.transforms\._presets\.(ImageClassification|SemanticSegmentation|VideoClassification)"
 )
-"""Qualified names of the classes and functions of Kornia and torchvision that move pixels."""
+"""Pattern of the qualified names of classes and functions of Kornia and torchvision that move pixels."""
 
 _PIXEL_MIXING = re.compile(r"kornia\.augmentation\._[23]d\.mix\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix")
-"""Qualified names of classes that mix the pixels of images. They leave the targets unchanged."""
+"""Pattern of the qualified names of classes that mix the pixels of images. They leave targets unchanged."""
 
 _LABEL_MIXING = re.compile(
     r"kornia\.augmentation\._2d\.mix\.(mixup|cutmix)\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix"
 )
-"""Qualified names of the classes among them that mix the labels, too."""
+"""Pattern of the qualified names of the classes of ``_PIXEL_MIXING`` that also mix the labels of images."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,21 @@ class FirstCall:
     selection: Selection
     """``on`` and ``into`` of the stage."""
     typed_names: tuple[Any, ...] = ()
-    """Names of the last members in ``values``: those not in ``on``, passed because they contain torchvision's tensors."""
+    """Names of the last members in ``values``: not in ``on``, but passed because they contain torchvision's tensors."""
 
     @cached_property
     def module(self) -> Any:
-        """The transform, or the module or function that it wraps in a ``functools.partial`` or a bound method."""
+        """The module or function of the transform, without ``functools.partial``; the object of a bound method."""
         return unwrapped(self.transform)
 
     @property
     def code(self) -> str:
-        """Code for ``module``, such as ``"transform.func"``."""
+        """Python expression for ``module``, such as ``"transform.func"``, for messages."""
         return unwrapped_with_code(self.transform)[1]
 
     @property
     def is_fused(self) -> bool:
-        """Whether the transform is a fused pipeline."""
+        """Whether the transform is a fused pipeline, a result of ``gpuaug.fuse``."""
         return _is_fused(self.module)
 
     @cached_property
@@ -80,12 +81,12 @@ class FirstCall:
 
     @cached_property
     def mixing_parts(self) -> str:
-        """Names of the parts that mix the pixels of images, separated by commas."""
+        """Names of the parts that mix the pixels of images, separated by commas; empty if there are none."""
         return _listed(_matches(self._parts, _PIXEL_MIXING))
 
     @cached_property
     def label_mixing_parts(self) -> str:
-        """Names of the parts that mix images and their labels, separated by commas."""
+        """Names of the parts that mix images and their labels, separated by commas; empty if there are none."""
         return _listed(_matches(self._parts, _LABEL_MIXING))
 
     @cached_property
@@ -95,12 +96,12 @@ class FirstCall:
 
     @property
     def images(self) -> torch.Tensor | Ragged | None:
-        """The first argument that may be images."""
+        """The first argument that may be images; ``None`` if there is none."""
         return next((value for value in self.values if isinstance(value, torch.Tensor | Ragged)), None)
 
     @cached_property
     def by_type(self) -> list[bool]:
-        """Whether the transform changes only tensors of torchvision's classes in a value, for each of ``values``."""
+        """Per value of ``values``: whether the transform changes only tensors of torchvision's classes in the value."""
         keys = self.selection.normalized_keys
         if keys is None:
             num_selected = len(self.values) - len(self.typed_names)
@@ -110,7 +111,7 @@ class FirstCall:
         return [*selected, *(True for _ in self.typed_names)]
 
     def _is_by_type(self, value: Any) -> bool:
-        """Return the entry of ``by_type`` for an argument after the images, in a call without data keys."""
+        """Return the entry of ``by_type`` for ``value``, an argument after the images, in a call without data keys."""
         if self.is_fused:
             return not isinstance(value, torch.Tensor) and holds_targets(value)
         cls = torchvision_class(self.module)
@@ -119,9 +120,10 @@ class FirstCall:
 
     @cached_property
     def transformed_ids(self) -> set[int]:
-        """Ids of the arguments' tensors and arrays that the transform may change.
+        """``id`` of each argument, and each tensor and array within it, that the transform may change.
 
-        Excludes plain tensors in arguments that are transformed by type, and in target dicts under keys that stay unchanged.
+        Excluded are plain tensors in arguments that are transformed by type (``by_type``), and values of target dicts whose key
+        is not the key of a target.
         """
         keys = self.selection.normalized_keys or ()
         result: set[int] = set()
@@ -141,11 +143,12 @@ class FirstCall:
         return [name for name, key in self._data_keys.items() if key == "targets"]
 
     def with_members(self, on: Mapping[Any, str]) -> str:
-        """Return code for a stage that transforms more members. ``on``: member → data key."""
+        """Return code for the stage with further members to transform, for messages. ``on``: further member → data key."""
         selectors = self.selection.on
         names = selectors if isinstance(selectors, tuple) else (0 if selectors is ... else selectors,)
         pipeline_keys = next((part.data_keys for part in self._parts if getattr(part, "data_keys", None)), ())
-        keys = [*map(normalized_key, pipeline_keys), *("input" for _ in names)]  # a pipeline without keys takes images
+        # If the pipeline declares fewer data keys than there are members, the other members are images.
+        keys = [*map(normalized_key, pipeline_keys), *("input" for _ in names)]
         selected = self._data_keys or dict(zip(names, keys, strict=False))
         fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
         return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
@@ -158,7 +161,7 @@ class FirstCall:
 
 
 def target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the target dicts in a list of dicts. A sample has one dict, or a list with one dict per image or frame."""
+    """Yield the target dicts in a list with an entry per sample: a dict, or a list with one dict per image or frame."""
     for target in targets:
         if isinstance(target, Mapping):
             yield target
@@ -167,12 +170,12 @@ def target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_fused(part: Any) -> bool:
-    """Return whether a part is the result of ``gpuaug.fuse``, which has this attribute."""
+    """Return whether a part is a result of ``gpuaug.fuse``: only these have the attribute ``geometric_modules``."""
     return hasattr(part, "geometric_modules")
 
 
 def _matches(parts: list[Any], names: re.Pattern[str]) -> Iterator[Any]:
-    """Yield the parts that match ``names``: functions by qualified name, others by that of their class or a base class."""
+    """Yield the parts that match the pattern ``names``: functions by their name, objects by a class or base class."""
     for part in parts:
         objects = (part,) if hasattr(part, "__qualname__") else type(part).__mro__
         if any(names.fullmatch(f"{item.__module__}.{item.__qualname__}") for item in objects):
@@ -180,5 +183,5 @@ def _matches(parts: list[Any], names: re.Pattern[str]) -> Iterator[Any]:
 
 
 def _listed(parts: list[Any] | Iterator[Any]) -> str:
-    """Return the names of functions and of the classes of modules, sorted, without repetitions."""
+    """Return the names of parts, separated by commas, sorted and without repetitions. The name of a module is its class."""
     return ", ".join(sorted({getattr(part, "__qualname__", type(part).__name__) for part in parts}))

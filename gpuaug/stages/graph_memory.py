@@ -1,9 +1,10 @@
-"""Memory of an encoder's CUDA graphs: the *pool* that the graphs share, and the choice of the signatures to capture.
+"""Memory of an encoder's CUDA graphs: the *pool* that the graphs share, and the choice of the graphs to capture.
 
-A *signature* is the key of a graph. Whether a batch runs from a graph must not depend on the loader's ``depth``. So the choice
-depends only on the sequence of batches of one iterator: not on graphs of earlier iterators, nor on the current size of the
-pool, which determines only when graphs of earlier iterators are deleted. The memory of a graph is measured at the first batch
-of its signature, which runs without a graph.
+A *signature* (``Signature``) is the key of a graph, which can run only batches of this signature. Whether a batch runs from a
+graph must not depend on how many batches the loader launches ahead (``depth``). So the choice depends only on the sequence of
+batches of one iterator, and not on graphs of earlier iterators, or on the current size of the pool. These determine only when
+graphs of earlier iterators are deleted. The memory of a graph is measured at the first batch of its signature, which runs
+without a graph.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,25 +14,25 @@ from typing import Any, NamedTuple
 import torch
 
 Signature = tuple[Any, ...]
-"""Shapes, dtypes and strides of the inputs, arithmetic settings of torch, and addresses of the weights."""
+"""Shapes, dtypes and strides of the encoder's inputs, arithmetic settings of torch, and addresses of the weights."""
 
 MAX_GRAPHS = 64
 """Maximum number of graphs per encoder and *lane* (CUDA stream). A graph takes driver memory that PyTorch does not count."""
 MAX_SIGNATURES = 4096
-"""Maximum number of signatures per iterator (``cuda_graph.py``). Batches with further signatures run without a graph."""
+"""Maximum number of signatures per iterator. Batches with further signatures run without a graph."""
 
 
 class MemoryNeed(NamedTuple):
     """Device memory of one graph."""
 
     peak_bytes: int
-    """Peak of the allocated bytes during a run. Graphs share this memory, because they run one after another."""
+    """Peak of the bytes that a run allocates. Graphs share this memory, because they run one after another."""
     io_bytes: int
     """Bytes of the inputs and outputs, which graphs do not share."""
 
 
 def total_bytes(needs: Sequence[MemoryNeed]) -> int:
-    """Return the bytes of graphs that share a pool."""
+    """Return the bytes of graphs that share a pool: the largest peak, and all inputs and outputs."""
     return max((need.peak_bytes for need in needs), default=0) + sum(need.io_bytes for need in needs)
 
 
@@ -41,7 +42,7 @@ def fit(needs: Sequence[MemoryNeed], max_bytes: int) -> bool:
 
 
 def count_storage_bytes(leaves: Iterable[Any]) -> int:
-    """Return the bytes of the storages of the tensors among ``leaves``. A view keeps the whole storage of its base."""
+    """Return the bytes of the storages of the tensors among ``leaves``. A storage is counted once, and as a whole."""
     storage_bytes: dict[int, int] = {}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -52,19 +53,19 @@ def count_storage_bytes(leaves: Iterable[Any]) -> int:
 
 
 class Signatures:
-    """Signatures of the batches of one iterator, and the choice of the signatures to capture."""
+    """Signatures of the batches of one iterator, and the choice of the graphs to capture."""
 
     def __init__(self) -> None:
         self.needs: dict[Signature, MemoryNeed] = {}
-        """Memory of the graph of each signature, captured or not."""
+        """Signature that has occurred → memory of its graph, captured or not."""
         self._choices: dict[Signature, bool] = {}
-        """Result of ``should_capture`` for each signature that has occurred twice."""
+        """Signature that has occurred twice → result of ``should_capture``."""
 
     def should_capture(self, signature: Signature, max_bytes: int) -> bool:
-        """Return whether to capture a graph of a signature. Call from its second occurrence on, when ``needs`` has its memory.
+        """Return whether to capture the graph of a signature. Call from the second occurrence on, when ``needs`` has it.
 
-        The result is the same for all calls with a signature: whether its graph fits beside the graphs of all signatures that
-        were accepted before (``fit``). A smaller graph may be accepted after a larger one was not.
+        The first call for a signature decides: the graph is captured if it fits (``fit``) beside the graphs that were accepted
+        before. A smaller graph may be accepted after a larger one was rejected.
         """
         if signature not in self._choices:
             needs = [self.needs[other] for other, is_captured in self._choices.items() if is_captured]
@@ -73,10 +74,10 @@ class Signatures:
 
 
 class Pool:
-    """Device memory that the graphs of one ``GraphRunner`` share.
+    """Device memory that the graphs of one ``GraphRunner`` (``cuda_graph.py``) share.
 
-    The runner drops the pool with its last graph. PyTorch's cache then keeps the memory of the pool. The cache is emptied only
-    when the next pool is created, because emptying waits for the device.
+    The runner deletes the pool with its last graph. PyTorch's cache of device memory then keeps the memory of the pool. The
+    cache is emptied only when the next pool is created, because emptying waits for the device.
     """
 
     is_deleted_pool_cached = False
@@ -97,8 +98,8 @@ class Pool:
     def num_bytes(self) -> int:
         """Bytes that the pool has reserved, summed over its segments; 0 if the allocator does not report them."""
         try:
-            # Not memory_snapshot(self.handle): in PyTorch 2.14 and earlier it releases references that it does not own, to the
-            # integers of the handle. Integers above 256 are not shared in Python, so a process with more pools is corrupted.
+            # Not memory_snapshot(self.handle), which in PyTorch 2.14 and earlier releases references that it does not own, to
+            # integers of the handle. Python never frees integers up to 256, so a process with more pools would be corrupted.
             segments = torch.cuda.memory_snapshot()
         except RuntimeError:  # backend:cudaMallocAsync has no snapshots
             return 0
@@ -106,16 +107,18 @@ class Pool:
 
 
 class PeakAllocation:
-    """Peak of the bytes that a call allocates, read from PyTorch's counters after each of its operations.
+    """Measurement of the peak of the bytes that a function allocates, from PyTorch's counters after each of its operations.
 
-    PyTorch's own peak counters are not reset. The result is an upper bound: the peak within an operation is taken as the bytes
-    in use before the operation, and all bytes that it allocates, workspaces included.
+    PyTorch's peak counters are not used, because they would have to be reset. The result is an upper bound: the peak
+    within an operation is taken as the bytes in use before the operation, plus all bytes that the operation allocates,
+    workspaces included.
     """
 
     def __init__(self) -> None:
         self._start, self._total = self._read()
         self._current = self._start
         self.peak_bytes = 0
+        """Peak so far, without the bytes that were in use before this object was created."""
 
     def update(self) -> None:
         """Update the peak. Call after each operation."""
@@ -128,8 +131,8 @@ class PeakAllocation:
 
     @staticmethod
     def _read() -> tuple[int, int]:
-        # (bytes in use, bytes of all allocations so far). Requested bytes, because the sizes of blocks depend on earlier
-        # deallocations.
+        """Return (bytes in use, bytes of all allocations so far)."""
+        # Requested bytes, because the sizes of the allocator's blocks depend on earlier deallocations.
         requested = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {}).get("all", {})
         return requested.get("current", 0), requested.get("allocated", 0)
 

@@ -1,6 +1,8 @@
 """Warnings, errors and notes about transforms that do not fit the batches.
 
-*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+*Members* are the entries of a batch. *Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and
+keypoints. *Target dicts* are targets in one dict per image. A *data key* is Kornia's name for a type of input of a transform. A
+*fused* transform is a result of ``gpuaug.fuse``.
 """
 
 import re
@@ -24,18 +26,18 @@ from gpuaug.stages.first_call import FirstCall, target_dicts
 from gpuaug.stages.selection import Selection
 
 _MASK_NAMES = {**MASKS.keys, **dict.fromkeys(MASKS.data_keys, MASKS.keys[MASKS.name])}
-"""Key of masks in a batch → Kornia's data key."""
+"""Usual key of masks in a batch → data key."""
 
 _DATA_KEYS = {**{key: kind.keys[key] for key, kind in TARGET_KEYS.items()}, **_MASK_NAMES}
-"""Key of targets in a batch → Kornia's data key."""
+"""Usual key of targets in a batch → data key."""
 
 
 def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Selection] = ()) -> None:
     """Check that a stage's transform fits the first batch.
 
     Args:
-        call: Call of the transform on the first batch.
-        batch: The whole batch.
+        call: First call of the transform.
+        batch: The whole first batch.
         other_selections: ``on`` and ``into`` of the loader's other stages. Members that these stages read as images, or write,
             are not treated as targets.
 
@@ -48,13 +50,13 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
     """
     if any(isinstance(value, Ragged) for value in call.values):
         _refuse_ragged(call)
-    if _library_module(call) is not None:  # torchvision would return encoded images unchanged
+    if _library_module(call) is not None:  # without this error, torchvision would return encoded images unchanged
         refuse_encoded(call.values)
     if call.is_fused or call.moving_parts:
         _warn_of_layout(call)
     selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
-        return  # with into=, the original images stay in the batch, and the targets belong to these images
+        return  # with ``into``, the original images, to which the targets belong, stay in the batch
     if not (call.moving_parts or call.mixing_parts or call.label_mixing_parts):
         return
     images = {name for other in other_selections for name in other.image_names(batch)}
@@ -68,7 +70,7 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
 def _warn_of_layout(call: FirstCall) -> None:
     """Warn if the axis that the transform reads as channels seems to be the height or width.
 
-    Channels are last if there are 1, 3 or 4, and the two axes before are longer.
+    Channels seem to be last if the last axis has 1, 3 or 4 entries, and the two axes before are longer than 4.
     """
     keys = call.selection.normalized_keys or ["input"]
     images = call.values[keys.index("input") if "input" in keys else 0]
@@ -76,7 +78,7 @@ def _warn_of_layout(call: FirstCall) -> None:
         return
     if images.shape[-1] in (1, 3, 4) and images.shape[-2] > 4:
         way_out = f"images.movedim(-1, {images.ndim - 3})"
-    elif images.ndim == 3 and call.is_fused:
+    elif images.ndim == 3 and call.is_fused:  # perhaps a batch (B, H, W) of grey images without an axis of channels
         way_out = "images[:, None]"
     else:
         return
@@ -90,16 +92,19 @@ def _warn_of_layout(call: FirstCall) -> None:
 
 
 def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
-    """Warn if members have targets that the transform does not change along with the images, and name a way to change them."""
+    """Warn if members have targets that the transform does not change along with the images, and give advice.
+
+    ``members``: name → value.
+    """
     search = TargetSearch(None if call.images is None else _batch_size(call.images), _sizes(call.images))
-    target_labels: dict[str, None] = {}  # a dict in place of a set, to keep the order
-    on: dict[Any, str] = {}  # member -> data key with which the stage would transform its targets
-    without_key: dict[str, None] = {}
-    has_typed = False
+    target_labels: dict[str, None] = {}  # ``_Target.label`` of unchanged targets; a dict in place of a set, to keep the order
+    on: dict[Any, str] = {}  # name of a member → data key with which the stage would transform its targets
+    without_key: dict[str, None] = {}  # names, for the message, of targets that no data key would transform
+    has_typed = False  # whether a target is a tensor of torchvision's classes
     for name, member in members.items():
         are_target_dicts = name in call.target_dict_names
         targets = [target for target in search.targets(member, name) if id(target.value) not in call.transformed_ids]
-        if are_target_dicts:  # (n, 4) may be probabilities of four classes
+        if are_target_dicts:  # under such a key, (n, 4) may be probabilities of four classes instead of boxes
             targets = [target for target in targets if not re.search("label|class", str(target.name))]
         target_labels.update(dict.fromkeys(target.label for target in targets))
         plain = [target for target in targets if not type_name(target.value)]
@@ -140,7 +145,7 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
 
 
 def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
-    """Warn if the transform mixes the labels of images, and no member that seems to hold labels is passed to it."""
+    """Warn if a transform that mixes labels receives no member that seems to hold labels, although there are such members."""
     batch_size = None if call.images is None else _batch_size(call.images)
     passed_ids = set(map(id, batches.leaves(call.values)))
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
@@ -155,12 +160,12 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:
-    """Return whether all values are numbers, or tensors or arrays with at most one axis."""
+    """Return whether each value is a number, or a tensor or array with at most one axis."""
     return all(isinstance(value, Number) or getattr(value, "ndim", 2) < 2 for value in values)
 
 
 def _sizes(images: torch.Tensor | Ragged | None) -> set[tuple[int, ...]]:
-    """Return the (height, width) of the images; an empty set if ``images`` is ``None`` or has fewer than three axes."""
+    """Return the set of (height, width) of the images; empty if ``images`` is ``None`` or has fewer than three axes."""
     if isinstance(images, Ragged):
         return set(map(tuple, images.shapes.sizes.tolist()))
     return {tuple(images.shape[-2:])} if images is not None and images.ndim >= 3 else set()
@@ -180,7 +185,7 @@ def _are_labels(value: Any, batch_size: int | None) -> bool:
 
 
 def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
-    """Add a note to the error of a transform that does not accept the images' dtype or a ``Ragged``."""
+    """Add notes to an error of a transform that may not accept a ``Ragged``, encoded images, or images of integers."""
     if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
         add_note(
             error,
@@ -193,7 +198,7 @@ def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
 
 
 def _refuse_ragged(call: FirstCall) -> None:
-    """Raise an error for a transform of Kornia or torchvision. Some of these transforms would return a ``Ragged`` unchanged."""
+    """Raise an error if Kornia's or torchvision's transform gets a ``Ragged``, which some of them would return unchanged."""
     first = _library_module(call)
     if first is not None:
         raise ArgumentTypeError(
@@ -203,7 +208,7 @@ def _refuse_ragged(call: FirstCall) -> None:
 
 
 def _library_module(call: FirstCall) -> Any:
-    """Return the transform, or the first in an ``nn.Sequential``, if it is Kornia's or torchvision's; else ``None``."""
+    """Return the transform, or the first one in an ``nn.Sequential``, if it is of Kornia or torchvision; else ``None``."""
     first = call.module
     while type(first) is nn.Sequential and len(first):
         first = first[0]
@@ -211,7 +216,7 @@ def _library_module(call: FirstCall) -> Any:
 
 
 def refuse_encoded(values: Iterable[Any]) -> None:
-    """Raise an error for encoded images.
+    """Raise an error if encoded images are passed to a stage.
 
     Raises:
         ArgumentTypeError: If one of ``values`` is an ``Encoded``.
@@ -225,13 +230,13 @@ class _Target(NamedTuple):
     """A value of a batch that seems to belong to the pixels of the images: a tensor, an array, or numbers in lists."""
 
     label: str
-    """Name for messages: ``masks``, ``boxes`` or ``keypoints``, or the key by which the target was recognised."""
+    """Name for messages: ``"masks"``, ``"boxes"`` or ``"keypoints"``, or the key by which the target was recognised."""
     name: Any
-    """Key of the value, or of the container that holds it."""
+    """Key of the value, or of the list that holds it."""
     value: Any
 
     def data_key(self, member: Any) -> str | None:
-        """Return Kornia's data key for ``member``, the member of the batch that contains the target; ``None`` without one."""
+        """Return the data key for ``member``, the member of the batch that contains the target; ``None`` if no key fits."""
         if isinstance(member, torch.Tensor):
             return _DATA_KEYS[self.label]
         if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
@@ -259,8 +264,8 @@ class TargetSearch:
 
         Args:
             value: The member, or in a recursive call a value within the member.
-            name: Key of ``value``, or of the container that holds it.
-            per_image: Whether ``value`` belongs to one image.
+            name: Key of ``value``, or of the list that holds it.
+            per_image: Whether ``value`` belongs to one image, and not to a batch of images.
         """
         if batches.is_pil_image(value):
             if (value.height, value.width) in self._sizes:
@@ -282,7 +287,8 @@ class TargetSearch:
     def _has_numbers(self, value: Any, name: str) -> bool:
         """Return whether ``value`` has coordinates or pixels in lists, or is a run-length mask. ``name``: key of a target.
 
-        The numbers of several images may be tensors or arrays: ``default_collate`` makes four tensors (B,) of B boxes in lists.
+        The numbers may be tensors or arrays: ``default_collate`` turns B boxes, lists of four numbers, into a list of four
+        tensors (B,).
         """
         if isinstance(value, Mapping):
             return name in _MASK_NAMES and {"size", "counts"} <= value.keys()
@@ -298,15 +304,15 @@ class TargetSearch:
         return any(self._has_numbers(inner, name) for inner in value)
 
     def _by_name(self, value: Any, name: Any) -> str | None:
-        """Return ``name`` if it is the key of a target and ``value`` has a possible shape; else ``None``."""
+        """Return ``name`` if it is the key of a target, and ``value`` has a possible shape for such targets; else ``None``."""
         if name not in _DATA_KEYS or value.ndim < 2:
             return None
-        if name in _MASK_NAMES:  # a mask of another size may mark a model's patches, not pixels
+        if name in _MASK_NAMES:  # a mask of another size may mark patches instead of pixels
             return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 
     def _by_shape(self, value: Any, per_image: bool) -> str | None:
-        """Return ``masks`` or ``boxes`` if only these have the shape of ``value``; else ``None``."""
+        """Return ``"masks"`` or ``"boxes"`` if ``value`` has the shape of these; else ``None``."""
         if type_name(value) in ("Image", "Video"):
             return None
         axes = value.ndim if per_image else value.ndim - 1
@@ -318,7 +324,7 @@ class TargetSearch:
 
 
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
-    """Add a note to an error of torch, torchvision or Kornia in a transform that got images of integers."""
+    """Add a note to an error of a transform that got images of integers, unless the error cannot come from their dtype."""
     if isinstance(error, GpuAugError | torch.OutOfMemoryError) or not isinstance(error, RuntimeError | TypeError):
         return
     for tensor in batches.tensors(values):

@@ -1,7 +1,8 @@
 """Stages that change with the epoch: ``until`` and ``schedule``.
 
-All stages of a schedule are built and bound once. When an iterator begins, the loader takes the stages of its epoch
-(``by_epoch``) and runs these alone, so that the change depends on nothing but the epoch.
+A *schedule* is a stage that contains several stages and runs one of them, which depends on the epoch. All of them are created
+and *bound* to a *lane* (a CUDA stream) once. When an iterator of the loader begins, the loader takes the stage for its epoch
+from the attribute ``by_epoch``. So the choice depends only on the epoch.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -105,7 +106,7 @@ def schedule(make: Callable[[Any], Any], values: Mapping[int, Any]) -> Stage:
 
 
 class _Schedule(Stage):
-    """Stages that replace each other.
+    """Stage that runs another stage, depending on the epoch.
 
     Args:
         stages: First epoch → stage, in the order of the epochs. A stage may be a schedule.
@@ -114,7 +115,7 @@ class _Schedule(Stage):
 
     def __init__(self, stages: Mapping[int, Stage], values: Mapping[int, Any]) -> None:
         first = stages[0]
-        # The loader reads on and into of the stage of an epoch.
+        # ``on`` and ``into`` of this object have no effect: the loader uses those of the stage for the epoch.
         super().__init__(on=first.selection.on, into=first.selection.into, name=first.name)
         for stage in stages.values():
             if stage.name != first.name:
@@ -133,7 +134,7 @@ class _Schedule(Stage):
 
     @property
     def by_epoch(self) -> Mapping[int, Stage]:
-        """First epoch → stage that runs from this epoch on, in the order of the epochs."""
+        """First epoch → stage that runs from this epoch on, in the order of the epochs. No stage is a schedule."""
         return self._by_epoch
 
     def __repr__(self) -> str:
@@ -145,18 +146,18 @@ class _Schedule(Stage):
 
 
 def _flat(stages: Mapping[int, Stage]) -> dict[int, Stage]:
-    """Return first epoch → stage with the stages of schedules in place of schedules."""
+    """Return ``stages`` (first epoch → stage) with each schedule replaced by its stages."""
     flat: dict[int, Stage] = {}
     starts = [*stages]
     for start, end in zip(starts, [*starts[1:], float("inf")], strict=True):
         for epoch, stage in stages[start].by_epoch.items():
             if epoch < end:
-                flat[max(epoch, start)] = stage
+                flat[max(epoch, start)] = stage  # of several stages that begin before ``start``, the last one remains
     return flat
 
 
 class _BoundSchedule(BoundStage):
-    """A schedule, all of whose stages are bound to one lane. The loader runs the stages in ``by_epoch`` without it."""
+    """A schedule, all of whose stages are bound to one lane. The loader calls the stages in ``by_epoch`` directly."""
 
     def __init__(self, name: str, stage: _Schedule, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
@@ -169,7 +170,7 @@ class _BoundSchedule(BoundStage):
         return self._by_epoch
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return key in a checkpoint → decoders of all stages, also of stages that have not run yet."""
+        """Return key in a checkpoint → decoders of all stages, including stages that have not run yet."""
         bound_stages = self._bound_stages.values()
         # A stage that has not run yet returns its decoders only if their keys are required.
         keys = {*required_keys, *(key for bound in bound_stages for key in bound.versions(required_keys))}
@@ -180,7 +181,7 @@ class _BoundSchedule(BoundStage):
         return {key: "; ".join(dict.fromkeys(parts)) for key, parts in texts.items()}
 
     def held_bytes(self) -> HeldBytes:
-        """Return the bytes of memory that all stages hold."""
+        """Return the bytes of memory that all stages of the schedule hold."""
         return HeldBytes(*map(sum, zip(*(bound.held_bytes() for bound in self._bound_stages.values()), strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:

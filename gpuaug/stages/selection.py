@@ -1,4 +1,8 @@
-"""Members of a batch that a stage reads (``on``) and writes (``into``). A *data key* is Kornia's name for a type of input."""
+"""Members of a batch that a stage reads (``on``) and writes (``into``).
+
+A *member* is an entry of a batch: an item of a tuple or list, a value of a mapping, or a field of a named tuple or dataclass. A
+*data key* is Kornia's name for a type of input, such as ``"input"`` (images), ``"mask"`` or ``"bbox"``.
+"""
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
@@ -16,25 +20,25 @@ from gpuaug.core.errors import ArgumentError, SelectionError, shown
 from gpuaug.core.ragged import Ragged
 
 Selector = Hashable
-"""An index of a tuple or list, a key of a mapping, or a field of a named tuple or dataclass."""
+"""Name of a member: an index of a tuple or list, a key of a mapping, or a field of a named tuple or dataclass."""
 
 On = Selector | tuple[Selector, ...] | Mapping[Selector, str] | None | EllipsisType
-"""Type of ``on``: a selector, a tuple of them, or a mapping of selectors to Kornia's data keys; ``None``: the whole batch."""
+"""Type of ``on``, see ``Selection``."""
 
 Into = Selector | tuple[Selector, ...] | EllipsisType
-"""Type of ``into``: a selector, or a tuple of selectors."""
+"""Type of ``into``, see ``Selection``."""
 
 _KEY_ALIASES = {"image": "input", "label": "class"}
-"""Alias of a data key → data key."""
+"""Alias → data key, for the data keys of Kornia that have an alias."""
 
 
 class Selection:
     """Read a stage's arguments from a batch, and write its results into the batch.
 
     Args:
-        on: Members to read. ``...`` (default): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector:
-            one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several members, each
-            with its data key of Kornia, or with the encoder's parameter for it. ``None``: the whole batch.
+        on: Members to read. ``...`` (default): the batch itself if it is a tensor or ``Ragged``, or index 0 of a tuple or list.
+            A selector: one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several
+            members, each with its data key, or with the name of the encoder's parameter for it. ``None``: the whole batch.
         into: Members to write results to. ``...`` (default): the members that ``on`` names.
         stage_class: Class name of the stage, such as ``TransformStage``, for the code in error messages.
 
@@ -82,7 +86,10 @@ class Selection:
         return tuple(self._get(batch, selector) for selector in self._selectors)
 
     def names(self, batch: Batch) -> list[Any]:
-        """Return the names of the members that the stage reads: keys, fields, or indices from 0. Empty for the whole batch."""
+        """Return the names of the members that the stage reads: keys, fields, or indices from 0.
+
+        Empty if the stage reads the whole batch.
+        """
         if self.on is None or _form(batch) == "leaf":
             return []
         if self.on is ...:
@@ -92,8 +99,8 @@ class Selection:
     def image_names(self, batch: Batch) -> list[Any]:
         """Return the names of the members that hold images before or after the stage.
 
-        With ``into``: the members that the stage writes. Without: its only member, or with data keys the members whose key is
-        ``"input"`` or ``"image"``.
+        With ``into``: the members that the stage writes. Without ``into``: the members with the data key ``"input"`` or
+        ``"image"``; without data keys, the member that the stage reads, if it is only one.
         """
         if self.into is not ...:
             return _from_start(batch, self.into if isinstance(self.into, tuple) else (self.into,))
@@ -105,12 +112,12 @@ class Selection:
 
     @property
     def data_keys(self) -> list[str] | None:
-        """Kornia's data keys of the values if ``on`` is a mapping; else ``None``."""
+        """Values of ``on`` if it is a mapping: data keys, or parameters of an encoder. Otherwise ``None``."""
         return list(self.on.values()) if isinstance(self.on, Mapping) else None
 
     @property
     def normalized_keys(self) -> list[str] | None:
-        """``data_keys`` as ``normalized_key`` returns them."""
+        """``data_keys``, normalized by ``normalized_key``."""
         return None if self.data_keys is None else list(map(normalized_key, self.data_keys))
 
     def write(self, batch: Batch, result: Any) -> Batch:
@@ -122,14 +129,14 @@ class Selection:
         """
         if self.on is None:
             return result
-        written = self.on if self.into is ... else self.into
-        if written is ...:
+        targets = self.on if self.into is ... else self.into
+        if targets is ...:
             return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
-        if not isinstance(written, tuple | Mapping):
-            return self._put(batch, {written: result})
-        names = tuple(written)
-        if isinstance(written, Mapping) and len(names) == 1:
-            return self._put(batch, {names[0]: result})  # for a single data key, Kornia returns the value itself
+        if not isinstance(targets, tuple | Mapping):
+            return self._put(batch, {targets: result})
+        names = tuple(targets)
+        if isinstance(targets, Mapping) and len(names) == 1:
+            return self._put(batch, {names[0]: result})  # for a single data key, Kornia returns one value, not a list
         if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
             raise ArgumentError(
@@ -182,7 +189,7 @@ class Selection:
         if form == "sequence":
             names = _from_start(batch, values)
             indices = {name for name in names if _is_index(name) and name >= 0}
-            new_indices = sorted(index for index in indices if index >= len(batch))
+            new_indices = sorted(index for index in indices if index >= len(batch))  # members to add
             if len(indices) < len(names) or new_indices != list(range(len(batch), len(batch) + len(new_indices))):
                 raise SelectionError(
                     f"into must be an index of a {type(batch).__name__} of {len(batch)}, or the index after its end, without "
@@ -193,13 +200,16 @@ class Selection:
 
 
 def normalized_key(key: str | Enum) -> str:
-    """Return a data key as text in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"``, ``DataKey.IMAGE``."""
+    """Return a data key in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"`` or ``DataKey.IMAGE``."""
     name = (key.name if isinstance(key, Enum) else key).lower()
     return _KEY_ALIASES.get(name, name)
 
 
 def _form(batch: Batch) -> str:
-    """Return how members are read: ``sequence`` by index, ``mapping`` by key, ``record`` by attribute; ``leaf``: none exist."""
+    """Return how members are read: ``"sequence"`` by index, ``"mapping"`` by key, ``"record"`` by attribute.
+
+    ``"leaf"``: the batch has no members.
+    """
     if isinstance(batch, Mapping):
         return "mapping"
     if isinstance(batch, Ragged | Encoded) or not batches.is_container(batch):
@@ -210,7 +220,7 @@ def _form(batch: Batch) -> str:
 
 
 def _from_start(batch: Batch, selectors: Iterable[Any]) -> list[Any]:
-    """Return selectors, with negative indices of a sequence counted from its start."""
+    """Return selectors, with negative indices of a sequence replaced by indices from its start."""
     if _form(batch) != "sequence":
         return list(selectors)
     return [selector + len(batch) if _is_index(selector) and selector < 0 else selector for selector in selectors]
@@ -222,13 +232,13 @@ def _members(batch: Batch) -> list[Any]:
 
 
 def _fields(record: Any) -> list[str]:
-    """Return the names of all fields, including fields without a value."""
+    """Return the names of all fields of a dataclass or named tuple, including fields without a value."""
     return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
 
 
 def _is_index(selector: Any) -> bool:
     """Return whether a selector is an index of a sequence."""
-    return isinstance(selector, Integral) and not isinstance(selector, bool)  # including NumPy's integers
+    return isinstance(selector, Integral) and not isinstance(selector, bool)  # Integral: NumPy's integers, too
 
 
 def _listed(members: Iterable[Any]) -> str:

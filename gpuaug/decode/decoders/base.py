@@ -1,4 +1,9 @@
-"""Interface of a decoder of image files or clips, and the threads and lanes (named CUDA streams) that decoders use."""
+"""Interface of a decoder of image files or clips, and the threads and lanes that decoders use.
+
+A *lane* is a CUDA stream with a name. A *card* is a GPU. The JPEG engines and the video engines (NVDEC) are decoding hardware
+of a card. A *window* is the part of an image that is decoded. ``Work`` (``work.py``) is the decoding task for one member of a
+batch: headers and bytes of the files, and buffers for the pixels.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -17,33 +22,33 @@ Item = TypeVar("Item")
 PREPARED = 4
 """Maximum number of batches that are decoded at the same time.
 
-While the slowest file of one batch is decoded, or a batch waits for device memory, idle threads decode the next batches. With
-at most two batches, 9 of 16 cores were idle on a mix of file formats.
+While the slowest file of one batch is decoded, or a batch waits for device memory, idle threads decode the next batches. With a
+maximum of two batches, 9 of 16 cores were idle on a mix of file formats.
 """
 
 
 MAX_SESSIONS = 12
-"""Maximum number of sessions of NVDEC (the video engines) that decode at the same time, one per thread.
+"""Maximum number of sessions (open decoders of the video engines) that decode at the same time, one per thread.
 
-An H100 has 7 engines.
+An H100 has 7 video engines.
 """
 
 
 class Pools:
-    """Threads of one iterator of a loader. They start with its first batch, after the workers have been forked.
+    """Pools of threads for one iterator of a loader. Threads start with the first batch, after the workers have been forked.
 
     Args:
-        threads: Number of threads that decode on the CPU.
+        threads: Number of threads in ``images``.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
-        """Threads that run all decoders of a batch, one thread per batch."""
+        """Threads that each start the decoders of one batch, and wait for them."""
         self.card = ThreadPoolExecutor(1, "gpuaug-decode-card")
         """Thread that calls the JPEG engines. One, because the calls must not overlap."""
         self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
-        """Threads that decode images and clips on the CPU."""
+        """Threads that decode images and clips on the CPU, or run the CPU's part of decoding on the card."""
         self.clips = ThreadPoolExecutor(MAX_SESSIONS, "gpuaug-decode-nvdec")
         """Threads that feed the video engines."""
 
@@ -60,9 +65,9 @@ class Resources:
     lanes: Lanes
     """All lanes of the loader."""
     lane: Lane
-    """Lane for copies of images that the CPU decodes."""
+    """Lane for copies of images that the CPU decodes, to device memory."""
     card_lanes: "SimpleQueue[Lane]"
-    """Idle lanes for decoders that write to device memory. A decoder takes a lane and puts it back after its calls."""
+    """Lanes that no decoder uses. A decoder that writes to device memory takes a lane, and puts it back after its calls."""
     pools: Pools
 
 
@@ -70,6 +75,7 @@ class FileDecoder(ABC):
     """Decoder of the images or clips of a batch. One object serves all loaders of a device."""
 
     name: ClassVar[str]
+    """Name of the decoder in ``DecoderTable``, which shows the user the decoders of a stage."""
     files: ClassVar[str]
     """Short description of the files that the decoder decodes, for ``DecoderTable``."""
     on_card: ClassVar[bool]
@@ -78,11 +84,11 @@ class FileDecoder(ABC):
     decodes_windows: bool = True
     """Whether the decoder can decode a window of an image, with the same pixels as in the whole image."""
     max_calls: int = 1
-    """Maximum number of concurrent calls on the lanes of one loader."""
+    """Maximum number of concurrent calls for one loader. Each call uses one of ``Resources.card_lanes``."""
 
     @property
     def description(self) -> str:
-        """Row of ``DecoderTable``."""
+        """Text of the decoder's row in ``DecoderTable``."""
         return f"{self.version}: {self.files}"
 
     @property
@@ -97,31 +103,31 @@ class FileDecoder(ABC):
 
     @abstractmethod
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
+        """Return the (B,) mask of the files that the decoder can decode. ``table``: (B,) records of ``HEADER`` or ``CLIP``."""
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of the files that this decoder decodes even if an earlier decoder takes them. Default: none."""
+        """Return the (B,) mask of the files that this decoder decodes although an earlier one takes them. Default: none."""
         return np.zeros(len(table), np.bool_)
 
     def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return windows that contain ``windows``, enlarged to regions that are faster to decode.
+        """Return (n, 4) windows that contain ``windows``, enlarged to regions that are faster to decode.
 
         Args:
-            windows: (n, 4) top, left, height and width, in images with EXIF orientation 1.
+            windows: (n, 4) top, left, height and width, in downsampled images with EXIF orientation 1. May be modified.
             table: (n,) records of ``HEADER``.
-            scales: (n,) downsampling factors.
+            scales: (n,) factors by which the images are downsampled.
         """
         return windows
 
     def begin_all(self, tasks: Sequence[tuple[Any, NDArray[Any]]], resources: Resources) -> list[Callable[[], Event]]:
-        """Start to decode images or clips of several members of a batch. By default, one call of ``begin`` per member.
+        """Start to decode images or clips of several members of a batch. By default, call ``begin`` for each member.
 
         Args:
-            tasks: (``Work``, indices) of each member, as the arguments of ``begin``.
+            tasks: Per member, the arguments ``work`` and ``indices`` of ``begin``.
             resources: Lanes and threads.
 
         Returns:
-            Results of ``begin``.
+            Functions as ``begin`` returns them, which together wait for all members.
         """
         return [self.begin(work, indices, resources) for work, indices in tasks]
 
@@ -129,11 +135,11 @@ class FileDecoder(ABC):
     def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode images or clips of a batch. Called on a thread of ``Pools.batches``.
 
-        For a decoder with ``on_card``, it is called only when the device memory of the batch can be written.
+        If ``on_card`` is true, it is called only when the device memory of the batch can be written.
 
         Args:
-            work: ``Work`` of a batch. The decoder adds images and clips that cannot be decoded to ``work.problems``.
-            indices: (n,) indices of the images or clips in the batch.
+            work: ``Work`` of one member. The decoder adds images and clips that cannot be decoded to ``work.problems``.
+            indices: (n,) indices of the images or clips that this decoder decodes.
             resources: Lanes and threads.
 
         Returns:
@@ -159,7 +165,10 @@ class HostDecoder(FileDecoder):
         function: Callable[[Iterator[Item]], None],
         pending: Iterator[Item],
     ) -> Callable[[], Event]:
-        """Share a batch between ``count`` threads, and return the result of ``begin``. Other arguments: see ``share``."""
+        """Decode on ``count`` threads, and return the result of ``begin``, whose arguments are the first three.
+
+        For ``count``, ``function`` and ``pending`` see the function ``share``.
+        """
         wait_for_calls = share(resources.pools.images.submit, count, function, pending)
 
         def finish() -> Event:
@@ -173,26 +182,26 @@ class HostDecoder(FileDecoder):
 def share(
     submit: Callable[..., Future[None]], count: int, function: Callable[[Iterator[Item]], None], pending: Iterator[Item]
 ) -> Callable[[], None]:
-    """Start concurrent calls of one function on several threads.
+    """Start concurrent calls of one function on several threads, which take images from one shared iterator.
 
     Submitting one task per image would take ten times as long in Python.
 
     Args:
         submit: Method ``submit`` of an executor.
         count: Number of calls.
-        function: Function to call with ``pending``.
-        pending: Images or clips that no thread has started, shared by all threads.
+        function: Function to call with ``pending``. It decodes until ``pending`` is exhausted.
+        pending: Images or clips that no thread has started, shared by all calls.
 
     Returns:
-        Function that waits until all calls have ended, even after an error, because no call may write to memory that is reused.
-        It then raises the first error.
+        Function that waits until all calls have ended, and then raises the first error of a call. After an error it waits for
+        the other calls, too, because they must not write to memory that is reused.
     """
     futures: list[Future[None]] = []
     try:
         for _ in range(count):
-            futures.append(submit(function, pending))  # noqa: PERF401 - the list also holds the calls before an error
+            futures.append(submit(function, pending))  # noqa: PERF401 - after an error, the list must have the earlier calls
     except RuntimeError as error:  # a thread could not be started, but others are running
-        for _ in pending:  # leave no work for the call, which may still run later
+        for _ in pending:  # exhausted, because the failed call stays queued and may run later
             pass
         futures.append(Future())
         futures[-1].set_exception(error)

@@ -1,8 +1,9 @@
-"""Decoding on the CPU: whole JPEGs by simplejpeg, PNGs, WebPs and windows of JPEGs in ``Loops``, all other files by PIL.
+"""Decoding on the CPU.
 
-A batch holds a *window* of each image: the part that the next stage reads, or the whole image. JPEG windows are decoded by
-libturbojpeg, without the rest of the image. Threads decode into *staging* memory, which is page-locked and is then copied to
-the GPU, or without a GPU directly into the batch.
+A batch holds a *window* of each image: the part that the next stage reads, or the whole image. ``Loops`` (``loops.py``)
+decodes PNGs, WebPs, and windows of JPEGs, these with libturbojpeg and without the rest of the image. simplejpeg decodes whole
+JPEGs, and PIL all other files. Threads decode into *staging* memory, which is page-locked and is then copied to the GPU;
+without a GPU, they decode directly into the batch.
 """
 
 import io
@@ -32,18 +33,20 @@ from gpuaug.feed.image_input import as_array, copy_pixels, stored_values, with_c
 _JPEGS = (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG)
 
 COSTS = np.full(len(Format), 8)
-"""Relative time per pixel of each ``Format``, to decode the slowest files first."""
+"""Relative decoding time per pixel, by ``Format``, to decode the slowest files first. 8 for the formats that are not JPEG."""
 COSTS[list(_JPEGS)] = 1, 3, 3, 6
 
 _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""PIL mode of an image that is decoded as stored, by number of channels."""
+"""Number of channels → PIL mode of an image that is decoded as stored in its file."""
 
 MAX_CHUNK = 8
-"""Maximum number of images that a thread takes at once, whose windows it decodes in one call. With 8 instead of 4, 14 threads
-decoded 11,100 instead of 10,300 images of 0.2 megapixels per second (one-off, 2026-11-27)."""
+"""Maximum number of images that a thread takes at once, and decodes in one call of a loop.
+
+With 8 instead of 4, 14 threads decoded 11,100 instead of 10,300 images of 0.2 megapixels per second (2026-11-27).
+"""
 
 _INVERSE_ORIENTATIONS = {6: 8, 8: 6}
-"""Inverse of each EXIF orientation that is not its own inverse."""
+"""EXIF orientation → inverse orientation, if it is another one."""
 
 
 class Cpu(HostDecoder):
@@ -62,10 +65,10 @@ class Cpu(HostDecoder):
         return ", ".join([*versions, *([turbojpeg.version()] if turbojpeg.library() is not None else [])])
 
     def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return windows enlarged, for JPEGs, to the regions that libturbojpeg can decode directly into the batch.
+        """Return the windows, those of JPEGs enlarged to regions that libturbojpeg can decode directly into the batch.
 
-        Enlarged windows need no scratch buffer and no copy. For a copy, a thread acquires the interpreter's lock once more per
-        image: 16 cores decoded 8 700 images per second with the copy, and 12 100 without.
+        Enlarged windows need no intermediate buffer and no copy. For a copy, a thread acquires the interpreter's lock once more
+        per image: 16 cores decoded 8,700 images per second with the copy, and 12,100 without.
         """
         selected = is_among(table["format"], WINDOW_FORMATS) & is_among(table["channels"], (1, 3)) & (table["sampling"] > 0)
         if turbojpeg.library() is not None:
@@ -73,14 +76,14 @@ class Cpu(HostDecoder):
         return windows
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the images to the threads, slowest first, so that all threads finish at about the same time."""
+        """Start to decode the images, slowest first, so that all threads finish at about the same time."""
         cost = work.layout.stored.prod(1)[indices] * COSTS[work.layout.headers["format"][indices]]
         pending = iter(indices[np.argsort(-cost)].tolist())
         threads = resources.pools.threads
         loops = Loops(work, indices)
-        # Few images are spread over all threads.
+        # If there are few images, the chunks are smaller, so that all threads take part.
         chunk_size = min(-(-len(indices) // threads), MAX_CHUNK) if loops else 1
-        # ``infos`` are computed before threads start, because each of them might compute the cached property.
+        # ``infos`` is read before the threads start: several threads could compute the cached property at the same time.
         function = partial(_decode_pending, work, work.layout.infos, loops, chunk_size)
         return self.share(work, indices, resources, min(-(-len(indices) // chunk_size), threads), function, pending)
 
@@ -88,7 +91,7 @@ class Cpu(HostDecoder):
 def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArray[np.uint8]) -> str:
     """Decode the window of one image into ``out``, upright and downsampled by the scale of the image.
 
-    The pixels of every library must equal PIL's bit for bit. PIL decodes a file that a faster library rejects, so that PIL
+    The pixels of every library must equal PIL's bit for bit. If a faster library rejects a file, PIL decodes it, so that PIL
     decides whether the file is damaged.
 
     Args:
@@ -107,6 +110,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     shape = (height, width, layout.channels)
     try:
         buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
+        # Decoded pixels, or the reason why the file cannot be decoded, or None if PIL has to decode the file.
         pixels = format_.decode(file, layout, info, buffer)
         if isinstance(pixels, str):
             return pixels
@@ -123,16 +127,23 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
 
 
 def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: Any, info: ImageInfo) -> NDArray[np.uint8]:
-    """Decode an image (h, w, C) with PIL, not rotated upright. In a file with several images, decode the first."""
+    """Return an image (h, w, C), decoded with PIL and downsampled, in the orientation of its file.
+
+    Args:
+        file: (bytes,) encoded image. If it contains several images, the first is decoded.
+        format_: Format of the file.
+        channels: Number of channels of the result.
+        info: Header fields and window of the image.
+    """
     from PIL import JpegImagePlugin  # here, so that importing gpuaug does not import PIL
 
-    # JpegImageFile, because PIL opens the JPEGs of many phones as MPO, a format with several images.
+    # Not PIL.Image.open, which opens the JPEGs of many phones as MPO, a format with several images.
     open_jpeg = JpegImagePlugin.JpegImageFile
     is_jpeg = info.format in _JPEGS
     with pil.open_image(file.data, format_.names) if not is_jpeg else open_jpeg(io.BytesIO(file.data)) as image:
-        if is_jpeg and info.format != Format.LOSSLESS_JPEG:  # libjpeg-turbo converts no lossless JPEG
+        if is_jpeg and info.format != Format.LOSSLESS_JPEG:  # libjpeg-turbo does not convert or downsample lossless JPEGs
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
-            # "L" reads the luma stored in the file, as the JPEG engines of a card do.
+            # ``draft`` makes libjpeg convert and downsample. "L" reads the luma in the file, as the JPEG engines of a card do.
             # PIL picks the smallest scaled size that is at least the requested size, and rounds it up. The requested sides are
             # not rounded, so that PIL picks the scale even if a side has fewer pixels than the scale.
             sides: Any = (image.width / info.scale, image.height / info.scale)
@@ -143,18 +154,18 @@ def _decode_with_pil(file: NDArray[np.uint8], format_: ImageFormat, channels: An
             pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
             pixels = as_array(with_channels(image, channels, convert=True, position="the file"))
-        if image.format == "TIFF":  # PIL rotates TIFFs upright while decoding
+        if image.format == "TIFF":  # PIL rotates TIFFs upright while decoding, which is undone here
             pixels = rotated_upright(pixels, _INVERSE_ORIENTATIONS.get(info.stored_orientation, info.stored_orientation))
         return pixels
 
 
 def _decode_pending(work: Work[Layout], infos: list[ImageInfo], loops: Loops, chunk_size: int, pending: Iterator[int]) -> None:
-    """Decode images into host memory. Runs on several threads for one batch.
+    """Decode images into host memory until ``pending`` is exhausted. Runs on several threads for one batch.
 
     Args:
         work: Decoding task of the batch.
         infos: ``Layout.infos`` of the batch.
-        loops: Loops over images, which decode without the interpreter's lock.
+        loops: Loops that decode images without the interpreter's lock.
         chunk_size: Number of images that a thread takes at once.
         pending: Indices of the images that no thread has started, shared by all threads.
     """

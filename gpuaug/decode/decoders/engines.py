@@ -1,6 +1,7 @@
-"""Decoding of baseline JPEGs by the JPEG engines (decoding hardware) of a data-centre card.
+"""Decoding of baseline JPEGs by the JPEG engines (decoding hardware) of a data-centre GPU (*card*).
 
-One call per batch and chroma subsampling decodes all files with this subsampling, of all members of the batch.
+One call per batch and chroma subsampling decodes all files with this subsampling, of all members of the batch. A *window* is
+the part of an image that is decoded.
 """
 
 import threading
@@ -25,11 +26,12 @@ MAX_ENGINE_SIDE = 16384
 SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
 """Chroma subsamplings that the engines support: 4:4:4 or grey, 4:2:2, 4:2:0, 4:4:0.
 
-As in ``HEADER``, 4 h + v of the horizontal and vertical sampling factors of luma.
+Written as 4·h + v, as in the field ``sampling`` of ``core.encoded.HEADER``: h and v are the horizontal and vertical sampling
+factors of luma.
 """
 
 _GREY = 0
-"""Group of files without chroma. The group of any other file is the number of its chroma subsampling."""
+"""Value of ``FILE["group"]`` for grey files. For files with chroma, the group is the value of ``sampling``."""
 
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -42,9 +44,8 @@ def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
 class Engines(FileDecoder):
     """JPEG engines of one device.
 
-    Loaders of a device share one instance per process (``registry.py``), whose calls run one at a time: on an H200 with nvJPEG
-    13.3, concurrent calls of threads or processes deadlocked, and were not faster. The lock is held until the GPU work of a
-    call has ended.
+    Loaders of a device share one instance per process (``registry.py``), whose calls run one at a time, until their GPU work
+    has ended: on an H200 with nvJPEG 13.3, concurrent calls of threads or processes deadlocked, and were not faster.
 
     Args:
         device: A CUDA device.
@@ -80,25 +81,26 @@ class Engines(FileDecoder):
         """Submit the calls to ``Pools.card``, a thread with no other tasks, so that the engines wait for no Python code.
 
         Returns:
-            One function, which waits for the calls, and returns the event of their GPU work.
+            One function for all members: it waits for the calls, and returns the event after their GPU work.
         """
         calls = self._calls(tasks)
         try:
             return [resources.pools.card.submit(self._decode, tasks, calls, resources).result]
         except RuntimeError:  # the task was queued, and then the thread could not be started
-            calls.clear()  # so that the task, if it runs later, does not write to memory that is then reused
+            calls.clear()  # otherwise the task, if it runs later, would write to memory that is then reused
             raise
 
     def _calls(self, tasks: Sequence[tuple[Work[Layout], NDArray[Any]]]) -> list[NDArray[np.void]]:
-        """Return the arguments of the calls: one (n,) array of ``FILE`` per group and output format, with files of all members.
+        """Return the files of each call: one (n,) array of ``FILE`` per group and output format, with files of all members.
 
-        A file whose size according to nvJPEG differs from its header is left out, and added to ``work.problems``.
+        A file whose size according to nvJPEG differs from its header is left out, and added to ``work.problems``. Calls of a
+        few files would leave engines idle, so a call has the files of all members. The largest images come first, because all
+        engines then end at about the same time.
 
-        256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state of nvJPEG, 10 ms with one call and one
-        state per group, and 8.5 ms with the largest images first, because all engines then end at about the same time (H200,
-        nvJPEG 13.3). Calls of a few files leave engines idle, so a call holds the files of all members.
+        256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one decoding state of nvJPEG, 10 ms with one
+        call and one state per group, and 8.5 ms with the largest images first (H200, nvJPEG 13.3).
         """
-        parts = []
+        files_of_members = []
         for number, (work, indices) in enumerate(tasks):
             layout = work.layout
             table = layout.headers[indices]
@@ -109,8 +111,8 @@ class Engines(FileDecoder):
             matches = (sizes == layout.stored[indices]).all(1)
             for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
                 work.problems[index] = nvjpeg.size_problem(width, height, *layout.stored[index, ::-1].tolist())
-            parts.append(files[matches])
-        files = np.concatenate(parts)
+            files_of_members.append(files[matches])
+        files = np.concatenate(files_of_members)
         files = files[np.argsort(-files["height"] * files["width"], kind="stable")]
         if _have_windows(tasks):
             self._decoder.set_windows(files)
@@ -120,7 +122,10 @@ class Engines(FileDecoder):
     def _decode(
         self, tasks: Sequence[tuple[Work[Layout], NDArray[Any]]], calls: list[NDArray[np.void]], resources: Resources
     ) -> Event:
-        """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
+        """Decode a batch on the thread of ``Pools.card``, and return the event after the GPU work.
+
+        If a call fails, its files are divided into two calls, and so on, until the files that fail are found.
+        """
         nvjpeg.enter(resources.lanes.device)
         with self._call_lock:
             lane = resources.card_lanes.get()
@@ -144,12 +149,18 @@ class Engines(FileDecoder):
 
 
 def _have_windows(tasks: Sequence[tuple[Work[Layout], NDArray[Any]]]) -> bool:
-    """Return whether windows are set for all files, because of some only a window is decoded."""
+    """Return whether a window is decoded of at least one image. ``set_windows`` is then called for all files."""
     return any(work.layout.shapes.windows is not None for work, _ in tasks)
 
 
 def card_files(work: Work[Layout], indices: NDArray[Any]) -> NDArray[np.void]:
-    """Return (n,) records of ``FILE``. Their addresses are in ``work.raw`` for images that need postprocessing."""
+    """Return (n,) records of ``FILE``, without ``work`` and ``group``, for images of one member.
+
+    Args:
+        work: Decoding task of the member.
+        indices: (n,) indices of the images. Images that need postprocessing are decoded into ``work.raw``, others into
+            ``work.data``.
+    """
     layout = work.layout
     table = layout.headers[indices]
     files = np.zeros(len(indices), FILE)

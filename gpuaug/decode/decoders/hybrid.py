@@ -1,11 +1,11 @@
-"""Decoding of JPEGs by host threads and the card together.
+"""Decoding of JPEGs by host threads and the GPU (*card*) together.
 
-An image has two phases: a *host phase* on a thread, and then a *card phase*, which a thread queues on a CUDA stream. Host
-phases read the Huffman codes of small and of progressive JPEGs. The card reads the Huffman codes of other JPEGs, for which the
-host phase only prepares the file. Pixels of undamaged files do not depend on this choice.
+An image has two phases: a *host phase* on a thread, and then a *card phase*, which a thread queues on a *lane* (a CUDA stream).
+Host phases read the Huffman codes of small and of progressive JPEGs. The card reads the Huffman codes of other JPEGs, for which
+the host phase only prepares the file. Pixels of undamaged files do not depend on this choice.
 
-Between its phases, an image occupies a *state* of nvJPEG, which holds its coefficients (or the file, if the card reads the
-codes). States are kept in *pools*, by their capacity:
+From the beginning of its host phase to the end of its card phase, an image occupies a *state* of nvJPEG: buffers for its
+coefficients (or for the file, if the card reads the codes). States with one backend and one capacity form a *pool*:
 
     threads of ``Pools.images``                 thread of the batch (``_card_phases``)
     take idle states from the pools
@@ -35,7 +35,7 @@ from gpuaug.decode.layout import Layout
 from gpuaug.decode.work import Work
 
 MAX_STATES = 96
-"""Maximum number of states of a pool, over all loaders of a process on one device. An image between its phases uses a state.
+"""Maximum number of states of a pool, which all loaders of a process on one device share.
 
 A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memory. With 48 states, threads waited for states:
 14 threads decoded 9,900 images/s with 48 states and 4 images per call, and 11,200 to 12,000 with 96 to 128 states and 8 images
@@ -43,13 +43,13 @@ A state of the smallest capacity has 2 MB of page-locked and 3 MB of device memo
 """
 
 MIN_STATES = 4
-"""Number of states that a pool may have regardless of their capacity."""
+"""Number of states that a pool may have even if their capacities exceed ``POOL_BYTES``."""
 
 POOL_BYTES = {nvjpeg.HYBRID: 2**29, nvjpeg.GPU_HYBRID: 2**30}
-"""Maximum sum of the capacities of the states of a pool, unless it has only ``MIN_STATES`` states, by backend of nvJPEG."""
+"""Maximum sum of the capacities of the states of a pool, in bytes, by backend of nvJPEG. See ``MIN_STATES``."""
 
 MIN_CAPACITY = 2**21
-"""Minimum capacity of a state in bytes of coefficients: 500 000 pixels at 4:2:0, with a margin."""
+"""Minimum capacity of a state, in bytes of coefficients: enough for 500,000 pixels at 4:2:0, with a margin."""
 
 MAX_PIXELS = 2**25
 """Maximum number of pixels of an image. Coefficients take up to 6 bytes per pixel."""
@@ -58,39 +58,44 @@ CARD_HUFFMAN_PIXELS = 250_000
 """Minimum number of pixels of a baseline JPEG whose Huffman codes the card reads.
 
 If the card reads the codes, the host phase of a photograph of 12 megapixels takes 13 ms instead of 46 ms, and the host phase of
-0.2 megapixels 0.3 ms instead of 0.8 ms. But the card phase of the small photograph takes 0.13 ms of the card instead of 0.05
-ms, for which a training step may wait: ResNet-50 trained at 0.92 instead of 0.95 of its rate without decoding if the card read
-all Huffman codes of such small photographs, and at 0.94 with this number of pixels (H200, 2026-11-27).
+a photograph of 0.2 megapixels 0.3 ms instead of 0.8 ms. But the card phase of the small photograph takes 0.13 ms instead of
+0.05 ms, for which a training step may wait. On small photographs, relative to training without decoding, ResNet-50 trained at
+0.95 of the speed if the host read all Huffman codes, at 0.92 if the card read them all, and at 0.94 with this minimum (H200,
+2026-11-27).
 """
 
 LARGE_PIXELS = 2**22
-"""Number of pixels of a baseline JPEG above which this decoder decodes a share of the files although there are engines."""
+"""Number of pixels above which a baseline JPEG is large: of large files, this decoder takes a share from the JPEG engines.
+
+The engines are the JPEG decoding hardware of a card.
+"""
 
 LARGE_SHARE = 5 / 16
-"""Share of the large baseline JPEGs that this decoder decodes although there are engines.
+"""Share of the large baseline JPEGs that this decoder takes from the engines.
 
 The engines alone decode 910 photographs of 12 megapixels per second, with 2 cores busy. With a share of 1/4, 1,183 photographs
 per second are decoded with 7 cores; with 5/16, 1,337 with 9 cores; with 3/8, 1,339 with 13 cores (H200, 16 cores, 2026-11-27).
 """
 
 LARGE_THREADS = 7
-"""Minimum number of decoding threads with which this decoder decodes a share of the large files although there are engines.
+"""Minimum number of decoding threads with which this decoder takes a share of the large files from the engines.
 
-With 4 threads, 500 photographs of 12 megapixels were decoded per second, and 915 by the engines alone (H200, 2026-11-27).
+With 4 threads, 500 photographs of 12 megapixels were decoded per second with a share, and 915 by the engines alone (H200,
+2026-11-27).
 """
 
 PINNED_SHARE = {nvjpeg.HYBRID: 1, nvjpeg.GPU_HYBRID: 1 / 4}
 """Page-locked memory of a state, relative to its capacity, by backend of nvJPEG.
 
-It contains the coefficients of an image with ``HYBRID``, and the file with ``GPU_HYBRID``, which takes 1.0 to 1.7 times its
-length. For a longer file, such as one of the highest quality, nvJPEG enlarges the memory of the state.
+It contains the coefficients of an image with ``HYBRID``. With ``GPU_HYBRID`` it contains the file, which takes 1.0 to 1.7 times
+its length. If a file is too long, such as one of the highest quality, nvJPEG enlarges the memory of the state.
 """
 
 DEVICE_SHARE = 3 / 2
 """Device memory of a state, relative to its capacity."""
 
 _HASH = np.uint32(2_654_435_761)
-"""Factor of a multiplicative hash of 32 bits: 2**32 divided by the golden ratio."""
+"""Factor of a multiplicative hash to 32 bits: 2**32 divided by the golden ratio."""
 
 MAX_IMAGES = 32
 """Maximum number of images per call of host phases.
@@ -100,17 +105,17 @@ A thread that runs one host phase per call takes the interpreter's lock twice pe
 """
 
 MAX_CALL_BYTES = 2**21
-"""Maximum number of bytes of the files of one call of host phases, except for a call of one file.
+"""Maximum number of bytes of the files of one call of host phases. A call of one file may exceed it.
 
-In a call of several large photographs, one thread would decode for tenths of a second, and keep their states for so long.
+A call of several large photographs would take tenths of a second, and keep their states for so long.
 """
 
 GROUP = 16
-"""Number of images whose card phases share one event."""
+"""Maximum number of images whose card phases share one event, after which their states are put back."""
 
 
 def max_states(backend: int, capacity: int) -> int:
-    """Return the maximum number of states of a pool, for its backend and the capacity of a state in bytes."""
+    """Return the maximum number of states of a pool. ``capacity``: of each state, in bytes of coefficients."""
     return min(max(POOL_BYTES[backend] // capacity, MIN_STATES), MAX_STATES)
 
 
@@ -131,9 +136,9 @@ class Hybrid(FileDecoder):
     def __init__(self, device: torch.device) -> None:
         self._decoders = {backend: nvjpeg.PhasedDecoder(device, backend) for backend in PINNED_SHARE}
         self._calls = self._decoders[nvjpeg.HYBRID]
-        """Decoder whose methods run the phases. The states of both backends are used in one call."""
+        """Decoder whose methods run the phases for states of both backends."""
         self.decodes_windows = self._calls.exact_windows
-        # One pool per capacity, because nvJPEG waits for all work of the device when it enlarges a state.
+        # One pool per backend and capacity: nvJPEG would wait for all work of the device to enlarge a state.
         self._pools: dict[_PoolKey, _Pool] = {}
         self._creation_lock = threading.Lock()
 
@@ -144,7 +149,7 @@ class Hybrid(FileDecoder):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """(page-locked, device) bytes of coefficients."""
+        """(page-locked bytes, device bytes) of all states."""
         pools = list(self._pools.items())
         bytes_of_states = [self._decoders[key.backend].held_bytes(state) for key, pool in pools for state in pool.states]
         return sum(pinned for pinned, _ in bytes_of_states), sum(device for _, device in bytes_of_states)
@@ -157,44 +162,49 @@ class Hybrid(FileDecoder):
         return is_taken
 
     def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of large baseline JPEGs that this decoder takes, because the engines are too slow for all.
+        """Return the (B,) mask of large baseline JPEGs that this decoder takes from the engines, which are too slow for all.
 
-        A hash of the length in bytes selects the files, so that a file is always decoded by the same decoder.
+        A hash of the length of a file selects the files, so that a file is always decoded by the same decoder.
         """
         pixels = table["height"].astype(np.int64) * table["width"]
-        hashes = table["length"].astype(np.uint32) * _HASH
+        hashes = table["length"].astype(np.uint32) * _HASH  # the lower 32 bits of the product
         is_first = self.takes(table)
         is_first &= (table["format"] == Format.JPEG) & (pixels > LARGE_PIXELS) & (hashes < 2**32 * LARGE_SHARE)
         return is_first
 
     def begin(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Return the function that decodes. No phase starts earlier, because two batches could wait for each other's states."""
+        """Return a function that decodes. No phase starts before its call: two batches could wait for each other's states."""
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work[Layout], indices: NDArray[Any], resources: Resources) -> Event:
-        """Submit the host phases, longest file first, and queue each card phase when its host phase has ended."""
+        """Submit the host phases, longest file first, and queue each card phase when its host phase has ended.
+
+        Returns:
+            Event after all card phases.
+        """
         headers = work.layout.headers
         indices = indices[np.argsort(-headers["length"][indices])]
         keys = zip(_backends(headers[indices]).tolist(), _capacities(headers[indices]).tolist(), strict=True)
-        # Several batches are decoded at a time, so that one batch needs to keep only a third of the threads busy. Smaller calls
-        # decode fewer images per second, because a thread waits for the interpreter's lock after each call.
+        # Calls are so large that those of this batch occupy a third of the threads: other batches, decoded at the same time,
+        # occupy the rest. With smaller calls, threads would wait more often for the interpreter's lock.
         max_images = min(max(3 * len(indices) // resources.pools.threads, 1), MAX_IMAGES)
         batch = _Batch(work, card_files(work, indices), [_PoolKey(*key) for key in keys], iter(range(len(indices))), max_images)
-        lane = resources.card_lanes.get()  # before any state is taken, because only this thread puts states back
+        # Taken before any state is in use: this thread puts the states back, and must not wait for a lane meanwhile.
+        lane = resources.card_lanes.get()
         try:
             try:
                 for _ in range(min(len(indices), resources.pools.threads)):
                     resources.pools.images.submit(self._host_phases, batch, resources)
-            except RuntimeError as error:  # no thread can be started, but others may have started
+            except RuntimeError as error:  # a thread could not be started, but others may be running
                 batch.give_up(error)
             return self._card_phases(batch, lane)
         finally:
             resources.card_lanes.put(lane)
 
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
-        """Run host phases of a batch, call by call, until the phases of all images have been started by any thread."""
+        """Run host phases of a batch, several per call, until no image is pending. Runs on several threads for one batch."""
         for file_index in batch.pending:
-            # Files are pending in descending order of length.
+            # The first file of a call is its longest, because files are pending in descending order of length.
             images_of_call = min(MAX_CALL_BYTES // int(batch.files["length"][file_index]), batch.images_per_call)
             file_indices = [file_index, *islice(batch.pending, max(images_of_call - 1, 0))]
             if batch.work.is_abandoned:
@@ -202,18 +212,18 @@ class Hybrid(FileDecoder):
                     batch.ready.put(None)
                 continue
             try:
-                nvjpeg.enter(resources.lanes.device)  # within try, so that its error is raised at the batch
+                nvjpeg.enter(resources.lanes.device)  # within try, so that its error reaches the thread of the batch
                 while file_indices:
                     states = self._take_states([batch.pool_keys[file_index] for file_index in file_indices])
                     started_files = file_indices[: len(states)]
                     del file_indices[: len(states)]
                     self._run_host_phases(batch, started_files, states)
-            except BaseException as error:  # raised at the batch
+            except BaseException as error:  # passed to the thread of the batch, which raises it
                 for _ in file_indices:
                     batch.ready.put(error)
 
     def _run_host_phases(self, batch: "_Batch", file_indices: list[int], states: list[nvjpeg.PhasedState]) -> None:
-        """Run the host phases of files of a batch in one call, with one state each, and put the results into ``ready``."""
+        """Run the host phases of files of a batch in one call, with one state each. Put the results into ``batch.ready``."""
         outcomes: Sequence[str | BaseException]
         try:
             outcomes = self._calls.host_phases(states, batch.files[file_indices])
@@ -231,15 +241,15 @@ class Hybrid(FileDecoder):
                 batch.ready.put((file_index, state))
 
     def _take_states(self, keys: "list[_PoolKey]") -> list[nvjpeg.PhasedState]:
-        """Return states for the first images of ``keys``, at least one. Wait for the first state only.
+        """Return states for the first n images of ``keys``, with n of at least 1. Wait only if no state is free for the first.
 
-        A thread that waited for a state while it holds other states could wait for ever.
+        A thread that waited for a state while it holds other states could cause a deadlock.
         """
         states: list[nvjpeg.PhasedState] = []
         for key in keys:
             try:
                 state = self._idle_or_new_state(key)
-            except nvjpeg.NvJpegError:  # not even memory for one state
+            except nvjpeg.NvJpegError:  # the pool has no state, and there is no memory for one
                 if not states:
                     raise
                 break
@@ -249,7 +259,11 @@ class Hybrid(FileDecoder):
         return states
 
     def _idle_or_new_state(self, key: "_PoolKey") -> nvjpeg.PhasedState | None:
-        """Return an idle state, or a new state. ``None`` if no state is idle, and the pool or the memory is full."""
+        """Return an idle or a new state; ``None`` if no state is idle, and the pool or the memory is full.
+
+        Raises:
+            NvJpegError: If the pool has no state, and none can be created.
+        """
         pool = self._pools.get(key) or self._pools.setdefault(key, _Pool())
         try:
             return pool.idle.get_nowait()
@@ -261,19 +275,20 @@ class Hybrid(FileDecoder):
                         device_bytes = int(DEVICE_SHARE * key.capacity)
                         pool.states.append(self._decoders[key.backend].state(pinned_bytes, device_bytes))
                         return pool.states[-1]
-                    except nvjpeg.NvJpegError:  # no memory for one more
+                    except nvjpeg.NvJpegError:  # no memory for another state
                         if not pool.states:
                             raise
         return None
 
     def _put_back(self, used_states: list["_UsedState"]) -> None:
-        """Add states to the idle states of their pools."""
+        """Return states to their pools."""
         for key, state in used_states:
             self._pools[key].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
-        # States of queued card phases: ``open_group``, to which images are added, and earlier groups with the event after each.
+        # States of queued card phases, in groups: complete groups, each with the event after its card phases, and one open
+        # group to which images are added.
         queued_groups, open_group = deque[tuple[Event, list[_UsedState]]](), list[_UsedState]()
         ready, unfinished = batch.ready, len(batch.files)
         error: BaseException | None = None
@@ -303,12 +318,12 @@ class Hybrid(FileDecoder):
                             error = error or outcome
                         elif outcome:
                             batch.work.problems[index] = outcome
-        except BaseException as card_error:  # an event fails: the card does no more work
+        except BaseException as card_error:  # such as a failed event, after which the card does no more work
             batch.give_up(card_error)
             for _, used_states in queued_groups:
                 self._put_back(used_states)
             self._put_back(open_group)
-            for _ in range(unfinished):  # wait until no thread reads a file
+            for _ in range(unfinished):  # wait until no thread reads a file of the batch
                 if isinstance(result := ready.get(), tuple):
                     self._put_back([(batch.pool_keys[result[0]], result[1])])
             raise
@@ -321,9 +336,9 @@ class _PoolKey(NamedTuple):
     """Backend and capacity of the decoding states of a pool."""
 
     backend: int
-    """Backend of nvJPEG that decodes: ``HYBRID`` or ``GPU_HYBRID``."""
+    """Backend of nvJPEG: ``HYBRID`` or ``GPU_HYBRID``."""
     capacity: int
-    """Bytes of memory for coefficients: a power of 2."""
+    """Maximum size of the coefficients of an image, in bytes: a power of 2."""
 
 
 @dataclass(slots=True)
@@ -331,48 +346,56 @@ class _Pool:
     """Decoding states of one backend and one capacity."""
 
     states: list[nvjpeg.PhasedState] = field(default_factory=list)
-    """All states of the pool."""
+    """All states of the pool, idle or in use."""
     idle: "SimpleQueue[nvjpeg.PhasedState]" = field(default_factory=SimpleQueue)
     """States that no image uses."""
 
 
 _UsedState: TypeAlias = tuple[_PoolKey, nvjpeg.PhasedState]
-"""State that an image uses, and the key of its pool."""
+"""Key of a pool, and a state of this pool that an image uses."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Images of a batch between their phases."""
+    """Images of one member of a batch while they are decoded."""
 
     work: Work[Layout]
+    """Decoding task of the member."""
     files: NDArray[np.void]
-    """(n,) records of ``FILE``."""
+    """(n,) records of ``nvjpeg_loops.FILE``."""
     pool_keys: list[_PoolKey]
-    """Keys of the pools whose states can decode the files."""
+    """Per file, the key of the pool whose states can decode the file."""
     pending: Iterator[int]
     """Indices into ``files`` of the images whose host phase has not started. Shared by all threads."""
     images_per_call: int
     """Maximum number of images per call of host phases."""
     ready: "SimpleQueue[tuple[int, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
-    """One entry per image whose host phase has ended: index into ``files``, and state; ``None`` if it cannot be decoded."""
+    """One entry per image whose host phase has ended: index into ``files`` and state; ``None`` if the image cannot be decoded
+    or the batch is abandoned; or an error."""
 
     def give_up(self, error: BaseException) -> None:
-        """Put ``error`` into ``ready`` for each image whose host phase has not started, so that none of these phases starts."""
+        """Put ``error`` into ``ready`` for each pending image, so that no further host phase starts."""
         for _ in self.pending:
             self.ready.put(error)
 
 
 def _backends(headers: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the (B,) backends of nvJPEG that decode the images: ``GPU_HYBRID`` where the card reads the Huffman codes."""
+    """Return the (n,) backends of nvJPEG for images: ``GPU_HYBRID`` where the card reads the Huffman codes.
+
+    ``headers``: (n,) records of ``HEADER``.
+    """
     on_card = headers["format"] == Format.JPEG
     on_card &= headers["height"].astype(np.int64) * headers["width"] >= CARD_HUFFMAN_PIXELS
     return np.where(on_card, nvjpeg.GPU_HYBRID, nvjpeg.HYBRID)
 
 
 def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the (B,) capacities in bytes: 2 bytes per coefficient, plus a quarter and 256 KB, rounded up to a power of 2."""
+    """Return the (n,) capacities for images: 2 bytes per coefficient, plus a quarter and 256 KB, rounded up to a power of 2.
+
+    ``headers``: (n,) records of ``HEADER``.
+    """
     area = (headers["height"].astype(np.int64) + 31) * (headers["width"].astype(np.int64) + 31)
-    # h · v of the luma's sampling factors, from 4 h + v: chroma has fewer pixels by this factor.
+    # Product h·v of the sampling factors of luma, from ``sampling`` = 4·h + v. Luma has h·v times the pixels of a chroma plane.
     luma_factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
     chroma_share = np.where(headers["channels"] == 3, 2 / np.maximum(luma_factors, 1), 0)
     bytes_needed = np.maximum(2.5 * area * (1 + chroma_share) + 2**18, MIN_CAPACITY)

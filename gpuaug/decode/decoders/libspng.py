@@ -1,4 +1,4 @@
-"""Functions of libspng, which imagecodecs links statically. On Linux, its module for PNGs exports them."""
+"""Functions of libspng, a decoder of PNGs. imagecodecs links it statically; on Linux, its module ``_spng`` exports them."""
 
 import ctypes
 from functools import cache
@@ -11,5 +11,8 @@ NAMES = ("spng_ctx_new", "spng_ctx_free", "spng_set_png_buffer", "spng_get_ihdr"
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return libspng; ``None`` if imagecodecs is not installed, or its module does not export libspng's functions."""
+    """Return the library file with libspng.
+
+    ``None`` if imagecodecs is not installed, or its module does not export libspng's functions.
+    """
     return library_of_module("imagecodecs._spng", NAMES)

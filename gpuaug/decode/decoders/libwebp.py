@@ -1,6 +1,7 @@
-"""Functions of libwebp, in the library file that PIL has loaded. Not in ``loops.py``, because each C library has its own file.
+"""Functions of libwebp, in the library file that PIL loads. Apart from ``loops.py``, because each C library has its own file.
 
-PIL itself decodes a WebP into four channels, and copies the pixels three times, in part with the interpreter's lock held.
+The functions are called without PIL, because PIL decodes a WebP into four channels, and copies the pixels three times, in part
+with the interpreter's lock held.
 """
 
 import ctypes
@@ -11,11 +12,11 @@ from gpuaug.decode.c_calls import library_of_module
 DEMUX_ABI = 0x0107
 """``WEBP_DEMUX_ABI_VERSION``: version of the structures ``WebPData`` and ``WebPIterator``.
 
-libwebp rejects a version whose upper byte differs from its own.
+libwebp rejects a version whose major part, the upper byte, differs from its own.
 """
 
 NAMES = (
-    *("WebPDemuxInternal", "WebPDemuxGetFrame", "WebPDemuxReleaseIterator", "WebPDemuxDelete"),  # take microseconds
+    *("WebPDemuxInternal", "WebPDemuxGetFrame", "WebPDemuxReleaseIterator", "WebPDemuxDelete"),  # these take microseconds
     "WebPDecodeRGBInto",
 )
 """Names of the functions that ``decoders/loops.py`` calls."""
@@ -23,7 +24,7 @@ NAMES = (
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return libwebp, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
+    """Return the library file with libwebp; ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
 
     Pixels equal PIL's for every version of libwebp, because PIL uses the same library file.
     """

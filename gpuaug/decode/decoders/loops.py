@@ -1,9 +1,10 @@
-"""Decoding of windows of JPEGs, of PNGs and of WebPs in loops that call libturbojpeg, libspng and libwebp by address.
+"""Decoding of windows of JPEGs, and of PNGs and WebPs, in loops that call libturbojpeg, libspng and libwebp by address.
 
-A *window* is the part of an image that is needed. Numba compiles the loops, so that they do not hold the
-interpreter's lock. A thread that decodes such an image in Python acquires the lock several times per image, and waits for it:
-of 16 cores, 10 were busy with windows of JPEGs; of 14 threads, 3 were waiting with PNGs and WebPs. Without Numba, Python runs
-the loops.
+A *window* is the part of an image that is needed. A *job* is a record of ``layout.IMAGE``: header fields and a window.
+
+Numba compiles the loops, so that they do not hold the interpreter's lock. Without Numba, Python runs the loops. A thread then
+acquires the lock several times per image, and waits for it: of 16 cores, 10 were busy with windows of JPEGs; of 14 threads, 3
+were waiting with PNGs and WebPs.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,32 +32,37 @@ from gpuaug.decode.work import Work
 Array = NDArray[Any]
 
 DecodeJobs = Callable[[Array, Array, Array, Array, int, Array], None]
-"""Function of the files, the output, (n,) records of ``IMAGE``, (n,) offsets in the output, number of channels, and (n,) mask.
+"""Loop over images: function of (files, output, jobs, offsets, channels, mask), which returns nothing.
 
-The files and the output are flat arrays of bytes. Decodes the images of the mask, and clears the mask where it fails.
+Decode the images whose ``mask``, (n,) bool, is true, and set ``mask`` to false where decoding fails. ``files`` and ``output``
+are flat arrays of bytes; ``jobs`` are (n,) records of ``IMAGE``; ``offsets`` are the (n,) offsets of the windows in ``output``;
+``channels`` is the number of channels in ``output``.
 """
 
 WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
-"""Formats in which libturbojpeg can decode a window without the rest of the image.
+"""Values of ``Format`` for which libturbojpeg decodes a window faster than the whole image.
 
-Progressive JPEGs are not among them: reading all scans takes as long as decoding the whole image.
+Progressive JPEGs are not among them: reading all of their scans takes as long as decoding the whole image.
 """
 
 PNG_AND_WEBP = (int(Format.PNG), int(Format.WEBP))
+"""Values of ``Format`` that ``png_and_webp_loop`` decodes."""
 
 MAX_SCRATCH_PIXELS = 2**24
-"""Maximum number of pixels of a PNG or WebP that is not decoded directly into the output, but into scratch memory."""
+"""Maximum number of pixels of a PNG or WebP that is first decoded into scratch memory, instead of directly into the output."""
 
 _WORDS = 12
-"""Number of 64-bit integers for the structures of libspng and libwebp."""
+"""Size of the memory for a structure of libspng or libwebp, in 64-bit integers."""
 
 
 class Loops:
-    """Loops over the upright images of one batch: windows of JPEGs, and PNGs and WebPs, whole or by window.
+    """Loops over images of one batch that need no rotation: windows of JPEGs; PNGs and WebPs, whole or a window of them.
+
+    ``bool()`` of the object is true if there is a loop for at least one image.
 
     Args:
         work: Decoding task of the batch.
-        indices: Indices of the images that the CPU decodes.
+        indices: (n,) indices of the images that the CPU decodes.
     """
 
     def __init__(self, work: Work[Layout], indices: NDArray[Any]) -> None:
@@ -72,15 +78,17 @@ class Loops:
         is_jpeg = (jobs["whole"] == 0) & is_among(jobs["format"], WINDOW_FORMATS) & is_among(jobs["channels"], (1, 3))
         is_png_or_webp = is_among(jobs["format"], PNG_AND_WEBP)
         masks = ((jpeg_loop, selected & is_jpeg), (png_and_webp_loop, selected & is_png_or_webp))
+        # (loop, (B,) mask of its images) for each loop that has images and can run here.
         self._loops = [(decode_jobs, mask) for loop, mask in masks if mask.any() and (decode_jobs := loop()) is not None]
 
     def __bool__(self) -> bool:
         return bool(self._loops)
 
     def decode(self, indices: Sequence[int]) -> NDArray[np.bool_]:
-        """Decode images of the batch. Return the (n,) mask of the images that were decoded.
+        """Decode the (n,) images ``indices`` of the batch. Return the (n,) mask of the images that were decoded.
 
-        The loops skip progressive JPEGs, and PNGs and WebPs whose pixels need a conversion other than dropping alpha.
+        Images that no loop can decode are left to the caller, such as progressive JPEGs, damaged files, and PNGs and WebPs
+        whose pixels need a conversion other than dropping alpha.
         """
         selected = np.array(indices)
         decoded = np.zeros(len(indices), np.bool_)
@@ -93,7 +101,7 @@ class Loops:
 
 
 def _compiled(decode_jobs: Any) -> DecodeJobs:
-    """Compile a loop by a call without images, and return the loop."""
+    """Call a loop without images, so that Numba compiles it now, and return the loop."""
     files, starts, decoded = np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.bool_)
     decode_jobs(files, files, np.empty(0, IMAGE), starts, 3, decoded)
     result: DecodeJobs = decode_jobs
@@ -104,8 +112,10 @@ def _compiled(decode_jobs: Any) -> DecodeJobs:
 def jpeg_loop() -> DecodeJobs | None:
     """Return the loop over windows of JPEGs, or ``None`` if libturbojpeg is missing, or the machine is not supported.
 
-    The pixels are equal, bit for bit, to the pixels of the whole image decoded by libjpeg-turbo. A window must be a region
-    (``turbojpeg.regions``). If a file causes a warning, its window is not decoded, so that the caller decodes the whole image.
+    The pixels are equal, bit for bit, to the pixels of the whole image decoded by libjpeg-turbo. A window must be one that
+    ``turbojpeg.regions`` returns. If libjpeg-turbo warns about a file, decoding counts as failed, so that the caller decodes
+    the whole image.
+
     In a JPEG of one scan, libjpeg does not read the rows below the window: a file that is damaged or truncated in these rows is
     decoded without a warning, although a decoder of whole images may reject the file.
 
@@ -123,19 +133,19 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
 
     @compile_function  # type: ignore[untyped-decorator]
     def decode_jpeg(handle: int, file: int, out: int, job: Any, channels: int) -> bool:
-        if call(read_header, (handle, file, job["length"])) & LOW:  # this and later calls also fail for a warning
+        if call(read_header, (handle, file, job["length"])) & LOW:  # not 0 after an error or a warning, here and below
             return False
         if call(get, (handle, HEIGHT)) & LOW != job["height"] or call(get, (handle, WIDTH)) & LOW != job["width"]:
             return False
         subsampling = call(get, (handle, SUBSAMPLING)) & LOW
         columns = -(-job["width"] // job["scale"])
         mcu_width = 8 if job["channels"] == 1 else (job["sampling"] - 1) // 4 * 8
-        if subsampling >= len(MCU_WIDTHS) or MCU_WIDTHS[subsampling] != mcu_width:  # the margins would be wrong
+        if subsampling >= len(MCU_WIDTHS) or MCU_WIDTHS[subsampling] != mcu_width:  # ``regions`` was computed for another width
             return False
         if call(get, (handle, PROGRESSIVE)) & LOW or job["left"] + job["window_width"] > columns:
             return False
-        # The structures of two and four 32-bit integers, (numerator, denominator) and (x, y, width, height), are passed as one
-        # and two 64-bit registers: the first integer of a register is its low half.
+        # Structures are passed in 64-bit registers of two 32-bit integers, the first in the low half: the scaling factor
+        # (numerator, denominator) in one register, the region (x, y, width, height) in two.
         if job["scale"] > 1 and call(set_scale, (handle, 1 | job["scale"] << 32)) & LOW:
             return False
         # Set a region even for a whole image: the call fails for a lossless JPEG, which would be decoded without downsampling.
@@ -143,7 +153,7 @@ def _define_jpeg_loop(call: Any, call_unlocked: Any, compile_function: Any) -> D
             return False
         row_bytes = job["window_width"] * channels
         pixel_format = grey if channels == 1 else rgb
-        # Fails for CMYK, which is not converted to RGB or grey, and for 12 bits.
+        # Fails for CMYK, which libjpeg-turbo does not convert to RGB or grey, and for 12 bits per value.
         status: int = call_unlocked(decompress, (handle, file, job["length"], out, row_bytes, pixel_format))
         return status & LOW == 0
 
@@ -183,7 +193,10 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
 
     @compile_function  # type: ignore[untyped-decorator]
     def decode_png(file: int, buffer: int, size: int, job: Any, words: Array) -> bool:
-        """Decode a PNG of 8 bits per channel as ``imagecodecs.spng_decode`` does."""
+        """Decode a PNG of 8 bits per channel into ``buffer`` as ``imagecodecs.spng_decode`` does. Return whether it succeeded.
+
+        ``file``, ``buffer``: addresses. ``size``: number of bytes of ``buffer``. ``words``: scratch memory for the header.
+        """
         stored = job["channels"]
         pixel_format = 64 if stored == 1 else 4 if stored == 3 else 1  # SPNG_FMT_G8, SPNG_FMT_RGB8 or SPNG_FMT_RGBA8
         context = call(new, (0,))
@@ -200,17 +213,17 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
 
     @compile_function  # type: ignore[untyped-decorator]
     def decode_webp(file: int, buffer: int, size: int, job: Any, words: Array) -> bool:
-        """Decode a WebP, or the first frame of an animation if the frame covers the canvas.
+        """Decode a WebP, or the first frame of an animation if the frame covers the canvas. Arguments as of ``decode_png``.
 
-        As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. The first 10 integers of
-        ``words`` are a ``WebPIterator``: integer 2 is (width, height) of the frame, integer 5 the address of its chunks, and
-        integer 6 their length. The last two integers are a ``WebPData``: address and length of the file.
+        As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file. ``words[:10]`` is a
+        ``WebPIterator``, in which ``words[2]`` is (width, height) of the frame, ``words[5]`` the address of its chunks, and
+        ``words[6]`` their length. ``words[10:12]`` is a ``WebPData``: address and length of the file.
         """
         words[:10] = 0
         words[10] = file
         words[11] = job["length"]
         iterator = np.int64(words.ctypes.data)
-        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))
+        demuxer = call(demux, (iterator + 80, 0, 0, libwebp.DEMUX_ABI))  # + 80: address of ``words[10]``
         decoded: bool = (
             demuxer != 0
             and call(get_frame, (demuxer, 1, iterator)) & LOW != 0
@@ -223,10 +236,11 @@ def _define_png_and_webp_loop(call: Any, call_unlocked: Any, compile_function: A
 
     @compile_function  # type: ignore[untyped-decorator]
     def decode_job(files: Array, out: Array, job: Any, start: int, channels: int, words: Array) -> bool:
-        """Decode an image into the output, or into scratch memory, from which the window is copied without alpha."""
+        """Decode one image: directly into the output, or into scratch memory, from which its window is copied without alpha."""
         height, width = job["window_height"], job["window_width"]
         is_png = job["format"] == png
         stored = job["channels"] if is_png else 3  # channels of the decoded image, before alpha is dropped
+        # ``new`` and ``decode_rgb`` are 0 if the library is missing.
         if not (new if is_png else decode_rgb) or not (stored == channels or (is_png and stored == 4 and channels == 3)):
             return False
         pixels = job["height"] * job["width"]

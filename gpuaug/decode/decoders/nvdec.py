@@ -1,4 +1,8 @@
-"""Decoding of clips by NVDEC, the video decoding hardware (*engines*) of a card."""
+"""Decoding of clips by NVDEC, the video decoding hardware (*engines*) of a GPU (*card*).
+
+A clip is a number of selected frames of a video, and the *packets* (encoded frames) from which these are decoded. A *session*
+is an open decoder of NVDEC for one codec and size. A *lane* is a CUDA stream.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,24 +21,24 @@ from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPo
 from gpuaug.decode.work import Work
 
 PACKETS_PER_CALL = 32
-"""Maximum number of packets per call. A session (decoder of NVDEC) allocates memory for this number of frames and a few more.
+"""Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
 
 8 sessions decoded 232 clips of 340x256 per second with 4 packets per call, 285 with 12, 319 with 32, and 296 with 200 (H100,
 2026-11-26).
 """
 
 _START_CODES = ("h264", "hevc")
-"""Codecs whose packets the engines separate by start codes. Packets of other codecs are fed one per call."""
+"""Codecs whose packets begin with start codes, so that one call can take several. Other codecs need one call per packet."""
 
 _PIXEL_FORMATS = ("yuv420p", "yuvj420p")
-"""FFmpeg's names of the pixel formats that the engines decode: 4:2:0 of 8 bits."""
+"""Pixel formats that the engines decode, by FFmpeg's names: 4:2:0 of 8 bits."""
 
 
 class NvDec(FileDecoder):
     """Decode clips with the video engines of one device.
 
-    The engines write frames in the format NV12. ``ClipLayout.finish`` converts the frames to RGB when all clips of the batch
-    are decoded.
+    The engines write frames in the format NV12 (a plane of luma, then chroma of half the size). ``ClipLayout.finish`` converts
+    the frames to RGB when all clips of the batch are decoded.
 
     Args:
         device: A CUDA device.
@@ -47,8 +51,9 @@ class NvDec(FileDecoder):
         gpu = int(device.index or 0)
         caps_of = {codec: nvdec_sessions.caps(gpu, codec) for codec in nvdec_sessions.CODECS}
         self.caps = {codec: caps for codec, caps in caps_of.items() if caps}
-        """FFmpeg's name of each codec that the engines decode → limits of the engines, by PyNvVideoCodec's names."""
+        """Codec that the engines decode, by FFmpeg's name → limits of the engines, by PyNvVideoCodec's names."""
         self.sessions = SessionPool(lambda key, stream: Session(key, gpu, stream))
+        """Sessions that are kept open, for all loaders of the device."""
 
     @property
     def files(self) -> str:  # type: ignore[override]
@@ -61,11 +66,11 @@ class NvDec(FileDecoder):
         return f"PyNvVideoCodec {nvdec_sessions.library().__version__}"
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return the (B,) mask of the clips whose codec, size and pixel format (8 bits, 4:2:0) the engines support."""
+        """Return the (B,) mask of clips whose codec, size and pixel format the engines support. ``table``: (B,) ``CLIP``."""
         height, width = table["height"], table["width"]
         format_fits: NDArray[np.bool_] = table["fits_nvdec"] & np.isin(table["pixel_format"], _PIXEL_FORMATS)
         format_fits &= ~table["interlaced"] & (height % 2 == 0) & (width % 2 == 0)
-        blocks = -(-height // 16) * -(-width // 16)
+        blocks = -(-height // 16) * -(-width // 16)  # number of macroblocks of 16x16 pixels, which the engines limit
         codec_fits = np.zeros(len(table), np.bool_)
         for codec, caps in self.caps.items():
             size_fits = (height >= caps["height_min"]) & (width >= caps["width_min"]) & (blocks <= caps["mb_num_max"])
@@ -74,7 +79,7 @@ class NvDec(FileDecoder):
         return format_fits & codec_fits
 
     def begin(self, work: Work[ClipLayout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the clips to the threads that feed the engines, in descending order of packets · pixels."""
+        """Start to decode the clips on the threads that feed the engines, in descending order of packets · pixels."""
         pending = work.layout.slowest_first(indices)
         events: list[Event] = []
         decode = partial(self._decode_pending, work, resources, events)
@@ -91,16 +96,16 @@ class NvDec(FileDecoder):
     def _decode_pending(
         self, work: Work[ClipLayout], resources: Resources, events: list[Event], pending: Iterator[tuple[int, ClipInfo]]
     ) -> None:
-        """Decode clips on one lane (a CUDA stream), until none is left.
+        """Decode clips on one lane until ``pending`` is exhausted. Runs on several threads for one batch.
 
         Args:
             work: Decoding task of the batch.
             resources: Lanes and threads.
-            events: List to which this call adds an event: after the event, all frames that the call decodes are written.
+            events: List to which this call adds the event after the last write of a frame.
             pending: Clips that no thread has started, shared by all threads: index, and header fields.
         """
         if not resources.lanes.in_line:
-            nvjpeg.enter(resources.lanes.device)  # prepares a thread for all CUDA calls, not only for nvJPEG
+            nvjpeg.enter(resources.lanes.device)  # prepares this thread for all CUDA calls, not only those of nvJPEG
         lane = resources.card_lanes.get()
         try:
             with resources.lanes.launching(resources.lanes.consumer()):
@@ -119,7 +124,7 @@ class NvDec(FileDecoder):
         try:
             session = self.sessions.take(key, lane)
             problem = _decode(session, work.encoded.data.data_ptr(), info, work.layout.raw_clip(work.raw, index))
-        except Exception as error:  # the session is not put back into the pool: the next clip opens a new one
+        except Exception as error:  # the session is not put back into the pool, so the next clip opens a new one
             return f"NVDEC says: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         if not problem:
             self.sessions.put(key, lane, session)
@@ -133,18 +138,19 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Te
         session: Session for the codec and size of the clip.
         address: Host address of the packets of the batch.
         info: Header fields of the clip.
-        frames_out: (T, 3/2 H, W) output for the frames.
+        frames_out: (T, 3/2 H, W) output for the selected frames of the clip, in the format NV12.
 
     Returns:
         Reason why the clip cannot be decoded, or an empty string.
     """
     time_stamps = sorted(time_stamp for _, _, time_stamp, _ in info.packets)
-    count = 0  # number of frames so far, in display order
+    # NVDEC returns frames without time stamps, but in display order: frame ``count`` has time stamp ``time_stamps[count]``.
+    count = 0
     for start, size in _packet_ranges(info):
         for frame in session.feed(address + start if size else 0, size):
             if count == len(time_stamps):
                 return f"NVDEC returns more than {count} frames, which is its number of packets"
-            positions = info.positions.get(time_stamps[count], ())
+            positions = info.positions.get(time_stamps[count], ())  # indices into ``frames_out``; empty if not selected
             count += 1
             if positions:
                 pixels = nvdec_sessions.nv12_of(frame)
@@ -157,10 +163,10 @@ def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Te
 
 
 def _packet_ranges(info: ClipInfo) -> Iterator[tuple[int, int]]:
-    """Yield (offset, number of bytes) of the packets of each call. The last call has no bytes and ends the stream.
+    """Yield (offset, number of bytes) of the packets of each call. The last call has no bytes: it ends the stream.
 
-    For codecs with start codes, a call takes several packets and the padding between them, and the first call begins with the
-    parameter sets. For other codecs, a call takes one packet.
+    For codecs with start codes, a call takes several packets and the padding between them. The first call begins with the
+    parameter sets of the codec, which precede the packets. For other codecs, a call takes one packet.
     """
     count = PACKETS_PER_CALL if info.stream.codec in _START_CODES else 1
     for first in range(0, len(info.packets), count):

@@ -1,4 +1,7 @@
-"""Decoding of clips on host threads with PyAV."""
+"""Decoding of clips on host threads with PyAV.
+
+A clip is a number of selected frames of a video, and the *packets* (encoded frames) from which these are decoded.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,14 +19,14 @@ from gpuaug.decode.layout import rotated_upright
 from gpuaug.decode.work import Work
 
 RGB = "rgb24"
-"""PyAV's name of the pixel format of decoded frames."""
+"""PyAV's name of the pixel format to which frames are converted."""
 
 FULL_RANGE = 2
 """FFmpeg's constant ``AVCOL_RANGE_JPEG``: full colour range, 0 to 255."""
 
 
 class PyAv(HostDecoder):
-    """Decode clips on host threads, one clip per thread. Each clip has a new codec context, so that clips are independent."""
+    """Decode clips on host threads. Each clip is decoded by one thread, and has a new codec context, independent of others."""
 
     name = "pyav"
     files = "all other clips"  # after the row of NVDEC in ``DecoderTable``
@@ -35,14 +38,14 @@ class PyAv(HostDecoder):
         return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
 
     def begin(self, work: Work[ClipLayout], indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the clips to the threads, in descending order of packets · pixels."""
+        """Start to decode the clips, in descending order of packets · pixels."""
         threads = min(len(indices), resources.pools.threads)
         pending = work.layout.slowest_first(indices)
         return self.share(work, indices, resources, threads, partial(_decode_pending, work), pending)
 
 
 def _decode_pending(work: Work[ClipLayout], pending: Iterator[tuple[int, ClipInfo]]) -> None:
-    """Decode clips into host memory, until none is left.
+    """Decode clips into host memory until ``pending`` is exhausted. Runs on several threads for one batch.
 
     Args:
         work: Decoding task of the batch.
@@ -64,7 +67,7 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
     Args:
         data: (bytes,) packets of the batch.
         info: Header fields of the clip.
-        out: (T, H, W, 3) output for the upright frames.
+        out: (T, H, W, 3) output for the selected frames, rotated upright.
 
     Returns:
         Reason why the clip cannot be decoded; an empty string on success.
@@ -73,9 +76,9 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
     stream = info.stream
     try:
         context = _context(av, data, info)
-        missing = set(info.positions)  # time stamps of the selected frames that were not decoded yet
+        missing = set(info.positions)  # time stamps of selected frames that are not decoded yet
         for frame in _frames(av, context, data, info):
-            if frame.is_corrupt:  # also if it is not selected, because selected frames may be predicted from it
+            if frame.is_corrupt:  # also checked if it is not selected, because selected frames may be predicted from it
                 return f"its frame at time stamp {frame.pts} is damaged"
             if frame.pts not in missing:
                 continue
@@ -83,15 +86,15 @@ def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
                 return f"it has frames of {frame.width}x{frame.height} and of {stream.width}x{stream.height} pixels"
             missing.discard(frame.pts)
             pixels = frame.to_ndarray(format=RGB)
-            for position in info.positions[frame.pts]:
+            for position in info.positions[frame.pts]:  # several if the clip repeats a frame
                 out[position] = rotated_upright(pixels, stream.orientation)
         return f"its frame at time stamp {min(missing)} is missing" if missing else ""
-    except Exception as error:  # damaged data may raise anything
+    except Exception as error:  # damaged data may raise errors of any type
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
 
 
 def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
-    """Return a codec context for one clip."""
+    """Return a new codec context for one clip. ``data``: (bytes,) packets of the batch."""
     stream = info.stream
     context = av.CodecContext.create(stream.library, "r")
     if info.extradata_size:
@@ -114,10 +117,10 @@ def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
 
 
 def _frames(av: Any, context: Any, data: memoryview, info: ClipInfo) -> Iterator[Any]:
-    """Yield the frames of all packets of a clip, in display order."""
+    """Yield the frames of all packets of a clip, in display order, from the codec context of the clip."""
     for start, size, time_stamp, is_key in info.packets:
         packet = av.Packet(data[start : start + size])
         packet.pts = packet.dts = time_stamp
         packet.is_keyframe = is_key
         yield from context.decode(packet)
-    yield from context.decode(None)
+    yield from context.decode(None)  # the remaining frames

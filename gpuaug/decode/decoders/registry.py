@@ -1,7 +1,7 @@
 """Decoders that a ``DecodeStage`` uses on a device, and reasons why others are not used.
 
-*Engines* are the JPEG decoding hardware of a card. *Hybrid* decoding divides an image's work between host threads and the card.
-NVDEC is the video decoding hardware of a card.
+A *card* is a GPU. *Engines* are the JPEG decoding hardware of some cards, and NVDEC is the video decoding hardware. *Hybrid*
+decoding divides the work for each image between host threads and the card. These three are the decoders of a card.
 """
 
 import logging
@@ -25,13 +25,14 @@ from gpuaug.decode.decoders.nvdec import NvDec
 from gpuaug.decode.decoders.pyav import PyAv
 
 Backend = Literal["auto", "engines", "hybrid", "nvdec", "cpu"]
+"""Argument ``backend`` of ``DecodeStage``: one decoder of a card, ``"cpu"`` for none, or ``"auto"`` for all usable ones."""
 
 _log = logging.getLogger("gpuaug")
 
 _NO_ENGINES = {7, 9}
 """nvJPEG's status codes for a card without JPEG engines: architecture mismatch, implementation not supported.
 
-Any other status means that the decoder could not be created now, for example for lack of memory.
+Any other error status means that the decoder could not be created now, for example because the card has no free memory.
 """
 
 
@@ -40,8 +41,10 @@ class Absence:
     """Reason why a decoder is not used."""
 
     cause: Literal["not asked for", "device", "library", "no engines", "failed"]
+    """Category of the reason: the argument ``backend``, a device other than CUDA, a missing library, a card without the
+    hardware, or an error of the library."""
     words: str
-    """Description of the cause, for messages, after *because* or a colon. Advice may follow it as a sentence."""
+    """Reason as a clause for messages, after "because" or a colon. Further sentences with advice may follow."""
 
     @property
     def description(self) -> str:
@@ -50,19 +53,22 @@ class Absence:
 
 
 DecodersByName: TypeAlias = Mapping[str, FileDecoder | Absence]
-"""Name → decoder, or the reason why it is not used.
+"""Name of a decoder → decoder, or the reason why it is not used.
 
-In order of precedence: a file is decoded by the first decoder that takes it.
+In order of precedence: a file is decoded by the first decoder that takes it (``FileDecoder.takes``).
 """
 
 _created: dict[tuple[torch.device, str], FileDecoder] = {}
-"""(device, name) → decoder. A decoder is created once per process, because setting up nvJPEG takes over a second."""
+"""(device, name) → decoder of a card. It is created once per process, because setting up nvJPEG takes over a second."""
 
 _creation_lock = threading.Lock()
 
 
 class DecoderTable(dict[str, FileDecoder | Absence]):
-    """Printable table of the decoders of a stage: files and libraries of each decoder, or the reason why it is not used."""
+    """Printable table of the decoders of a stage: files and libraries of each decoder, or the reason why it is not used.
+
+    Keys and values are those of ``DecodersByName``.
+    """
 
     def __str__(self) -> str:
         return "\n".join(f"{name:8} {decoder.description}" for name, decoder in self.items())
@@ -123,7 +129,7 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
 
 
 def usable(decoders: DecodersByName) -> list[FileDecoder]:
-    """Return the decoders without absences, in order of precedence."""
+    """Return the decoders that are used, in order of precedence."""
     return [decoder for decoder in decoders.values() if isinstance(decoder, FileDecoder)]
 
 
@@ -132,7 +138,11 @@ def _find_on_card(
     device: torch.device,
     create: Callable[[Any, torch.device], FileDecoder | Absence],
 ) -> FileDecoder | Absence:
-    """Return the decoder of a device, or the reason why there is none. After a failure the next call tries ``create`` again."""
+    """Return the decoder of a device: the one that exists, or a new one by ``create(decoder_type, device)``.
+
+    Returns:
+        The decoder, or the reason why it cannot be created. The next call then tries again.
+    """
     if device.type != "cuda":
         return Absence("device", f"the device is {device}")
     with _creation_lock:
@@ -143,6 +153,7 @@ def _find_on_card(
 
 
 def _create_jpeg_decoder(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
+    """Return a new JPEG decoder of a card, or the reason why it cannot be created."""
     if nvjpeg.find_library() is None:
         others = nvjpeg.other_majors()
         return Absence(
@@ -157,10 +168,11 @@ def _create_jpeg_decoder(decoder_type: type[Engines | Hybrid], device: torch.dev
 
 
 def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecoder | Absence:
+    """Return a new ``NvDec``, or the reason why it cannot be created."""
     try:
         if nvdec_sessions.library() is None:
             return Absence("library", "PyNvVideoCodec is not installed")
-        # Raises an error if there is no memory for a CUDA context. PyNvVideoCodec would end the process.
+        # This call raises an error if there is no memory for a CUDA context. PyNvVideoCodec would end the process instead.
         torch.cuda.mem_get_info(device)
         decoder = decoder_type(device)
     except Exception as error:  # any type: the import of PyNvVideoCodec loads libraries of the driver, which may fail
@@ -170,19 +182,19 @@ def _create_nvdec(decoder_type: type[NvDec], device: torch.device) -> FileDecode
 
 
 def _report_absence(content: str, backend: Backend, decoders: DecodersByName, install_advice: str, other_advice: str) -> None:
-    """Warn that no decoder of a card is used, or raise an error if ``backend`` names one. No warning if the device is the CPU.
+    """Warn that no decoder of the card is used, or raise an error if ``backend`` names one. No warning on other devices.
 
     Args:
-        content: "images" or "clips".
+        content: ``"images"`` or ``"clips"``, for the message.
         backend: Argument of the stage, which may name one of the decoders.
-        decoders: Decoders of the card, or the reasons why they are not used.
+        decoders: Reasons why the decoders of the card are not used.
         install_advice: Advice if a library is missing.
         other_advice: Advice for other causes.
     """
     reasons = [absence for absence in decoders.values() if isinstance(absence, Absence) and absence.cause != "not asked for"]
     if not reasons:
         return
-    absence = reasons[-1]  # of the decoder that could have replaced the others
+    absence = reasons[-1]  # of the last decoder: it could have decoded the files of the others, too
     if backend in decoders:
         raise DeviceError(
             f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {absence.words}. Leave it out."

@@ -1,7 +1,7 @@
-"""Bindings of libturbojpeg (libjpeg-turbo 3 or later) that decode regions of JPEGs.
+"""Functions of libturbojpeg (libjpeg-turbo 3 or later) that decode regions of JPEGs. simplejpeg and PIL decode whole images.
 
-A *window* is the part of an image that is needed. A *region* is the rectangle that libturbojpeg decodes for a window: it begins
-at whole blocks of pixels. simplejpeg and PIL decode only whole images.
+A *window* is the part of an image that is needed. A *region* is the rectangle that libturbojpeg decodes for a window: its left
+edge is at the edge of a block of pixels (an MCU, the smallest unit of a JPEG that is decoded).
 """
 
 import ctypes
@@ -24,13 +24,13 @@ DECOMPRESS = 1
 """``TJINIT_DECOMPRESS``."""
 
 SUBSAMPLING, WIDTH, HEIGHT, PROGRESSIVE = 4, 5, 6, 12
-"""Numbers of the enumeration ``TJPARAM``: values to read with ``tj3Get``."""
+"""Numbers of parameters (``TJPARAM_SUBSAMP``, ``TJPARAM_JPEGWIDTH``, …) that ``tj3Get`` returns for an opened file."""
 
 PIXEL_FORMATS = {1: 6, 3: 0}
-"""``TJPF_GRAY`` and ``TJPF_RGB``, by number of channels."""
+"""Number of channels → pixel format: ``TJPF_GRAY`` or ``TJPF_RGB``."""
 
 MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
-"""``tjMCUWidth``: width of a block in pixels, for 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``.
+"""``tjMCUWidth``: width of a block in pixels, by ``TJSAMP``: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1.
 
 A region must begin at a multiple of this width.
 """
@@ -50,6 +50,7 @@ _CONDA_FILES = ("lib/libturbojpeg.so.0", "lib/libturbojpeg.dylib")
 """Paths of the library in a conda environment."""
 
 _VERSION = re.compile(rb"libjpeg-turbo version ([0-9.]+)")
+"""Text with the version, in the library file."""
 
 NAMES = (
     *("tj3Init", "tj3Destroy", "tj3DecompressHeader", "tj3Get", "tj3SetScalingFactor", "tj3SetCroppingRegion"),
@@ -60,7 +61,7 @@ NAMES = (
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the first installed library that decodes regions, or ``None``.
+    """Return the first installed libturbojpeg that decodes regions, or ``None``.
 
     The search order is the conda environment, the system, and the wheel ``turbojpeg``, because conda and the system receive
     updates of the library. The Python module of the wheel is not imported, because it has no function for regions.
@@ -95,14 +96,14 @@ def version() -> str:
     The version is text in the file, because the library has no function that returns it.
     """
     path = Path(getattr(library(), "_name", ""))
-    with suppress(OSError):  # raised for the system's library, which has no path
+    with suppress(OSError):  # raised for a library that was loaded by its name, without a path
         if match := _VERSION.search(path.read_bytes()):
             return f"libjpeg-turbo {match[1].decode()}"
     return path.name
 
 
 def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[Any]) -> NDArray[np.int64]:
-    """Return (n, 4) regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
+    """Return the (n, 4) regions to decode for windows: with margins, and extended to the left to the edge of a block.
 
     Args:
         windows: (n, 4) top, left, height and width, in pixels of the downsampled images.
@@ -110,10 +111,10 @@ def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray
         scales: (n,) downsampling factors.
     """
     top, left, height, width = windows.T
-    # A block (MCU) is 8·h pixels wide. ``sampling`` is 4·h + v.
+    # A block is 8·h pixels wide. ``sampling`` is 4·h + v, with the sampling factors h and v of luma.
     mcu_widths = np.where(table["channels"] == 1, 8, (table["sampling"].astype(np.int64) - 1) // 4 * 8)
     margins = np.where(mcu_widths > 8, MARGIN, 0)
-    multiples = np.maximum(mcu_widths // scales, 1)
-    starts = np.maximum(left - margins, 0) // multiples * multiples
+    block_widths = np.maximum(mcu_widths // scales, 1)  # in pixels of the downsampled images
+    starts = np.maximum(left - margins, 0) // block_widths * block_widths
     ends = np.minimum(left + width + margins, -(-table["width"].astype(np.int64) // scales))
     return np.column_stack([top, starts, height, ends - starts])
