@@ -38,7 +38,7 @@ def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
         Header. If the bytes cannot be decoded, its ``format`` is ``UNREADABLE`` and its ``problem`` is the reason.
 
     Cost:
-        About 6 µs for a JPEG, 10 with EXIF. For any other format PIL opens the file: 50 to 200 µs.
+        About 6 µs for a JPEG, 10 with EXIF. For most other formats PIL opens the file: 50 to 200 µs.
 
     Examples:
         >>> parse(b"").format, parse(b"").problem

@@ -1,1 +1,1 @@
-"""The decoders of image files: which headers each takes, and how it decodes them."""
+"""Decoders of image files and clips: which files each takes by their headers, and how it decodes them."""

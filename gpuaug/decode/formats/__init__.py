@@ -1,1 +1,1 @@
-"""Parsers of the metadata of image files."""
+"""Formats of image files: signatures, parsers of metadata, and decoders on the CPU."""

@@ -1,1 +1,1 @@
-"""Ops of torchvision's transforms. Each file is named after the file in ``ops`` with the ops of Kornia's equivalent modules."""
+"""Ops of torchvision's transforms. A file with the name of a file in ``ops`` has the equivalent ops."""
