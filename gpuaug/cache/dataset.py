@@ -26,7 +26,7 @@ from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import CachedFile, EncodedFile, are_encoded, name_and_bytes
 
 _FORWARDED = ("epoch", "set_epoch", "state_dict", "load_state_dict", "worker_init_fn")
-"""Attributes that loaders read of a data set if they exist. The wrapped data set has those of the user's data set."""
+"""Attributes that loaders read of a data set if they exist. The wrapper returns the attributes of the wrapped data set."""
 
 _NO_IMAGES = {int, float, str}
 """Types of members that are never images. Members of other types are examined."""

@@ -172,7 +172,7 @@ def batch_of(
     for column, tensor in columns.items():
         name, _, key = parts_of_column(column)
         if has_varying_shape(column):
-            # A list of target dicts: the row has the tensors. Other values of a dict are those of the data set in this epoch.
+            # A list of target dicts: the row has the tensors. The other values of a dict are from the data set, in this epoch.
             if name not in members:
                 live_targets = live_members.get(name, [{}] * len(is_computed))
                 computed_targets = live_targets if computed is None else computed_members[name]

@@ -3,8 +3,8 @@
 ``BatchDecoder`` decodes a batch of files in one call, on the *JPEG engines*, the JPEG decoding hardware of some GPUs (*cards*).
 ``PhasedDecoder`` decodes each file in two phases: the *host phase* on a CPU thread, then the *card phase* on a CUDA stream.
 
-Files are passed as arrays of records of ``nvjpeg_loops.FILE``. A *window* is the part of an image that is decoded. The numbers
-and names of functions are those of ``nvjpeg.h`` of CUDA 12 and 13.
+Files are passed as arrays of records of ``nvjpeg_loops.FILE``. A *window* is the part of an image that is decoded. Numbers
+and names of functions are from ``nvjpeg.h`` of CUDA 12 and 13.
 """
 
 import ctypes

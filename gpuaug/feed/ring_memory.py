@@ -353,7 +353,7 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Return the bytes that a batch takes in a slot: those of its tensors, each rounded up to a multiple of ``ALIGN``."""
+    """Return the number of bytes of a batch in a slot: the sum over its tensors, rounded up to multiples of ``ALIGN``."""
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if takes_room(leaf)}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)

@@ -185,8 +185,8 @@ class Hybrid(FileDecoder):
         headers = work.layout.headers
         indices = indices[np.argsort(-headers["length"][indices])]
         keys = zip(_backends(headers[indices]).tolist(), _capacities(headers[indices]).tolist(), strict=True)
-        # Calls are so large that those of this batch occupy a third of the threads: other batches, decoded at the same time,
-        # occupy the rest. With smaller calls, threads would wait more often for the interpreter's lock.
+        # Calls are so large that the calls of this batch occupy a third of the threads: other batches, decoded at the same
+        # time, occupy the rest. With smaller calls, threads would wait more often for the interpreter's lock.
         max_images = min(max(3 * len(indices) // resources.pools.threads, 1), MAX_IMAGES)
         batch = _Batch(work, card_files(work, indices), [_PoolKey(*key) for key in keys], iter(range(len(indices))), max_images)
         # Taken before any state is in use: this thread puts the states back, and must not wait for a lane meanwhile.

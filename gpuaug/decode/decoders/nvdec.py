@@ -105,7 +105,7 @@ class NvDec(FileDecoder):
             pending: Clips that no thread has started, shared by all threads: index, and header fields.
         """
         if not resources.lanes.in_line:
-            nvjpeg.enter(resources.lanes.device)  # prepares this thread for all CUDA calls, not only those of nvJPEG
+            nvjpeg.enter(resources.lanes.device)  # prepares this thread for CUDA calls of any library
         lane = resources.card_lanes.get()
         try:
             with resources.lanes.launching(resources.lanes.consumer()):

@@ -67,7 +67,7 @@ _creation_lock = threading.Lock()
 class DecoderTable(dict[str, FileDecoder | Absence]):
     """Printable table of the decoders of a stage: files and libraries of each decoder, or the reason why it is not used.
 
-    Keys and values are those of ``DecodersByName``.
+    Keys and values: as in ``DecodersByName``.
     """
 
     def __str__(self) -> str:

@@ -270,7 +270,7 @@ class Combination:
         owners = owners[placement.used[owners]]
         layouts = layouts_of(Shapes(offsets_and_sizes[:, 1:], 1, "chw"))
         layouts[:, 0] = offsets_and_sizes[:, 0]
-        # Each mask is written like its image, but to a separate canvas, of which the tile fills the whole (``region``). The
+        # Each mask is written like its image, but to a separate canvas, which the region of the tile fills. The
         # canvases lie one after the other in ``placed_pixels``. ``backends/tiles.py`` describes the columns of tiles.
         tiles = placement.tiles[owners]
         tiles[:, 4:6] = 0

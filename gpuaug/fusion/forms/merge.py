@@ -1,8 +1,8 @@
 """Merge of the target dicts of several images into one dict.
 
 An op, such as a mosaic, combines each *group* of consecutive images into one image, the group's *canvas*. A *target dict* holds
-the annotations of one image, such as ``{"boxes": …}``. The N target dicts are in the order of the images, so those of a group
-are consecutive, and the M merged dicts are in the order of the canvases.
+the annotations of one image, such as ``{"boxes": …}``. The N target dicts are in the order of the images, so the dicts of a
+group are consecutive, and the M merged dicts are in the order of the canvases.
 
 Target dicts are *packed*: a *column* is the concatenation of the values of one key. ``PackedColumn.samples`` are the images
 that have the key, and ``lengths`` the number of *rows* of each value: of its entries along the first axis, such as boxes.

@@ -289,7 +289,8 @@ class Record:
     def _select_frames(self, plan: Plan) -> None:
         """Select the frames of masks, boxes, keypoints and ``valid`` in one tensor, if ``plan`` selects frames of clips.
 
-        The kernels of the plan select the frames of images, and ``Container`` those of lists, by ``call.frame_indices``.
+        The kernels of the plan select the frames of images. ``Container`` selects the frames of lists by the numbers
+        ``call.frame_indices``.
         """
         indices = plan.frames
         if indices is None:
