@@ -274,6 +274,14 @@ class Photos(torch.utils.data.Dataset):
         return {"image": [self.files[i] for i in chosen], "target": [self.targets[i] for i in chosen]}
 
 
+class Pairs(Photos):
+    """Eight encoded images per sample, for two mosaics."""
+
+    def __getitem__(self, index):
+        first, second = super().__getitem__(index), super().__getitem__(index + 1)
+        return {name: first[name] + second[name] for name in first}
+
+
 @pytest.fixture(scope="module")
 def photos():
     import io
@@ -306,11 +314,12 @@ def assert_batches(batches, expected):
             assert_targets(record, its_record)
 
 
-def test_windows_give_the_pixels_of_whole_images(photos, monkeypatch):
-    loader = loader_of(photos, Mosaic(64, p=0.7))
-    batches = list(loader)
+@pytest.mark.parametrize("transforms", [[Mosaic(64, p=0.7)], [Mosaic(64, p=0.7), MixUpBoxes(p=0.7)]], ids=["one", "two"])
+def test_windows_give_the_pixels_of_whole_images(photos, transforms, monkeypatch):
+    samples = photos if len(transforms) == 1 else Pairs(photos.files, photos.targets)
+    batches = list(loader_of(samples, *transforms))
     monkeypatch.setattr(gpuaug.Fused, "windows_read", lambda self, shapes, image=0: None)
-    assert_batches(batches, list(loader_of(photos, Mosaic(64, p=0.7))))
+    assert_batches(batches, list(loader_of(samples, *transforms)))
     assert batches[0]["image"].shape == (3, 3, 64, 64)
 
 
@@ -333,12 +342,6 @@ def test_windows_are_the_visible_parts(photos):
 
 def test_resumed_loaders_continue(photos):
     transforms = Mosaic(64, p=0.7), MixUpBoxes(p=0.5)
-
-    class Pairs(Photos):
-        def __getitem__(self, index):
-            first, second = super().__getitem__(index), super().__getitem__(index + 1)
-            return {name: first[name] + second[name] for name in first}
-
     pairs = Pairs(photos.files, photos.targets)
     expected = list(loader_of(pairs, *transforms))
     loader = loader_of(pairs, *transforms)
