@@ -104,15 +104,10 @@ class Lane:
         """Make this lane the calling thread's current stream, until the context of ``Lanes.launching`` ends."""
         self.switch()
 
-    def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """Record an event after the work that is queued on this lane.
-
-        Args:
-            timed: Whether the event stores the time, for ``elapsed_time``.
-            spin: Whether ``synchronize`` polls instead of blocking the thread. Polling reduces the latency.
-        """
-        # By default the event is blocking: its ``synchronize`` leaves the core to the loader's workers.
-        event = _CudaEvent(blocking=not spin, enable_timing=timed)
+    def record_event(self, *, timed: bool = False) -> Event:
+        """Record an event after the work that is queued on this lane. ``timed``: it stores the time, for ``elapsed_time``."""
+        # ``synchronize`` of a blocking event leaves the core to the loader's workers.
+        event = _CudaEvent(blocking=True, enable_timing=timed)
         event.record(self.stream)
         return event  # type: ignore[no-any-return]
 
@@ -152,7 +147,7 @@ class InLineLane(Lane):
     def make_current(self) -> None:
         """Do nothing."""
 
-    def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
+    def record_event(self, *, timed: bool = False) -> Event:
         """Return an event that has passed already."""
         return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
 

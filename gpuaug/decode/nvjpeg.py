@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
 from gpuaug.decode.c_calls import addresses
-from gpuaug.decode.nvjpeg_loops import IMAGE_INFO, NAMES, OTHER_SIZE, loops
+from gpuaug.decode.nvjpeg_loops import CALL, IMAGE_INFO, NAMES, OTHER_SIZE, loops
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """Backends of nvJPEG (``NVJPEG_BACKEND_…``), which differ in where a JPEG is decoded.
@@ -64,6 +64,9 @@ MAX_QUEUES, DEFAULT_QUEUES = 32, 8
 """CUDA's maximum and default number of hardware queues."""
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
+
+_COLUMNS = ("address", "length", "output", "parameters")
+"""Fields of ``FILE`` that a call of the JPEG engines takes as arrays."""
 
 
 class NvJpegError(GpuAugError, RuntimeError):
@@ -176,10 +179,10 @@ class Library:
 class BatchDecoder(Library):
     """JPEG engines of one device. Calls of ``decode`` must not overlap.
 
-    A call decodes files of one *group* (``FILE["group"]``), which have the same chroma subsampling. Each group has a decoding
-    state of nvJPEG, because nvJPEG sets up a state again when the subsampling changes. If nvJPEG cannot create another state,
-    groups share the first state. On an H200, nvJPEG could create 136 states in one process, or about 30 in all in 12 processes
-    with 32 hardware queues each.
+    A call of nvJPEG decodes files of one *group* (``FILE["group"]``), which have the same chroma subsampling. Each group has a
+    decoding state of nvJPEG, because nvJPEG sets up a state again when the subsampling changes. If nvJPEG cannot create another
+    state, groups share the first state. On an H200, nvJPEG could create 136 states in one process, or about 30 in all in 12
+    processes with 32 hardware queues each.
 
     Args:
         device: A CUDA device.
@@ -197,8 +200,7 @@ class BatchDecoder(Library):
         """Group → handle of its decoding state (``nvjpegJpegState_t``)."""
         self._idle_parameters: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
         """Output format → handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses."""
-        self._setups: dict[int, tuple[int, int]] = {}
-        """Decoding state → (number of images, output format) for which the state is initialized."""
+        (self._synchronize,) = addresses(_cuda_runtime(), ["cudaStreamSynchronize"])
 
     def sizes(self, files: NDArray[np.void]) -> NDArray[np.int32]:
         """Return the (B, 2) heights and widths of files by nvJPEG's parser; 0 if the parser fails. ``files``: (B,) ``FILE``."""
@@ -209,37 +211,36 @@ class BatchDecoder(Library):
         sizes[statuses != 0] = 0
         return sizes
 
-    def decode(self, files: NDArray[np.void], stream: int) -> int:
-        """Decode the files of one group. Blocks while the engines work, and queues the colour conversion on ``stream``.
+    def decode(self, calls: Sequence[NDArray[np.void]], stream: int) -> list[int]:
+        """Make one call of nvJPEG for the files of one group after the other. Blocks until their GPU work has ended.
 
         Args:
-            files: (B,) records of ``FILE`` of one group and one output format. If ``set_windows`` was called for the files,
-                only their windows are decoded. All files of a group, in all calls, must have the same chroma subsampling.
-            stream: Handle of a CUDA stream.
+            calls: Files of each call, (n,) records of ``FILE`` of one group and one output format. If ``set_windows`` was
+                called for the files, only their windows are decoded. All files of a group, in all calls, must have the same
+                chroma subsampling.
+            stream: Handle of the CUDA stream on which nvJPEG queues colour conversions.
 
         Returns:
-            0, or a status in ``OF_THE_FILE``, after which all outputs of the batch are undefined.
+            Per call: 0, or a status in ``OF_THE_FILE``, after which all outputs of the call are undefined.
 
         Raises:
             NvJpegError: If nvJPEG returns another status.
         """
-        state = self._state(int(files["group"][0]))
-        count, format_ = setup = len(files), int(files["form"][0])
-        if self._setups.get(state) != setup:
-            self._setups.pop(state, None)  # set below, if the initialization succeeds
-            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(count), c_int(1), c_int(format_))
-            self._setups[state] = setup
-        has_windows = files["parameters"].all()
-        names = ("address", "length", "output", "parameters") if has_windows else ("address", "length", "output")
-        arrays = [np.ascontiguousarray(files[name]) for name in names]
-        pointers = [c_void_p(array.ctypes.data) for array in arrays]
-        function = self._library.nvjpegDecodeBatchedEx if has_windows else self._library.nvjpegDecodeBatched
-        status = int(function(self._handle, c_void_p(state), *pointers, c_void_p(stream)))
-        if status:
-            del self._setups[state]  # nvjpeg.h: initialize again after a failed batch
-            if status not in OF_THE_FILE:
+        columns = [{name: np.ascontiguousarray(files[name]) for name in _COLUMNS} for files in calls]
+        records = np.zeros(len(calls), CALL)
+        for record, files, arrays in zip(records, calls, columns, strict=True):
+            record["state"] = self._state(int(files["group"][0]))
+            record["count"], record["form"] = len(files), files["form"][0]
+            for name, array in arrays.items():
+                record[name] = array.ctypes.data
+            if not arrays["parameters"].all():
+                record["parameters"] = 0
+        loops().decode_batches(self._addresses, records, self._handle.value or 0, stream, self._synchronize)
+        statuses: list[int] = records["status"].tolist()
+        for status in statuses:
+            if status and status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
-        return status
+        return statuses
 
     def set_windows(self, files: NDArray[np.void]) -> None:
         """Write handles of decoding parameters with the window of each file into ``files``, (B,) ``FILE``. Thread-safe."""
@@ -401,5 +402,9 @@ def enter(device: torch.device) -> None:
 
 def _relax_capture() -> None:
     """Allow CUDA calls of this thread while another thread captures a CUDA graph. They do not become part of the graph."""
-    runtime = ctypes.CDLL(f"libcudart.so.{major()}")
-    runtime.cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
+    _cuda_runtime().cudaThreadExchangeStreamCaptureMode(byref(c_int(_RELAXED)))
+
+
+def _cuda_runtime() -> ctypes.CDLL:
+    """Return the CUDA runtime that torch has loaded."""
+    return ctypes.CDLL(f"libcudart.so.{major()}")

@@ -41,6 +41,21 @@ FILE = np.dtype(
 - ``status``, ``found_width``, ``found_height``: results of the phases: status, and size by nvJPEG's parser
 """
 
+CALL = np.dtype(
+    [
+        *((name, np.int64) for name in ("state", "count", "form")),
+        *((name, np.int64) for name in ("address", "length", "output", "parameters", "status")),
+    ]
+)
+"""Structured dtype: arguments and result of one call of the JPEG engines.
+
+- ``state``: handle of the decoding state (``nvjpegJpegState_t``)
+- ``count``, ``form``: number of files, and their output format
+- ``address``, ``length``, ``output``, ``parameters``: addresses of contiguous arrays with these fields of the files.
+  ``parameters`` is 0 if the files are decoded whole
+- ``status``: result
+"""
+
 OTHER_SIZE = -1
 """Status of a file whose size, by nvJPEG's parser, differs from the size in its header."""
 
@@ -52,6 +67,8 @@ class Loops(NamedTuple):
     """Parse the files, and store a record of ``IMAGE_INFO`` and the status per file."""
     set_windows: Callable[..., None]
     """Set the windows of the files in their decoding parameters."""
+    decode_batches: Callable[..., None]
+    """Make calls of the JPEG engines one after the other, each after the GPU work of the call before, and store statuses."""
     host_phases: Callable[..., None]
     """Run the host phases of the files, and store their statuses in ``files``."""
     card_phases: Callable[..., None]
@@ -66,6 +83,7 @@ NAMES = (
         "nvjpegDecodeJpegTransferToDevice",
         "nvjpegDecodeJpegDevice",
     ),
+    *("nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched", "nvjpegDecodeBatchedEx"),
 )
 """Names of the functions that the loops call. The argument ``functions`` of a loop has their addresses, in this order."""
 
@@ -91,7 +109,8 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
 
     Arguments of the loops, in which addresses and handles are integers: ``functions``, the addresses of the functions
     ``NAMES``; ``files``, (n,) ``FILE``; ``address``, the address of ``files``; ``infos``, the address of (n,) ``IMAGE_INFO``;
-    ``states``, (n, 5) handles per file (``nvjpeg.PhasedState.handles``).
+    ``states``, (n, 5) handles per file (``nvjpeg.PhasedState.handles``); ``calls``, (n,) ``CALL``; ``synchronize``, the address
+    of ``cudaStreamSynchronize``.
     """
 
     @compile_function  # type: ignore[untyped-decorator]
@@ -114,6 +133,26 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
     def set_windows(functions: NDArray[np.int64], files: NDArray[np.void]) -> None:
         for index in range(len(files)):
             set_window(functions, files[index]["parameters"], files[index])
+
+    @compile_function  # type: ignore[untyped-decorator]
+    def decode_batches(
+        functions: NDArray[np.int64], calls: NDArray[np.void], handle: int, cuda_stream: int, synchronize: int
+    ) -> None:
+        for index in range(len(calls)):
+            record: Any = calls[index]
+            state, files = record["state"], (record["address"], record["length"], record["output"])
+            # nvjpegDecodeBatchedInitialize, which takes about 15 µs. The 1 is the number of CPU threads.
+            status = call_unlocked(functions[8], (handle, state, record["count"], 1, record["form"])) & LOW
+            if status == 0 and record["parameters"]:
+                # nvjpegDecodeBatchedEx
+                arguments = (handle, state, *files, record["parameters"], cuda_stream)
+                status = call_unlocked(functions[10], arguments) & LOW
+            elif status == 0:
+                # nvjpegDecodeBatched
+                status = call_unlocked(functions[9], (handle, state, *files, cuda_stream)) & LOW
+            # The GPU work of a call, a colour conversion of less than 1 ms, must not overlap the next call.
+            call_unlocked(synchronize, (cuda_stream,))
+            record["status"] = status
 
     @compile_function  # type: ignore[untyped-decorator]
     def host_phases(functions: NDArray[np.int64], states: NDArray[np.int64], files: NDArray[np.void], address: int) -> None:
@@ -151,4 +190,4 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
                 status = call_unlocked(functions[7], (handle, decoder, state, output, cuda_stream)) & LOW
             files[index]["status"] = status
 
-    return Loops(image_infos, set_windows, host_phases, card_phases)
+    return Loops(image_infos, set_windows, decode_batches, host_phases, card_phases)

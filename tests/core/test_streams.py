@@ -85,14 +85,13 @@ def test_lanes_of_devices_other_than_cuda_are_in_line(device):
     assert lanes.current_stream() == 0
 
 
-def test_host_sleeps_in_a_wait_for_an_event_unless_it_shall_spin(monkeypatch):
+def test_the_host_sleeps_in_a_wait_for_an_event(monkeypatch):
     cuda, made = install(monkeypatch), []
     monkeypatch.setattr(streams, "_CudaEvent", lambda **options: made.append(options) or cuda.Event(**options))
     lane = Lanes(torch.device("cuda", 0)).copy
     lane.record_event()
     lane.record_event(timed=True)
-    lane.record_event(spin=True)
-    assert [(each["blocking"], each["enable_timing"]) for each in made] == [(True, False), (True, True), (False, False)]
+    assert [(each["blocking"], each["enable_timing"]) for each in made] == [(True, False), (True, True)]
 
 
 @pytest.mark.parametrize("current", [0, 1])

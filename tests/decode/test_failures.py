@@ -189,11 +189,11 @@ class Engines(nvjpeg_double.BatchDecoder):
 
     running = 0
 
-    def decode(self, *arguments):
+    def decode_call(self, *arguments):
         type(self).running += 1
         assert type(self).running == 1
         threading.Event().wait(0.02)
-        status = super().decode(*arguments)
+        status = super().decode_call(*arguments)
         type(self).running -= 1
         return status
 

@@ -7,7 +7,6 @@ import sys
 import warnings
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from support.files.nvjpeg_double import BatchDecoder, PhasedDecoder
@@ -225,7 +224,7 @@ class Calls:
     """A double of the C library. Calls return the status for their name, or 0."""
 
     def __init__(self, patch, **statuses):
-        self.statuses, self.names, self.states = statuses, [], 0
+        self.statuses, self.names = statuses, []
         patch.setattr(nvjpeg, "find_library", lambda: "a library")
         patch.setattr(nvjpeg.ctypes, "CDLL", lambda path: self)
         patch.setattr(nvjpeg.ctypes, "PyDLL", lambda path: self)
@@ -234,11 +233,6 @@ class Calls:
     def __getattr__(self, name):
         def call(*arguments):
             self.names.append(name)
-            if name == "nvjpegJpegStateCreate":
-                self.states += 1
-                arguments[-1]._obj.value = self.states
-            if name == "nvjpegDecodeBatched":
-                self.state = arguments[1].value
             return self.statuses.get(name, 0)
 
         return call
@@ -267,45 +261,6 @@ def test_a_state_that_cannot_be_made_is_destroyed(monkeypatch, fails, destroyed)
         decoder.state(2**21, 2**22)
     gone = [name for name in calls.names if name.endswith("Destroy")]
     assert gone == [f"nvjpeg{part}Destroy" for part in reversed(STATE_PARTS[:destroyed])]
-
-
-def engines(monkeypatch):
-    """The engines' calls, and a function that decodes a number of files and returns the state and the names of its calls."""
-    calls = Calls(monkeypatch)
-    decoder = nvjpeg.BatchDecoder(CARD)
-
-    def decode(count, group=0):
-        files = np.zeros(count, nvjpeg_loops.FILE)
-        files["group"], files["form"] = group, nvjpeg.OUTPUT_RGBI
-        calls.names.clear()
-        decoder.decode(files, 0)
-        return calls.state, calls.names
-
-    return calls, decode
-
-
-def test_engines_are_initialized_again_for_another_number_of_images_and_after_that_has_failed(monkeypatch):
-    calls, decode = engines(monkeypatch)
-    assert decode(2)[1] == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
-    assert decode(2)[1] == ["nvjpegDecodeBatched"]
-    calls.statuses["nvjpegDecodeBatchedInitialize"] = 5
-    with pytest.raises(nvjpeg.NvJpegError, match="nvjpegDecodeBatchedInitialize"):
-        decode(3)
-    calls.statuses.clear()
-    assert decode(2)[1] == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
-
-
-@pytest.mark.parametrize("status", [0, 5])
-def test_each_group_has_a_state_unless_no_more_can_be_made(monkeypatch, status):
-    calls, decode = engines(monkeypatch)
-    first, _ = decode(2, group=7)
-    calls.statuses["nvjpegJpegStateCreate"] = status
-    second, names = decode(3, group=8)
-    assert names == ["nvjpegJpegStateCreate", "nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
-    assert (second == first) == bool(status)
-    again, names = decode(2, group=7)
-    assert again == first
-    assert len(names) == (2 if status else 1), "another number of images than the state had last"
 
 
 @pytest.mark.usefixtures("none_made")

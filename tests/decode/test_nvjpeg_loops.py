@@ -17,8 +17,12 @@ ARGUMENTS = {
     "host": 5,
     "transfer": 5,
     "device": 5,
+    "initialize": 5,
+    "batch": 6,
+    "batch of windows": 7,
+    "synchronize": 1,
 }
-"""Number of arguments of each function of nvJPEG, in the order of ``NAMES``."""
+"""Number of arguments of each function of nvJPEG, in the order of ``NAMES``, and of one of CUDA."""
 
 
 class Functions:
@@ -49,6 +53,13 @@ class Functions:
                 record = np.frombuffer(data, nvjpeg_loops.OUTPUT)[0]
                 outputs = record["channel"].tolist(), record["pitch"].tolist()
                 arguments = (*arguments[:3], outputs, arguments[4])
+            if name.startswith("batch"):  # in place of each array, the field of the third file
+                library, state, *arrays, stream = arguments
+                sizes = (8, 8, nvjpeg_loops.OUTPUT.itemsize, 8)
+                fields = [
+                    ctypes.c_int64.from_address(array + 2 * size).value for array, size in zip(arrays, sizes, strict=False)
+                ]
+                arguments = (library, state, *fields, stream)
             self.calls.append((name, *arguments))
             return next((status for (of, value), status in self.statuses.items() if of == name and value in arguments), 0)
 
@@ -156,7 +167,60 @@ def engines(functions):
     decoder = object.__new__(nvjpeg.BatchDecoder)
     decoder._addresses, decoder._handle = functions.addresses, SimpleNamespace(value=77)
     decoder._idle_parameters = {nvjpeg.OUTPUT_RGBI: [100, 101, 102, 103]}
+    decoder._synchronize = int(functions.addresses[-1])
+    decoder._states, decoder._first_state = {}, 10
+    states = iter((11,))
+
+    def created(name, *arguments):
+        for state in states:
+            return state
+        raise nvjpeg.NvJpegError(name, 5)
+
+    decoder._create_object = created
     return decoder
+
+
+def engine_calls(state, length, parameters=()):
+    """Calls of three files, by the fields of the last file, and the wait after them."""
+    name = "batch of windows" if parameters else "batch"
+    fields = (2**40 + 2, length, 2**41, *parameters)
+    return [("initialize", 77, state, 3, 1, nvjpeg.OUTPUT_RGBI), (name, 77, state, *fields, 55), ("synchronize", 55)]
+
+
+def group_of(number, length=9):
+    table = files()
+    table["group"], table["length"] = number, length
+    table["address"] = 2**40 + np.arange(3)
+    return table
+
+
+def test_each_call_of_the_engines_has_the_state_of_its_group_and_is_waited_for(functions, engines):
+    """The third group has the first state, because no more can be created."""
+    windows = group_of(5, 40)
+    engines.set_windows(windows)
+    functions.calls.clear()
+    groups = [group_of(3, 20), group_of(4, 30), windows, group_of(3, 50)]
+    assert engines.decode(groups, 55) == [0, 0, 0, 0]
+    assert functions.calls == [
+        *engine_calls(10, 20),
+        *engine_calls(11, 30),
+        *engine_calls(10, 40, windows["parameters"].tolist()[-1:]),
+        *engine_calls(10, 50),
+    ]
+
+
+@pytest.mark.parametrize("function", ["initialize", "batch"])
+@pytest.mark.parametrize("status", [3, 6])
+def test_a_call_of_the_engines_that_fails_ends_no_other(functions, engines, function, status):
+    groups = [group_of(3, 20), group_of(4, 30)]
+    functions.statuses[function, 10] = status
+    if status in nvjpeg.OF_THE_FILE:
+        assert engines.decode(groups, 55) == [status, 0]
+    else:
+        with pytest.raises(nvjpeg.NvJpegError, match="execution failed"):
+            engines.decode(groups, 55)
+    failed = [call for call in engine_calls(10, 20) if function == "batch" or not call[0].startswith("batch")]
+    assert functions.calls == [*failed, *engine_calls(11, 30)]
 
 
 def test_sizes_of_files_are_those_of_their_first_component_or_zero(functions, engines):

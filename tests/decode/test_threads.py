@@ -236,11 +236,11 @@ def test_infos_are_computed_once_per_batch_before_it_is_given_to_threads(monkeyp
 
 def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
     class Failing(nvjpeg_double.BatchDecoder):
-        def decode(self, files, stream):
+        def decode_call(self, files, stream):
             # By the file and not by the count of calls: two threads prepare batches, and either may be first.
             if FILES.index(nvjpeg_double.content(files[0])) >= 4:
                 raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
-            return super().decode(files, stream)
+            return super().decode_call(files, stream)
 
     nvjpeg_double.use(monkeypatch, Failing)
     arrived = []

@@ -18,7 +18,7 @@ from protocol.scenarios import install, kernel, name_lanes, read_with
 from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from support.gpu.stream_double import Buffer, FakeEvent, FakeStream, HostBuffer
-from support.gpu.stream_history import FREED, OVERWRITTEN, REUSED, UNREADY
+from support.gpu.stream_history import FREED, REUSED, UNREADY
 from support.process.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
@@ -111,7 +111,7 @@ class Machine:
         cuda, machine, empty = self.cuda, self, torch.empty
 
         class Engines(nvjpeg_double.BatchDecoder):
-            def decode(self, files, number):
+            def decode_call(self, files, number):
                 assert machine.going.wait(WAIT_S)
                 machine._decode(files, number)
                 return 0
@@ -193,6 +193,8 @@ class Machine:
             history.read(lane, SCRATCH)
             for pixels, part in images:
                 history.write(lane, pixels, part)
+            history.record("colours converted", lane)
+            history.learn("colours converted")
 
     def _owner(self, address):
         # The latest: malloc gives an address again.
@@ -270,18 +272,14 @@ def pixel_blocks(history):
     return {line.rpartition(" in block ")[2] for line in history.log if line.startswith("alloc pixels")}
 
 
-def no_wait_on_the_host(patch, machine, threads="gpuaug-decode"):
+def no_wait_on_the_host(patch, machine):
     synchronize = FakeEvent.synchronize
 
     def synchronize_elsewhere(event):
-        if not threading.current_thread().name.startswith(threads):
+        if not threading.current_thread().name.startswith("gpuaug-decode"):
             synchronize(event)
 
     patch.setattr(FakeEvent, "synchronize", synchronize_elsewhere)
-
-
-def no_wait_between_calls(patch, machine):
-    no_wait_on_the_host(patch, machine, "gpuaug-decode-card")
 
 
 def wait_for_an_earlier_event(patch, machine):
@@ -344,7 +342,6 @@ def slots_released_when_submitted(patch, machine):
     [
         (no_wait_on_the_host, FOR_ENGINES, {}, REUSED, "engines writes pixels"),
         (no_wait_on_the_host, FOR_ENGINES, {"kept": True}, REUSED, "engines writes pixels"),
-        (no_wait_between_calls, FOR_ENGINES, {}, OVERWRITTEN, "engines writes nvJPEG's memory"),
         (wait_for_an_earlier_event, FOR_ENGINES, {}, REUSED, "engines writes pixels"),
         (no_wait_for_the_decoder, MIXED, {}, UNREADY, "reads pixels"),
         (no_wait_on_the_host, FOR_HYBRID, {"kept": True}, REUSED, "writes pixels"),

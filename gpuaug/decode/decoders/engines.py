@@ -131,18 +131,20 @@ class Engines(FileDecoder):
             lane = resources.card_lanes.get()
             try:
                 while calls:
-                    files = calls.pop()
-                    status = self._decoder.decode(files, lane.handle)
-                    # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
-                    lane.record_event(spin=True).synchronize()
-                    if status and len(files) == 1:
-                        tasks[int(files["work"][0])][0].problems[int(files["index"][0])] = nvjpeg.problem(status)
-                    elif status:
+                    # Not lane.record_event() and synchronize() after each call: with 16 files per batch, taking the
+                    # interpreter's lock again after each took longer than the calls (1.6 and 1.4 ms per batch, H200).
+                    statuses = self._decoder.decode(calls, lane.handle)
+                    failed: list[NDArray[np.void]] = []
+                    for files, status in zip(calls, statuses, strict=True):
                         middle = len(files) // 2
-                        calls += [files[:middle], files[middle:]]
-                        continue
-                    if _have_windows(tasks):
-                        self._decoder.put_back(files)
+                        if status and middle:
+                            failed += [files[:middle], files[middle:]]
+                            continue
+                        if status:
+                            tasks[int(files["work"][0])][0].problems[int(files["index"][0])] = nvjpeg.problem(status)
+                        if _have_windows(tasks):
+                            self._decoder.put_back(files)
+                    calls = failed
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)

@@ -41,7 +41,10 @@ class BatchDecoder:
     def put_back(self, files):
         assert len(set(files["parameters"].tolist())) == len(files)
 
-    def decode(self, files, stream):
+    def decode(self, calls, stream):
+        return [self.decode_call(files, stream) for files in calls]
+
+    def decode_call(self, files, stream):
         try:
             opened = [_open(file["address"], file["length"]) for file in files]
             self._check(int(files["group"][0]), opened)
