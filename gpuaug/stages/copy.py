@@ -20,7 +20,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
-from gpuaug.core.packed_targets import pack_targets, unpack_targets
+from gpuaug.core.packed_targets import is_packed, pack_targets, unpack_targets
 from gpuaug.core.ragged import Shapes
 from gpuaug.core.targets import TargetsLayout
 
@@ -47,7 +47,7 @@ class Copied:
     """A batch on the device."""
 
     batch: Batch
-    """The batch. It may hold ``PackedTargets`` in place of lists of target dicts."""
+    """The batch. It may hold ``PackedTargets`` in place of lists of target dicts, except if the batch itself is such a list."""
     packed: bool = False
     """Whether the batch holds ``PackedTargets``."""
     num_bytes: int = 0
@@ -94,6 +94,9 @@ class Copier:
         copied = Copied(None)
         copies = self._pack(batch, copied) if self._non_blocking else {}
         copied.batch = batches.map_leaves(batches.cached_by_id(lambda leaf: self._move(leaf, copied), copies), batch)
+        if is_packed(copied.batch):  # the batch itself is a list of dicts: its elements are members, which stages select
+            copied.batch = unpack_targets(copied.batch)
+            copied.packed = False
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:

@@ -57,6 +57,24 @@ def test_stage_that_drops_boxes_gives_what_sanitize_gives_in_the_loop(typed, dep
         assert_same([list(batch) for batch in got], want)
 
 
+@pytest.mark.parametrize("on", [..., 0, -1, (1, 8), None])
+@pytest.mark.parametrize("takes_packed", [False, True])
+def test_elements_of_a_batch_that_is_a_list_of_dicts_are_members(on, takes_packed):
+    records = [{"boxes": torch.full((n, 4), n), "labels": torch.arange(n)} for n in range(9)]
+    seen = []
+
+    def transform(*values):
+        seen.extend(values)
+        return values if len(values) > 1 else values[0]
+
+    transform.takes_packed = takes_packed
+    batch = pack_targets(records, lambda shape, dtype: None)
+    (got,) = gpuaug.StreamedLoader([batch], [gpuaug.TransformStage(transform, on=on)], device="cpu")
+    assert_same(got, records)
+    selected = (0,) if on is ... else on if isinstance(on, tuple) else (on,)
+    assert_same(seen, [records] if on is None else [records[index] for index in selected])
+
+
 class Seen:
     """A transform that remembers the types of what it got."""
 
