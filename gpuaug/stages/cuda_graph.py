@@ -186,8 +186,8 @@ class GraphRunner:
         # Read for every batch: reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
-            self._addresses = addresses  # kept, so that signatures with equal addresses share one tuple
-        return (tuple(input_keys), _arithmetic_settings(), self._addresses)
+            self.refresh()
+        return (tuple(input_keys), _arithmetic_settings(), self._addresses)  # one tuple of addresses for all signatures
 
     def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
         """Capture a graph. If it does not fit beside graphs of earlier iterators, first delete these: a pool never shrinks."""

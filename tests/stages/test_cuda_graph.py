@@ -1,6 +1,7 @@
 """When a batch is captured, replayed or run eager, without a GPU: the graphs of these tests only note that they were used."""
 
 import gc
+import itertools
 from itertools import islice
 from types import SimpleNamespace
 
@@ -123,6 +124,19 @@ def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
     found.clear()
     list(loader)
     assert found == ["eager", "eager", "replayed", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize("when", ["between epochs", "between batches"])
+def test_graphs_of_weights_that_were_moved_are_deleted_without_update(found, when):
+    encoder = Noted(found)
+    loader = loader_on_lanes([4] * 6, FeatureStage(encoder), 0)
+    for number, _ in enumerate(itertools.chain(loader, loader)):
+        if number == {"between batches": 3, "between epochs": 5}[when]:
+            assert found[:3] == ["eager", "captured", "replayed"]
+            found.clear()
+            encoder.weight.data = encoder.weight.clone()
+    assert found[:3] == ["eager", "captured", "replayed"]
+    assert len(internals.runner(loader)) == 1
 
 
 def test_shapes_that_never_repeat_are_never_captured(found):
