@@ -230,16 +230,21 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         parser.error(f"{options.target} must return a loader and a step, got {got}. Write: return loader, step.")
     loader, step = result
+    from gpuaug.benchkit import environment, results
+
+    writes_result = options.json is not None and isinstance(loader, gpuaug.StreamedLoader)  # ``profile`` refuses other loaders
+    environment_at_start = environment.environment(loader.device) if writes_result else None
     try:
         with _log_on_stderr():
             report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)
     except (gpuaug.ArgumentError, gpuaug.ArgumentTypeError) as error:
         parser.error(str(error))
     if options.json is not None:
-        from gpuaug.benchkit import results
-
         settings = report.settings | {"verdict": list(report.verdict)}
-        results.write(options.json, results.result("profile", rows=report.rows(), settings=settings, device=loader.device))
+        profiled = results.result(
+            "profile", rows=report.rows(), settings=settings, device=loader.device, environment=environment_at_start
+        )
+        results.write(options.json, profiled)
     if options.timeline is not None:
         report.timeline.save(options.timeline)
     return 0

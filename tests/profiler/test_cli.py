@@ -8,8 +8,10 @@ import pytest
 from support.process import processes
 from support.profiler import virtual_clock
 
+import gpuaug
 from bench.harness.result_check import check_result
 from gpuaug import cli
+from gpuaug.benchkit import environment, results
 
 MODULE = """
 import time
@@ -88,6 +90,15 @@ def test_command_prints_the_report_and_writes_json(project, tmp_path, capsys):
     assert result["settings"]["batches"] == 8
     assert result["settings"]["rounds"] == 1
     assert result["settings"]["verdict"][0].startswith(bound)
+
+
+def test_environment_is_read_before_the_profile_changes_load_and_clocks(project, tmp_path, monkeypatch):
+    order = []
+    for owner, name in ((environment, "environment"), (results, "read_environment"), (gpuaug, "profile")):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, of=function, name=name, **k: order.append(name) or of(*a, **k))
+    assert run(f"{project}:make", "--json", str(tmp_path / "profile.json")) == 0
+    assert order == ["environment", "profile"]
 
 
 @pytest.mark.parametrize(("suffix", "sign"), [(".png", b"\x89PNG"), (".json", b'{"traceEvents"')])
