@@ -198,8 +198,8 @@ class BatchDecoder(Library):
             self._first_state = self._create_object("nvjpegJpegStateCreate", self._handle)
         self._states: dict[int, int] = {}
         """Group → handle of its decoding state (``nvjpegJpegState_t``)."""
-        self._idle_parameters: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
-        """Output format → handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses."""
+        self._idle_parameters: list[int] = []
+        """Handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses."""
         (self._synchronize,) = addresses(_cuda_runtime(), ["cudaStreamSynchronize"])
 
     def sizes(self, files: NDArray[np.void]) -> NDArray[np.int32]:
@@ -243,19 +243,23 @@ class BatchDecoder(Library):
         return statuses
 
     def set_windows(self, files: NDArray[np.void]) -> None:
-        """Write handles of decoding parameters with the window of each file into ``files``, (B,) ``FILE``. Thread-safe."""
+        """Write handles of decoding parameters with the window of each file into ``files``, (B,) ``FILE``. Thread-safe.
+
+        Raises:
+            NvJpegError: If nvJPEG returns an error status.
+        """
         for file in files:
-            format_ = int(file["form"])
             try:
-                file["parameters"] = self._idle_parameters[format_].pop()
+                file["parameters"] = self._idle_parameters.pop()
             except IndexError:
                 file["parameters"] = self._create_object("nvjpegDecodeParamsCreate", self._handle)
-                self._library.nvjpegDecodeParamsSetOutputFormat(c_void_p(int(file["parameters"])), c_int(format_))
         loops().set_windows(self._addresses, files)
+        if files["status"].any():
+            raise NvJpegError("nvjpegDecodeParamsSetROI", int(files["status"].max()))
 
     def put_back(self, files: NDArray[np.void]) -> None:
         """Make the parameters that ``set_windows`` wrote into ``files`` available for reuse. Call after ``decode``."""
-        self._idle_parameters[int(files["form"][0])] += files["parameters"].tolist()
+        self._idle_parameters += files["parameters"].tolist()
 
     def _state(self, group: int) -> int:
         """Return the decoding state of a group: a new state for a new group, or the first state if none can be created."""

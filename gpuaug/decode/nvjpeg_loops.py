@@ -38,7 +38,7 @@ FILE = np.dtype(
 - ``top``, ``left``, ``window_height``, ``window_width``: part of the image to decode
 - ``form``: output format, ``OUTPUT_Y`` or ``OUTPUT_RGBI`` of ``nvjpeg.py``
 - ``group``, ``parameters``: for the JPEG engines, group and handle of decoding parameters (``nvjpeg.BatchDecoder``)
-- ``status``, ``found_width``, ``found_height``: results of the phases: status, and size by nvJPEG's parser
+- ``status``, ``found_width``, ``found_height``: results of the loops: status, and size by nvJPEG's parser
 """
 
 CALL = np.dtype(
@@ -66,7 +66,7 @@ class Loops(NamedTuple):
     image_infos: Callable[..., None]
     """Parse the files, and store a record of ``IMAGE_INFO`` and the status per file."""
     set_windows: Callable[..., None]
-    """Set the windows of the files in their decoding parameters."""
+    """Set the output formats and windows of the files in their decoding parameters, and store the statuses in ``files``."""
     decode_batches: Callable[..., None]
     """Make calls of the JPEG engines one after the other, each after the GPU work of the call before, and store statuses."""
     host_phases: Callable[..., None]
@@ -125,14 +125,19 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
             statuses[index] = call(functions[0], arguments) & LOW  # nvjpegGetImageInfo
 
     @compile_function  # type: ignore[untyped-decorator]
-    def set_window(functions: NDArray[np.int64], parameters: int, file: Any) -> None:
-        # nvjpegDecodeParamsSetROI
-        call(functions[1], (parameters, file["left"], file["top"], file["window_width"], file["window_height"]))
+    def set_window(functions: NDArray[np.int64], parameters: int, file: Any) -> Any:
+        # nvjpegDecodeParamsSetOutputFormat
+        status = call(functions[4], (parameters, file["form"])) & LOW
+        if status == 0:
+            # nvjpegDecodeParamsSetROI
+            left, top, width, height = file["left"], file["top"], file["window_width"], file["window_height"]
+            status = call(functions[1], (parameters, left, top, width, height)) & LOW
+        return status
 
     @compile_function  # type: ignore[untyped-decorator]
     def set_windows(functions: NDArray[np.int64], files: NDArray[np.void]) -> None:
         for index in range(len(files)):
-            set_window(functions, files[index]["parameters"], files[index])
+            files[index]["status"] = set_window(functions, files[index]["parameters"], files[index])
 
     @compile_function  # type: ignore[untyped-decorator]
     def decode_batches(
@@ -166,14 +171,13 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
                 found_width = address + index * _FILE_BYTES + _FOUND_OFFSET  # address of the field
                 # nvjpegJpegStreamGetFrameDimensions
                 status = call(functions[3], (parsed_file, found_width, found_width + 4)) & LOW
+            if status == 0 and (file["found_width"] != file["width"] or file["found_height"] != file["height"]):
+                status = OTHER_SIZE
             if status == 0:
-                if file["found_width"] != file["width"] or file["found_height"] != file["height"]:
-                    status = OTHER_SIZE
-                else:
-                    call(functions[4], (parameters, file["form"]))  # nvjpegDecodeParamsSetOutputFormat
-                    set_window(functions, parameters, file)
-                    # nvjpegDecodeJpegHost
-                    status = call_unlocked(functions[5], (handle, decoder, state, parameters, parsed_file)) & LOW
+                status = set_window(functions, parameters, file)
+            if status == 0:
+                # nvjpegDecodeJpegHost
+                status = call_unlocked(functions[5], (handle, decoder, state, parameters, parsed_file)) & LOW
             file["status"] = status
 
     @compile_function  # type: ignore[untyped-decorator]

@@ -1,6 +1,7 @@
 """Loops over files that call nvJPEG's functions by address: compiled, without the interpreter's lock, and in Python."""
 
 import ctypes
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -112,9 +113,9 @@ def host_calls(state, file, until="host"):
     return calls[: [name for name, *_ in calls].index(until) + 1]
 
 
-@pytest.mark.parametrize("fails", [None, "parse", "dimensions", "host"])
+@pytest.mark.parametrize("fails", [None, "parse", "dimensions", "set_format", "set_window", "host"])
 def test_a_file_that_fails_ends_no_other(functions, decoder, fails):
-    functions.statuses[fails, 24] = 3
+    functions.statuses = {(fails, 23): 3, (fails, 24): 3}  # decoding parameters and parsed file of the second state
     outcomes = decoder.host_phases(STATES, files())
     assert outcomes == ["", "nvJPEG finds: bad JPEG" if fails else "", ""]
     ends = "host", fails or "host", "host"
@@ -166,7 +167,7 @@ def engines(functions):
     """A ``BatchDecoder`` of the package whose library is ``functions``."""
     decoder = object.__new__(nvjpeg.BatchDecoder)
     decoder._addresses, decoder._handle = functions.addresses, SimpleNamespace(value=77)
-    decoder._idle_parameters = {nvjpeg.OUTPUT_RGBI: [100, 101, 102, 103]}
+    decoder._idle_parameters = [100, 101, 102, 103]
     decoder._synchronize = int(functions.addresses[-1])
     decoder._states, decoder._first_state = {}, 10
     states = iter((11,))
@@ -234,10 +235,18 @@ def test_sizes_of_files_are_those_of_their_first_component_or_zero(functions, en
 def test_windows_are_set_as_left_top_width_and_height(functions, engines):
     table = files()
     engines.set_windows(table)
-    assert functions.calls == [("set_window", parameters, 2, 1, 4, 3) for parameters in (103, 102, 101)]
-    assert engines._idle_parameters == {nvjpeg.OUTPUT_RGBI: [100]}
+    calls = [(("set_format", number, nvjpeg.OUTPUT_RGBI), ("set_window", number, 2, 1, 4, 3)) for number in (103, 102, 101)]
+    assert functions.calls == [*itertools.chain(*calls)]
+    assert engines._idle_parameters == [100]
     engines.put_back(table)
-    assert engines._idle_parameters == {nvjpeg.OUTPUT_RGBI: [100, 103, 102, 101]}
+    assert engines._idle_parameters == [100, 103, 102, 101]
+
+
+@pytest.mark.parametrize("fails", ["set_format", "set_window"])
+def test_parameters_that_nvjpeg_refuses_are_an_error(functions, engines, fails):
+    functions.statuses[fails, 102] = 2
+    with pytest.raises(nvjpeg.NvJpegError, match=r"nvjpegDecodeParamsSetROI must succeed, got status 2 \(invalid parameter\)"):
+        engines.set_windows(files())
 
 
 def test_compiled_loops_do_not_hold_the_interpreters_lock():
