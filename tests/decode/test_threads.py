@@ -22,7 +22,7 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import decoding, nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
-from gpuaug.decode.decoders import cpu, loops
+from gpuaug.decode.decoders import cpu, loops, nvdec
 from gpuaug.decode.decoders.base import share
 from gpuaug.decode.layout import Layout
 from gpuaug.loader.hooks import Hooks
@@ -82,6 +82,34 @@ def test_threads_stop_after_their_current_image_at_an_interrupt(through, monkeyp
     with pytest.raises(KeyboardInterrupt), streamed:
         stage(batch, "cpu") if through == "call" else next(iter(streamed))
     assert len(decoded) == 1
+
+
+@pytest.mark.parametrize("decoder", ["engines", "nvdec"])
+def test_threads_that_feed_a_card_make_no_call_after_an_interrupt(decoder, monkeypatch):
+    calls, abandoned, abandon = [], [], decoding.Decoding.abandon
+
+    def interrupt():
+        calls.append(1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        until(lambda: abandoned and all(work.is_abandoned for work in abandoned[0].works))
+
+    class Interrupting(nvjpeg_double.BatchDecoder):
+        def decode(self, calls, stream):
+            interrupt()
+            return [nvjpeg_double.BAD_JPEG] * len(calls)  # each file is then decoded in a call of its own
+
+    monkeypatch.setattr(decoding.Decoding, "abandon", lambda batch: abandoned.append(batch) or abandon(batch))
+    monkeypatch.setattr(nvdec, "MAX_SESSIONS", 1)
+    if decoder == "engines":
+        nvjpeg_double.use(monkeypatch, Interrupting)
+        samples = FILES[:4]
+    else:
+        nvdec_double.use(monkeypatch, change=lambda frames, ended: (interrupt() if ended else None) or frames)
+        samples = [read_clip(video(), 2, start=start) for start in (0, 9, 18)]
+    stage = DecodeStage(**({"backend": "engines"} if decoder == "engines" else {}))
+    with pytest.raises(KeyboardInterrupt):
+        stage(collate_encoded([(sample, 0) for sample in samples])[0], "cpu")
+    assert len(calls) == 1
 
 
 def leave_by_closing_the_iterator(streamed, iterators):

@@ -111,6 +111,8 @@ class NvDec(FileDecoder):
             with resources.lanes.launching(resources.lanes.consumer()):
                 lane.make_current()
                 for index, info in pending:
+                    if work.is_abandoned:
+                        break
                     if problem := self._decode(work, index, info, lane):
                         work.problems[index] = problem
                 events.append(lane.record_event())
