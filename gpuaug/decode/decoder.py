@@ -60,7 +60,8 @@ class Decoder:
         self._card_lanes = [self._lane]
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._idle_card_lanes.put(self._lane)
-        self._page_locking_failed = False
+        self._page_locks = not lanes.in_line
+        """Whether staging memory is page-locked: not without CUDA, and not after page-locking has failed."""
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """Name of each decoder → seconds that threads have waited for it. Approximate, because threads add without a lock."""
         self._pixels: list[weakref.ref[Tensor]] = []
@@ -112,7 +113,7 @@ class Decoder:
             layout = Layout(encoded.headers, self.options, decoders, undecodable=undecodable, windows=windows)
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
-        staged = layout.staged_length and not self._lanes.in_line
+        staged = layout.staged_length and self._lanes.device.type != "cpu"
         staging = self._staging(layout.staged_length, layout.dtype) if staged else None
         return Work(encoded, layout, data, raw, staging)
 
@@ -123,14 +124,14 @@ class Decoder:
         return buffer
 
     def _staging(self, values: int, dtype: torch.dtype) -> Tensor:
-        """Return a host buffer for ``values`` values: page-locked, or pageable if page-locking fails."""
+        """Return a host buffer for ``values`` values: page-locked, or pageable without CUDA or if page-locking fails."""
         size = values * dtype.itemsize
         host, buffer_bytes = torch.device("cpu"), buffer_length(size)
-        if not self._page_locking_failed:
+        if self._page_locks:
             try:
                 buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
             except HostMemoryError as error:
-                self._page_locking_failed = True
+                self._page_locks = False
                 reason = str(error).partition("\n")[0]
                 warnings.warn(
                     f"Copies of decoded images make the decoder wait, because {size / 1e6:.1f} MB could not be page-locked "

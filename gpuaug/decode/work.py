@@ -39,9 +39,10 @@ class Work(Generic[AnyLayout]):
     no such images.
     """
     staging: Tensor | None
-    """(values,) page-locked host tensor for the images that the CPU decodes, at offsets ``BatchLayout.staged_starts``.
+    """(values,) host tensor for the images that the CPU decodes, at offsets ``BatchLayout.staged_starts``.
 
-    ``None`` if the CPU decodes no image, or if ``data`` is in host memory, so that the CPU decodes into ``data``.
+    Page-locked with CUDA. ``None`` if the CPU decodes no image, or if ``data`` is in host memory: the CPU then decodes into
+    ``data``.
     """
     problems: dict[int, str] = field(default_factory=dict)
     """Index of each image that cannot be decoded → reason. The decoders add entries."""

@@ -4,24 +4,27 @@ import subprocess
 import sys
 from collections import namedtuple
 from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 
 import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
 from support import internals
+from support.comparison.values import assert_values
 from support.files import nvjpeg_double
 from support.files.decode_devices import ON_CARD, by_each_decoder, on_each_device
 from support.files.encoded import by_pil, encoded, mixed_files, psnr_db
 from support.process.processes import run_interpreter
 from support.process.waiting import WAIT_S
+from support.video.videos import video
 from torch.utils.data import DataLoader
 
 import gpuaug
-from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
 from gpuaug.core.packed_targets import pack_targets
-from gpuaug.core.streams import Lanes
+from gpuaug.core.streams import InLineLane, Lanes
 from gpuaug.decode import decoder, work
 
 FILES = mixed_files()
@@ -165,6 +168,24 @@ def test_bad_samples_are_replaced_in_every_member(device, caplog):
     for image, number in zip(got.image, taken, strict=True):
         assert_equal_to_pil(image, files[number], device)
     assert "sample 0: it is empty; sample 3: " in caplog.text
+
+
+def test_devices_without_cuda_get_images_and_clips_that_the_cpu_decodes(monkeypatch):
+    copied = []
+
+    def copy_parts(lane, target, source, parts):
+        assert target.is_meta
+        copied.append(torch.cat([source[start : start + length] for _, start, length in parts]))
+
+    monkeypatch.setattr(torch, "meta", SimpleNamespace(is_available=lambda: True), raising=False)  # in place of MPS or XPU
+    monkeypatch.setattr(InLineLane, "copy_parts", copy_parts)
+    clips = [(read_clip(video(), 3, start=start), 0) for start in (0, 9)]
+    for encoded_files in (collate_encoded(FILES), collate_encoded(clips)[0]):
+        want, got = (DecodeStage()(encoded_files, device) for device in ("cpu", "meta"))
+        assert len(got) == len(want)
+        assert got.device.type == "meta"
+        values = want.data if isinstance(want, gpuaug.Ragged) else want.permute(0, 1, 3, 4, 2).flatten()
+        assert_values(copied.pop(), values)
 
 
 @on_each_device
