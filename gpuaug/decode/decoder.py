@@ -62,6 +62,8 @@ class Decoder:
         self._idle_card_lanes.put(self._lane)
         self._page_locks = not lanes.in_line
         """Whether staging memory is page-locked: not without CUDA, and not after page-locking has failed."""
+        self.replaced = 0
+        """Number of samples that were replaced because this decoder could not decode them."""
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """Name of each decoder → seconds that threads have waited for it. Approximate, because threads add without a lock."""
         self._pixels: list[weakref.ref[Tensor]] = []

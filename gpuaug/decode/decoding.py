@@ -288,8 +288,15 @@ class Decoding:
             self._all_problems.setdefault(index, problem)
 
     def _log_problems(self) -> None:
-        """Log the problems of the samples that this ``Decoding`` replaces."""
+        """Log the problems of the samples that this ``Decoding`` replaces, each time the stage's number of them has doubled."""
+        before = self._decoder.replaced
+        self._decoder.replaced += len(self.replaced_samples)
+        if self._decoder.replaced.bit_length() == before.bit_length():
+            return
         first = "; ".join(str(self._all_problems[index]) for index in sorted(self.replaced_samples)[:MAX_LOGGED_PROBLEMS])
         others = len(self.replaced_samples) - MAX_LOGGED_PROBLEMS
         more = f"; and {others} more" if others > 0 else ""
-        _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)
+        _log.warning(
+            "Samples were replaced because their images or clips cannot be decoded, %d in all. Of this batch: %s%s",
+            *(self._decoder.replaced, first, more),
+        )

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 
 import pytest
 import torch
@@ -53,6 +54,16 @@ def arrived(streamed, count=None):
 
 def names(dataset):
     return [str(dataset.path.with_name(f"missing {index}")) for index in sorted(dataset.missing)]
+
+
+def test_replaced_samples_are_logged_each_time_that_their_number_has_doubled(tmp_path, caplog):
+    dataset = Files(tmp_path, range(5, COUNT, BATCH))  # one per batch
+    streamed = loader(dataset, 1)
+    for _ in range(2):
+        assert arrived(streamed) == (list(range(COUNT // BATCH)), None)
+    logged = [record.getMessage() for record in caplog.records]
+    assert [int(re.search(r"(\d+) in all", text)[1]) for text in logged] == [1, 2, 4, 8, 16, 32]
+    assert f"sample 5 ({names(dataset)[0]}): " in logged[0]
 
 
 @pytest.mark.parametrize(
