@@ -45,6 +45,9 @@ from gpuaug.stages.selection import On
 MAX_PIXELS = 178_956_970
 """PIL's limit on the number of pixels of an image, above which it warns of a decompression bomb: 13 377 x 13 377."""
 
+MAX_REPLACED = 0.01
+"""Default of ``max_replaced``."""
+
 MAX_THREADS = 4096
 """Maximum number of threads that decode on the CPU, far above any number of cores."""
 
@@ -92,9 +95,9 @@ class DecodeStage(Stage):
         on_error: If an image cannot be decoded: ``"raise"``: raise an error at its batch. ``"replace"``: replace its sample, in
             every member of the batch, also in members of other ``DecodeStage``s, by the nearest preceding sample that could be
             decoded; before the first such sample, by the last one. ``StreamedLoader.stats()`` counts replaced samples and lists
-            their files, and a log message names the first.
-        max_replaced: Largest share of the samples of a loader that ``on_error="replace"`` may replace, from 0 to 1.
-            Checked from the thousandth decoded sample on. The counts are part of the loader's state.
+            their files, and log messages name some: at the first replaced sample, and each time their number has doubled.
+        max_replaced: Largest share of the samples of a loader that may be replaced, from 0 to 1. Only with
+            ``on_error="replace"``. Checked from the thousandth decoded sample on. The counts are part of the loader's state.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
         max_bytes: Images that take more bytes after decoding, with all channels, are treated in the same way.
         threads: Number of threads that decode on the CPU. Default: seven eighths of the cores that this process may use,
@@ -143,7 +146,7 @@ class DecodeStage(Stage):
         scale: Literal["auto"] | None = None,
         exif: bool = True,
         on_error: Literal["raise", "replace"] = "raise",
-        max_replaced: float = 0.01,
+        max_replaced: float = MAX_REPLACED,
         max_pixels: int = MAX_PIXELS,
         max_bytes: int = 4 * 2**30,
         threads: int | None = None,
@@ -155,6 +158,11 @@ class DecodeStage(Stage):
         )
         self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to raise an error.")
         self.max_replaced = fraction("max_replaced", max_replaced, "Leave it out for 0.01, or pass 1 for no limit.")
+        if on_error == "raise" and self.max_replaced != MAX_REPLACED:
+            raise ArgumentError(
+                f"max_replaced must be left out without on_error='replace', got {max_replaced}. Pass on_error='replace', "
+                "or leave max_replaced out."
+            )
         channels = one_of("channels", channels, (1, 3, "labels", None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to rotate images upright.")
         if min_side is not None:

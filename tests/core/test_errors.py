@@ -30,7 +30,10 @@ def test_shown_value_is_short_and_one_line(value):
     assert "\n" not in shown(value)
 
 
-TAKERS = [lambda value: DecodeStage(max_replaced=value).max_replaced, lambda value: read_clip("video.mp4", at=value).at]
+TAKERS = [
+    lambda value: DecodeStage(on_error="replace", max_replaced=value).max_replaced,
+    lambda value: read_clip("video.mp4", at=value).at,
+]
 
 
 @pytest.mark.parametrize("take", TAKERS, ids=["max_replaced", "at"])

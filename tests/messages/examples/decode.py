@@ -83,6 +83,14 @@ def many_damaged_files(told):
     assert len(list(larger)) == 11
 
 
+@example("max_replaced must be left out without on_error='replace'")
+def limit_without_replacement(told):
+    with told:
+        gpuaug.DecodeStage(max_replaced=1)
+    assert gpuaug.DecodeStage(on_error="replace", max_replaced=1).max_replaced == 1
+    assert gpuaug.DecodeStage().on_error == "raise"
+
+
 @example("on_error='replace' needs at least one sample per batch that can be decoded")
 def damaged_files_alone(told):
     with told:

@@ -177,7 +177,7 @@ PARAMETERS = {
     "DecodeStage(exif)": Parameter(lambda v: DecodeStage(exif=v), False, FLAG),
     "DecodeStage(on_error)": Parameter(lambda v: DecodeStage(on_error=v), "replace"),
     "DecodeStage(max_replaced)": Parameter(
-        lambda v: DecodeStage(max_replaced=v), 0.05, FROM_0 | {"1.0"}, wrong=(-0.01, 1.01, "0.5")
+        lambda v: DecodeStage(on_error="replace", max_replaced=v), 0.05, FROM_0 | {"1.0"}, wrong=(-0.01, 1.01, "0.5")
     ),
     "DecodeStage(max_pixels)": Parameter(lambda v: DecodeStage(max_pixels=v), 100, FROM_1 | LARGE),
     "DecodeStage(max_bytes)": Parameter(lambda v: DecodeStage(max_bytes=v), 100, FROM_1 | LARGE),
