@@ -21,6 +21,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.core import batch as batches
 from gpuaug.fusion.lower import torchvision
 from gpuaug.fusion.policies.auto_augment import POLICIES
 from gpuaug.fusion.program import program
@@ -298,6 +299,16 @@ def test_calls_that_differ_from_a_known_one_are_looked_at_again():
         augment(floats.requires_grad_())
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16, int16 or floating .* got torch\.int64"):
         augment(images.long())
+
+
+def test_targets_that_require_gradients_are_transformed_without():
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomRotation(20.0)))
+    values = {"bbox_xyxy": torch.rand(2, 3, 4), "keypoints": torch.rand(2, 3, 2), "mask": torch.rand(2, 1, 16, 16)}
+    dicts = [{key: torch.rand(size).requires_grad_() for key, size in (("boxes", (3, 4)), ("keypoints", (3, 2)))}] * 2
+    for key, value in {**values, "targets": dicts}.items():
+        value = dicts if key == "targets" else value.requires_grad_()
+        _, moved = augment(torch.rand(2, 3, 16, 16), value, data_keys=["input", key])
+        assert {tensor.requires_grad for tensor in batches.tensors(moved)} == {False}
 
 
 def test_kinds_of_images_are_forgotten_where_there_are_many():
