@@ -64,15 +64,15 @@ BUDGETS = {
     "__init__": 88,
     "benchkit": 753,
     "cache": 1_180,
-    "cli": 292,
+    "cli": 297,
     "core": 1_680,
-    "decode": 4_527,
+    "decode": 4_571,
     "feed": 2_454,
     "fusion": 14_626,
     "integrations": 49,
     "loader": 1_308,
     "profiler": 1_191,
-    "stages": 1_929,
+    "stages": 1_932,
     "viewer": 851,
 }
 """Lines of code of each room at most, without blank lines, comments and docstrings.
