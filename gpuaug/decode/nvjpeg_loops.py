@@ -145,16 +145,15 @@ def define_loops(call: Any, call_unlocked: Any, compile_function: Any) -> Loops:
     ) -> None:
         for index in range(len(calls)):
             record: Any = calls[index]
-            state, files = record["state"], (record["address"], record["length"], record["output"])
+            batch = (handle, record["state"], record["address"], record["length"], record["output"])
             # nvjpegDecodeBatchedInitialize, which takes about 15 µs. The 1 is the number of CPU threads.
-            status = call_unlocked(functions[8], (handle, state, record["count"], 1, record["form"])) & LOW
+            status = call_unlocked(functions[8], (handle, record["state"], record["count"], 1, record["form"])) & LOW
             if status == 0 and record["parameters"]:
                 # nvjpegDecodeBatchedEx
-                arguments = (handle, state, *files, record["parameters"], cuda_stream)
-                status = call_unlocked(functions[10], arguments) & LOW
+                status = call_unlocked(functions[10], (*batch, record["parameters"], cuda_stream)) & LOW
             elif status == 0:
                 # nvjpegDecodeBatched
-                status = call_unlocked(functions[9], (handle, state, *files, cuda_stream)) & LOW
+                status = call_unlocked(functions[9], (*batch, cuda_stream)) & LOW
             # The GPU work of a call, a colour conversion of less than 1 ms, must not overlap the next call.
             call_unlocked(synchronize, (cuda_stream,))
             record["status"] = status
