@@ -158,8 +158,8 @@ class CombineOp(IdentityOp):
         tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
 
 
-_AFTER = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
-"""(is below, is right of the centre) for the tiles of a mosaic: top left, top right, bottom left, bottom right."""
+_IS_BEYOND = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+"""(whether below the centre, whether right of it) for the tiles of a mosaic: top left and right, bottom left and right."""
 
 
 class MosaicOp(CombineOp):
@@ -184,12 +184,12 @@ class MosaicOp(CombineOp):
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
         """Place each image with a corner at the centre; if the op is not applied, the first image as the base class does."""
-        after = _AFTER[first : first + sizes.shape[1]]
+        is_beyond = _IS_BEYOND[first : first + sizes.shape[1]]
         centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).reshape(-1, 1, 2)
         fit(tiles, sizes, np.full(2, self.size // 2))
-        tiles[..., :2] = centres - (1 - after) * tiles[..., 2:4]
-        tiles[..., 4:6] = centres * after
-        tiles[..., 6:8] = np.abs(self.size * after - centres)
+        tiles[..., :2] = centres - (1 - is_beyond) * tiles[..., 2:4]
+        tiles[..., 4:6] = centres * is_beyond
+        tiles[..., 6:8] = np.abs(self.size * is_beyond - centres)
         not_applied = ~draws["applies"].ravel()
         if not_applied.any():
             first_tiles = tiles[not_applied, 0]

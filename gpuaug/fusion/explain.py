@@ -83,8 +83,8 @@ class Explanation:
     def __str__(self) -> str:
         rows = list(self._rows())
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-        return "\n".join([self._head(), *lines, *self.notes])
+        texts = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join([self._head(), *texts, *self.notes])
 
     def _repr_html_(self) -> str:
         return html_lines([self._head()]) + html_table(self._rows()) + html_lines(self.notes)

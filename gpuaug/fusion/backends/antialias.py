@@ -77,7 +77,7 @@ def _columns_read(output_columns: Tensor, scale: float, count: int) -> tuple[int
 
 def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
     """Return ``pixels @ weights.T``, leaving out pixels with weight 0."""
-    return torch.stack([pixels[..., row != 0] @ row[row != 0] for row in weights], -1)
+    return torch.stack([pixels[..., of_output != 0] @ of_output[of_output != 0] for of_output in weights], -1)
 
 
 def filter_weights(outputs: Tensor, scale: float, start: int, stop: int, filter_name: Filter) -> Tensor:

@@ -1,7 +1,7 @@
 """Input of a plan: size and dtype of images, readers of images and masks of one size or of different sizes, host arrays.
 
-With V *views*, each image of a batch of B is augmented V times. A *sample* is one view of one image. *Ragged* images, and masks
-with a ``MaskLayout``, differ in size, and lie one after another in a flat tensor.
+With V *views*, each image of a batch of B is augmented V times. In this file, a *sample* is one view of one image or frame.
+*Ragged* images, and masks with a ``MaskLayout``, differ in size, and lie one after another in a flat tensor.
 """
 
 import math

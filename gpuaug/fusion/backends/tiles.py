@@ -136,7 +136,7 @@ def write_tiles(
 def _source_lines(
     region: NDArray[np.int64], resized: NDArray[np.int64], source: NDArray[np.int64], device: torch.device, nearest: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, for each pixel along one axis of a region, the lines of the source that it is interpolated from.
+    """Return the source lines (rows, or columns) that each pixel along one axis of a region is interpolated from.
 
     Args:
         region: Start and length of the region on the canvas.
@@ -196,7 +196,7 @@ def paste_objects(
         smallest row and column, largest row and column of the pixels after). The last four are undefined without pixels.
 
     Cost:
-        With Triton, two launches, three small ones, and one asynchronous copy from pinned memory.
+        With Triton, two launches, two fills of ``statistics``, and one asynchronous copy from pinned memory.
     """
     areas = sizes.prod(1)
     cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)

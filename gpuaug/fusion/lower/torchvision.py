@@ -315,24 +315,24 @@ class TorchvisionLowering:
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
-        crops = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
-        if crops is not None:
+        crop_ = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
+        if crop_ is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that make one image of one, got {type(crops).__name__}. Put it before {name}."
+                f"{name} must hold transforms that make one image of one, got {type(crop_).__name__}. Put it before {name}."
             )
         dtype, type_change = self._types.dtype, self._types.type_change
         # ``reason``: why the container cannot have gates. ``problem``: why its ops cannot run on images of different sizes.
         reason = choices.unsupported_draw(container)
-        resize = None if reason else choices.common_resize(container)
-        if resize is not None:
+        shared_resize = None if reason else choices.common_resize(container)
+        if shared_resize is not None:
             # All members end in the same resize. It is lowered once, after the container, for all samples.
             members = list(map(choices.without_last_transform, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
-        final_resize = None if resize is None else self._leaf(*resize)
-        combining = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, CombineOp)), None)
-        if combining is not None:
-            raise misplaced_error(combining, f"in {name}")
+        final_resize = None if shared_resize is None else self._leaf(*shared_resize)
+        combining_name = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, CombineOp)), None)
+        if combining_name is not None:
+            raise misplaced_error(combining_name, f"in {name}")
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if other_module is not None:
             raise ArgumentTypeError(
@@ -372,7 +372,7 @@ class TorchvisionLowering:
         trees = []
         for turn in turns:  # with a random order one per position; a member then has an op in each turn
             for index, member in enumerate(members):
-                runs = np.array([index in order[turn] for order in outcomes])
+                runs = np.array([index in outcome[turn] for outcome in outcomes])
                 if runs.any() and member[1] is not None:
                     trees.append(self._member(*member))
                     for leaf in leaves(trees[-1]):

@@ -200,6 +200,7 @@ class MotionBlurOp(NeighbourhoodOp):
             angle, direction = draws["angle_factor"][samples], draws["direction_factor"][samples]
             weights = line_weights(side // 2, angle, direction, nearest=self.settings["resample"].name == "NEAREST")
             counts = np.count_nonzero(weights, axis=(1, 2))
+            # Per weight that is not 0: index in ``samples``, position in the blur kernel, and index among the sample's taps.
             sample, y, x = np.nonzero(weights)
             tap = np.arange(len(sample)) - np.repeat(counts.cumsum() - counts, counts)
             out[samples, 1] = counts
@@ -351,7 +352,7 @@ class Clahe(LevelsOp):
         levels = levels[:, :, :height, :width]
         top, bottom, upper_weight = (values[:, None] for values in nearest_tiles(height, self.grid[0], images.device))
         left, right, left_weight = nearest_tiles(width, self.grid[1], images.device)
-        tiles = [row * self.grid[1] + tile_column for row in (top, bottom) for tile_column in (left, right)]
+        tiles = [tile_row * self.grid[1] + tile_column for tile_row in (top, bottom) for tile_column in (left, right)]
         upper_left, upper_right, lower_left, lower_right = (
             tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in tiles
         )

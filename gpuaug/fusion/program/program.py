@@ -115,11 +115,11 @@ class Program:
         if self.views > 1:
             check_views(self.ops)
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
-        last = normalizations[-1] if normalizations else None
+        last_op = normalizations[-1] if normalizations else None
         # Kornia's ``Denormalize`` inverts a normalization. torchvision's op of this class multiplies by the largest integer.
-        if options.dtype == torch.uint8 and last and not (isinstance(last, Denormalize) and last.package == "Kornia"):
+        if options.dtype == torch.uint8 and last_op and not (isinstance(last_op, Denormalize) and last_op.package == "Kornia"):
             raise ArgumentError(
-                f"dtype must be floating for images that {last.name} takes out of [0, 1], got torch.uint8. Leave it out for "
+                f"dtype must be floating for images that {last_op.name} takes out of [0, 1], got torch.uint8. Leave it out for "
                 "torch.float32."
             )
 

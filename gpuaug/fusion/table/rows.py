@@ -177,7 +177,7 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
     current_size = size
     for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
-        pass_table = pass_.rows_of(table)
+        pass_table = pass_.columns_of(table)
         for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
                 # ``op.rows`` also writes column 0 of the op, the apply mask. The template has it for an op that is not random.
@@ -209,6 +209,6 @@ def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: 
     for pass_ in passes[1:-1]:
         runs_pass = reduce(np.logical_or, [draws_by_op[op]["apply_mask"] for op in pass_.ops])
         out_buffer = source_buffer if pass_.works_in_place else source_buffer ^ runs_pass
-        pass_.rows_of(table)[:, pass_.route_column] = runs_pass * (1 + source_buffer + 2 * out_buffer)
+        pass_.columns_of(table)[:, pass_.route_column] = runs_pass * (1 + source_buffer + 2 * out_buffer)
         source_buffer = out_buffer
-    passes[-1].rows_of(table)[:, passes[-1].route_column] = 1 + source_buffer
+    passes[-1].columns_of(table)[:, passes[-1].route_column] = 1 + source_buffer

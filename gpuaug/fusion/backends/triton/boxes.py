@@ -239,7 +239,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         trailing.numel(),
         _LAYOUTS[mapping.target_format.layout],
         to_trailing.numel(),
-        mapping.target_format.edges,
+        mapping.target_format.edges,  # equal to the ``edges`` of the input format
         mapping.source_format.share,
         mapping.target_format.share,
         mapping.clip,

@@ -14,7 +14,7 @@ are compiled in.
 
 Names:
 
-- ``sample``: index of an output image; frames of clips are images.
+- ``sample``: index of an output image; frames of clips are images. ``image``: index of its source image.
 - ``row``: address of the row of the parameter table for the sample, or for the clip that the frame belongs to.
 - ``plane``: index of the channel that the block computes; with ``RGB``, a block computes three channels, and ``plane`` is 0.
 - ``r``, ``g``, ``b``: three channels with ``RGB``; otherwise ``r`` is channel ``plane``, and ``g`` and ``b`` are not stored.
@@ -280,7 +280,7 @@ def gather_kernel(
     Integers, in addition to sizes and strides:
         image_count: Number of source images.
         tiles_across, tiles: Number of tiles of an output image along x, and in all.
-        blocks: Number of thread blocks per sample.
+        blocks: Number of thread blocks per sample, and of its sums of grey; 0 without a mean.
 
     Constants, in addition to ``output_constants`` of ``launch.py``:
         RAGGED_LAYOUT: 0 if all images have one size. Otherwise ``image_layouts`` (``Ragged.places``) has the offset, height,

@@ -298,12 +298,12 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, ou
     return filter_launch(blur_rows, (size_x, border), pass_, source, param_table, out, first, along_x=True)
 
 
-def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor, taps: dict[str, Any]) -> Launch:
-    """Prepare the launch of ``blur_strips_kernel``. ``taps``: sizes of the Gaussian, and padding mode."""
+def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor, blur: dict[str, Any]) -> Launch:
+    """Prepare the launch of ``blur_strips_kernel``. ``blur``: constants for the sizes of the Gaussian and the padding mode."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
-    constants |= {**taps, "STRIP": STRIP, "REACH": REACH}
-    # Images between passes begin at aligned addresses; images of users may not.
+    constants |= {**blur, "STRIP": STRIP, "REACH": REACH}
+    # Images between passes begin at aligned addresses; images of users may not. Only the first pass has ``first_column`` 0.
     aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0

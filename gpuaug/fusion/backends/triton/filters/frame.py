@@ -129,9 +129,9 @@ def filter_launch(
         along_x: Whether the filter works along x, not along y.
     """
     batch, _, height, width = source.shape
-    tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
+    tiles_across, blocks, tiling = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
     common, planes = output_constants(pass_, source, out)
     intermediate_c = 0 if first is None else math.prod(first.shape[2:])
     integers = (height, width, tiles_across, param_table.stride(0), *source.stride()[:3], *out.stride()[:3], intermediate_c)
-    constants = {**common, **tile, "ALONG_X": along_x, "FILTER": filter_function, "SETTINGS": settings}
-    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tile["TILES"]))
+    constants = {**common, **tiling, "ALONG_X": along_x, "FILTER": filter_function, "SETTINGS": settings}
+    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tiling["TILES"]))

@@ -278,7 +278,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor
     grid_h, grid_w = op.grid if isinstance(op, Clahe) else (0, 0)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     splits = grid_h * grid_w or splits
-    # Without a choice per sample, both names stand for the only op.
+    # If all samples have the same op, both names stand for this op.
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     # In the order of ``SETTINGS`` of ``map_levels``.
     settings: dict[str, Any] = {
