@@ -263,15 +263,15 @@ def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
     Raises:
         ArgumentError: If such an op is not at the beginning of the pipeline.
     """
-    first = tuple(takewhile(lambda op: isinstance(op, CombineOp), ops))
-    misplaced = next((op for op in ops[len(first) :] if isinstance(op, CombineOp)), None)
+    first_ops = tuple(takewhile(lambda op: isinstance(op, CombineOp), ops))
+    misplaced = next((op for op in ops[len(first_ops) :] if isinstance(op, CombineOp)), None)
     if misplaced is not None:
-        raise misplaced_error(misplaced.name, f"after {ops[len(first)].name}")
+        raise misplaced_error(misplaced.name, f"after {ops[len(first_ops)].name}")
     groups = 1
-    for op in reversed(first):
+    for op in reversed(first_ops):
         op.groups = groups
         groups *= op.count
-    return first
+    return first_ops
 
 
 def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
@@ -295,8 +295,8 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     is_used = np.ones(len(sizes), bool)
     for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
         is_used = np.repeat(is_used, op.count) & op.used(op_draws)
-    count = ops[0].groups * ops[0].count
-    is_used = is_used[image::count]
+    images_per_sample = ops[0].groups * ops[0].count
+    is_used = is_used[image::images_per_sample]
     starts = np.zeros_like(sizes)
     ends = sizes
     if isinstance(ops[0], MosaicOp):

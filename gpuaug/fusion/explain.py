@@ -139,9 +139,9 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
         # Images between segments are float32.
         read_dtype = torch.float32 if lines else source_dtype
         last_dtype = program.dtype if segment is all_segments[-1] else torch.float32
-        types = types_written(passes, read_dtype, last_dtype) if passes else ()
+        written_dtypes = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
-        for pass_, written_dtype in zip(passes, types, strict=True):
+        for pass_, written_dtype in zip(passes, written_dtypes, strict=True):
             # The first pass may need one more launch, which computes the crop windows of ragged images.
             crops_on_device = not lines and whole_plan is not None and device_crop(whole_plan) is not None
             launches = 1 if blurs_in_strips(pass_.front, read_dtype, written_dtype) else pass_.launches

@@ -80,6 +80,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
+        # Entry ``index - 1`` is for the images that the pass before has written.
         source = converted(result, torch.uint8) if converts_to_bytes[index - 1] else result
         if pass_.out.ragged:
             result = run_pass(pass_, source, table, canvases[index])
@@ -134,7 +135,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas
         values = gather(pass_, images, pass_table)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
-        if isinstance(pass_, ChainsPass):
+        if isinstance(pass_, ChainsPass):  # has no pointwise ops
             return unit_range(run_chains(pass_, repeat_per_view(images, len(table)), pass_table, run))
         values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), pass_table)
     for op, column in pass_.point_columns:
@@ -195,7 +196,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     front, columns, out = pass_.front, pass_.columns, pass_.out
     if columns.frames >= 0:
         assert isinstance(images, Tensor)
-        images = images[_selected_frames(pass_, table) % len(images)]
+        images = images[_selected_frames(pass_, table) % len(images)]  # % because all views read the same images
     parameters = _Parameters(table, pass_)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]

@@ -1,7 +1,7 @@
 """Base classes of ops. An op replaces one module of the user's pipeline: the module is *lowered* to the op.
 
 An op draws random parameters for a whole batch (``Op.draw``), converts them to Kornia's format (``Op.params``), and writes
-them as float32 numbers, one *row* per sample, into its columns of the batch's *parameter table* (``RowOp.rows``). A kernel, or
+them as float32 numbers, one *row* per sample, into its columns of the *parameter table* (``RowOp.write_rows``). A kernel, or
 the method ``RowOp.apply``, reads the rows. A *pass* is one reading and writing of all images, in which one or several ops run.
 Ops do not depend on passes, kernel launches or devices. A *sample* is an image or a clip; B is the number of samples. A
 *fallback module* has no op: its library runs it.
@@ -365,7 +365,7 @@ class RowOp(Op):
         """Number of columns of a row for images of ``channels`` channels."""
         return (self.column_count or 1 + len(self.names)) + self.columns_per_channel * channels
 
-    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
+    def write_rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
         out[:, 0] = draws["apply_mask"]
         self.write(draws, size, out)

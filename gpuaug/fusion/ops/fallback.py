@@ -93,7 +93,7 @@ class EagerOp(ABC):
         """True if the module is certain to leave masks, boxes and keypoints unchanged."""
 
     def moves(self, key: str) -> bool:
-        """True if the library transforms inputs with this data key together with the images, or raises an error.
+        """True if the library transforms inputs with this data key together with the images, or refuses them with an error.
 
         By default True for images, labels and ``"tv_tensors"``, containers of torchvision's tensors, only.
         """
@@ -214,7 +214,7 @@ class EagerKornia(EagerOp):
         )
 
     def moves(self, key: str) -> bool:
-        """True if Kornia transforms an input with data key ``key`` together with the images, or raises an error."""
+        """True if Kornia transforms an input with data key ``key`` together with the images, or refuses it with an error."""
         return key in ("input", "tv_tensors", *_UNMOVED_KEYS) or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -319,7 +319,7 @@ def _out_drawn(item: Any, size: Size) -> Size:
 
 
 def _moves(module: nn.Module, key: str) -> bool:
-    """Return whether Kornia transforms inputs with data key ``key`` as ``module`` transforms images, or raises an error."""
+    """Return whether Kornia transforms inputs with data key ``key`` as ``module`` transforms images, or refuses them."""
     if isinstance(module, K.container.ImageSequentialBase):
         return all(_moves(child, key) for child in module.children())
     if isinstance(module, K.auto.operations.OperationBase):

@@ -190,7 +190,7 @@ def _field(at: Callable[..., Tensor], seed: int | Tensor, fields: Tensor, channe
     """Return the noise field of each sample.
 
     Args:
-        at: Function that computes the numbers: ``_normal_at``, or ``_uniform_pair_at``, of which the result has 2 · C channels.
+        at: Function that computes the numbers: ``_normal_at``, or ``_uniform_pair_at``, whose result has 2 · C channels.
         seed: Seed of 31 bits, one number or one per sample.
         fields: Index of the noise field of each sample.
         channels: Number of channels, C.

@@ -61,7 +61,7 @@ class OneMix(MixOp, Picking):
         return {"layers": (layer,), "partner": partner, "apply_mask": apply_mask}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the columns from ``LABEL_WEIGHT`` on, as the picked mix does; ``MixOp.rows`` writes the other columns."""
+        """Write the columns from ``LABEL_WEIGHT`` on, as the picked mix does; ``MixOp.write_rows`` writes the other columns."""
         for index, mix_draws in draws["layers"][0].items():
             rows = np.zeros_like(out)
             self.mixes[index].write(mix_draws, size, rows)

@@ -188,7 +188,7 @@ class OpPass(BasePass, Generic[F]):
 
     def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the columns of the front op. Arguments as in ``BasePass``."""
-        self.front.rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
+        self.front.write_rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,8 @@ class Program:
                 return None
             self._last_draws = {key: draws}
             table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
-        # An image that is not used has an empty window. It is enlarged, because decoding needs at least one pixel.
+        # An image that is not used has an empty window. It is enlarged, because decoding needs at least one pixel. The output
+        # size (1, 1) is not used without downsampling.
         table[:, 2:] = np.maximum(table[:, 2:], 1)
         return None if np.array_equal(table, whole) else Windows(table, (1, 1), may_downsample=False)
 

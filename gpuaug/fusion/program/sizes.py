@@ -145,7 +145,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
     """
     current_size = size  # ``None`` while the size is not known
     for op in ops:
-        lowered = op.lowered if isinstance(op, EagerOp) else op
+        lowered = op.lowered if isinstance(op, EagerOp) else op  # op of the module, which computes the output size
         if lowered is None:
             current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue

@@ -167,7 +167,8 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         size: Size of the images that the first pass reads.
         draws_by_op: Draws of the ops of the passes, except of skipped fronts.
         table: The table.
-        skipped_fronts: Number of leading passes whose front is not written: its columns keep the values of the template.
+        skipped_fronts: Number of leading passes whose front is not written, so that its columns keep the template's values. 0
+            if the plan has no template.
     """
     # The first call writes all columns, and saves the first row as the template. Later calls copy the template to all rows, and
     # write only the columns that depend on draws.
@@ -180,8 +181,8 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         pass_table = pass_.columns_of(table)
         for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
-                # ``op.rows`` also writes column 0 of the op, the apply mask. The template has it for an op that is not random.
-                write_columns = op.rows if writes_template or op.is_random else op.write
+                # ``write_rows`` also writes column 0, the apply mask. The template has it for an op that no sample skips.
+                write_columns = op.write_rows if writes_template or op.is_random else op.write
                 write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
             pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table, all_columns=writes_template)

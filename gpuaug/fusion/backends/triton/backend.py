@@ -132,7 +132,7 @@ def run(
             "Lower batch_size or views."
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
-        images = images.float()
+        images = images.float()  # the kernels compute in float32
     if not is_current(images.device):
         with on_device(images.device):
             return run(plan, images, table, dtype, memory_format, canvases)
@@ -247,7 +247,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     warps = 1 if front.filter else 4
     tiles_across, tiles_down = _tile_counts(height, width, tile)
     tiles = tiles_across * tiles_down
-    planes = 1 if is_rgb else channels
+    planes = 1 if is_rgb else channels  # size of the grid along the channels
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples of 16-bit values then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],

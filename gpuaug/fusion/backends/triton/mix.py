@@ -141,7 +141,7 @@ def labels_kernel(
     if MIXED:
         row = param_table + sample * row_stride
         weight = tl.load(row + 2)
-        if weight != 0:  # a sample that skips the mix also has weight 0 (``MixOp.rows``)
+        if weight != 0:  # a sample that skips the mix also has weight 0 (``MixOp.write_rows``)
             partner_label = labels + tl.load(row + 1).to(tl.int64) * label_b
             partner_probabilities = class_probabilities(
                 partner_label, class_index, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE

@@ -10,7 +10,7 @@ Terms and arguments:
 - *window*: the part of the source that a resize reads, along each axis ``count`` pixels from pixel ``start`` on. The window of
   a warp is the whole source.
 - *constant padding*: pixels that an index map adds around the image, with a constant fill.
-- *line*: row of pixels. ``row``: address of the row of the parameter table for the sample.
+- ``sample``: index of an output image. ``row``: address of the sample's row of the parameter table. *Line*: row of pixels.
 - ``r``, ``g``, ``b``: the three channels with ``RGB``; without ``RGB``, all three are the same channel.
 - suffixes ``_b``, ``_c``, ``_h`` and ``_W``: strides, in elements, of the axes batch, channel, line and x.
 

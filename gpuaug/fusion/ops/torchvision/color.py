@@ -36,8 +36,8 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 
     def _read(self, transform: Any) -> None:
         settings = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
-        limits = [limits or (neutral, neutral) for limits, neutral in zip(settings, (1.0, 1.0, 1.0, 0.0), strict=True)]
-        self._set_up(limits, [limits is not None for limits in settings], None)
+        limits = [setting or (neutral, neutral) for setting, neutral in zip(settings, (1.0, 1.0, 1.0, 0.0), strict=True)]
+        self._set_up(limits, [setting is not None for setting in settings], None)
 
     @property
     def flags(self) -> int:  # type: ignore[override]
@@ -104,11 +104,11 @@ class PhotometricDistort(ColorJitter):
             ``"factors"``, (4, B); ``"order"``, (B, 4) indices of adjustments, or ``OMITTED``; and ``"channels"``, (B, C) source
             index of each channel.
         """
-        runs = sampler.uniform(5) < self._adjustment_p
+        applies = sampler.uniform(5) < self._adjustment_p  # four adjustments, and the permutation
         factors = sampler.within_bounds(self._low, self._high)
         order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
-        order = np.where(np.take_along_axis(runs[:4].T, order, 1), order, color_jitter.OMITTED)
-        channels = np.where(runs[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
+        order = np.where(np.take_along_axis(applies[:4].T, order, 1), order, color_jitter.OMITTED)
+        channels = np.where(applies[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:

@@ -142,11 +142,11 @@ class Elastic(TorchvisionOp, FieldOp):
             offsets = (word >> 8).double() * 2.0**-23 - 1
             if sigma > 0:
                 size = kernel_size(sigma)
-                across, along = (
+                blur_x, blur_y = (
                     blur_matrix(length, size, axis_sigma, field.device)
                     for length, axis_sigma in zip((width, height), self._sigmas, strict=True)
                 )
-                offsets = along @ offsets @ across.T
+                offsets = blur_y @ offsets @ blur_x.T
             displacements.append(offsets.float() * alpha / side)
         return torch.stack(displacements, 3)
 

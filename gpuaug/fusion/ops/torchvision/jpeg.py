@@ -207,19 +207,19 @@ def decompressed(plane: Tensor, quality: Tensor, base_steps: tuple[tuple[int, ..
         - returns: (B, H, W) int32
     """
     height, width = plane.shape[1:]
-    rows, columns = -(-height // BLOCK), -(-width // BLOCK)
-    blocks = repeat_edge(plane, rows * BLOCK, columns * BLOCK).double() - CENTRE
+    lines, columns = -(-height // BLOCK), -(-width // BLOCK)  # numbers of blocks
+    blocks = repeat_edge(plane, lines * BLOCK, columns * BLOCK).double() - CENTRE
     matrix = constant(DCT_MATRIX, plane.device)
     # Products and sums of integers below 2**53 are exact in float64, in any order. The three axes after the first are rows of
     # blocks, rows of a block, and pixels of a row.
-    blocks = rounded(blocks.view(-1, BLOCK) @ matrix.T, DCT_BITS - KEPT_BITS).view(-1, rows, BLOCK, columns * BLOCK)
-    coefficients = rounded(matrix @ blocks, DCT_BITS + KEPT_BITS).view(-1, rows, BLOCK, columns, BLOCK)
+    blocks = rounded(blocks.view(-1, BLOCK) @ matrix.T, DCT_BITS - KEPT_BITS).view(-1, lines, BLOCK, columns * BLOCK)
+    coefficients = rounded(matrix @ blocks, DCT_BITS + KEPT_BITS).view(-1, lines, BLOCK, columns, BLOCK)
     steps = steps_of(quality, constant(base_steps, plane.device))[:, None, :, None, :]
     # The DCT multiplies by 8. Halves are rounded away from 0.
     levels = torch.floor(coefficients.abs().add_(4 * steps).div_(8 * steps)).copysign_(coefficients)
-    blocks = rounded(matrix.T @ levels.mul_(steps).view(-1, rows, BLOCK, columns * BLOCK), DCT_BITS - KEPT_BITS)
+    blocks = rounded(matrix.T @ levels.mul_(steps).view(-1, lines, BLOCK, columns * BLOCK), DCT_BITS - KEPT_BITS)
     pixels = rounded(blocks.view(-1, BLOCK) @ matrix, DCT_BITS + KEPT_BITS + 3) + CENTRE
-    return pixels.clamp_(0, 255).int().view(-1, rows * BLOCK, columns * BLOCK)[:, :height, :width]
+    return pixels.clamp_(0, 255).int().view(-1, lines * BLOCK, columns * BLOCK)[:, :height, :width]
 
 
 def steps_of(quality: Tensor, base_steps: Tensor) -> Tensor:

@@ -180,15 +180,15 @@ class RandomResize(_RandomSizeResize):
     def _read(self, transform: Any) -> None:
         super()._read(transform)
         self._min_size = int(transform.min_size)
-        self._count = int(transform.max_size) - int(transform.min_size)
+        self._size_count = int(transform.max_size) - int(transform.min_size)
         self.settings = {"size": f"between {self._min_size} and {transform.max_size - 1} at the shorter side"}
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return super().unsupported() if self._count > 0 else "max_size is not larger than min_size"
+        return super().unsupported() if self._size_count > 0 else "max_size is not larger than min_size"
 
     def _drawn_number(self, uniform: Any) -> Any:
-        return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._min_size
+        return np.floor(uniform * np.float32(self._size_count)).astype(np.int64) + self._min_size
 
     def _out(self, number: Any, size: Size) -> Size:
         return with_shorter_side(size, number)

@@ -110,7 +110,7 @@ def blur_columns_kernel(
 
 @triton.jit
 def blur_rows(
-    plane, blurred_y, row, tile_start, y, x, height, width, stride_y,
+    plane_address, blurred_y, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Blur the output of ``blur_columns_kernel``, at address ``blurred_y``, along x, and convert it to [0, 1].
@@ -245,7 +245,7 @@ def blur_strips_kernel(
 
 @triton.jit
 def small_blur(
-    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Blur a tile along x, then along y: each line that the tile depends on is blurred along x, and added to its outputs.
@@ -259,7 +259,7 @@ def small_blur(
     blurred = tl.zeros((ACROSS, ALONG), tl.float32)
     for first_line in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
         line_y = tile_start + (first_line - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
-        line = plane + border_index(line_y, height, SETTINGS[2]) * stride_y
+        line = plane_address + border_index(line_y, height, SETTINGS[2]) * stride_y
         blurred_x = tl.zeros((ACROSS, LINES), tl.float32)
         for tap in tl.static_range(TAPS_X):
             tap_x = x + (tap - TAPS_X // 2)

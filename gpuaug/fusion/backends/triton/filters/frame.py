@@ -50,14 +50,14 @@ def filter_kernel(
         FILTER: Function that returns the output pixels of one plane of a tile in [0, 1], (ACROSS, ALONG) float32::
 
                 FILTER(
-                    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+                    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
                     SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS,
                 )
 
-            ``plane``, ``intermediate``: addresses of the plane in ``source`` and in the result of the first launch. ``row``:
-            address of the sample's row of the parameter table. ``tile_start``: index of the tile's first pixel along the axis
-            of the filter; ``y``, ``x``: indices of the tile's lines and columns (``tile_indices``). ``stride_y``: stride
-            between lines of ``source``.
+            ``plane_address``, ``intermediate``: addresses of the plane in ``source`` and in the result of the first launch.
+            ``row``: address of the sample's row of the parameter table. ``tile_start``: index of the tile's first pixel along
+            the axis of the filter; ``y``, ``x``: indices of the tile's lines and columns (``tile_indices``). ``stride_y``:
+            stride between lines of ``source``.
         SETTINGS: Constants of ``FILTER``.
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
