@@ -115,7 +115,7 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
     """Return the table of a pipeline, for images of one size and dtype.
 
     Args:
-        program: Pipeline, lowered for images of ``source_dtype``.
+        program: Pipeline, translated to ops for images of ``source_dtype``.
         size: Size of the input images; of the first images, if samples have several.
         source_dtype: Dtype of the input images.
         executor: Backend of the last call; empty before the first call.

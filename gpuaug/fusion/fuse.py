@@ -2,9 +2,9 @@
 
 A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For images of one size, a program
 consists of *segments*: ops that share a plan, or one *fallback module*, which its library runs. A *plan* runs its ops in few
-*passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per sample, with the random
-parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix* blends images of a batch,
-as MixUp does. *Targets* are annotations: masks, boxes, keypoints, labels. A ``Record`` holds the images and targets of a call.
+*passes*, each one reading and writing of all images. Its *parameter table* has one row per *sample*, an image or a clip, with
+the random parameters (*draws*) of all ops. *Views* are several random augmentations of an image. A *mix*, such as MixUp, blends
+images. *Targets* are annotations: masks, boxes, keypoints, labels. A ``Record`` holds the images and targets of a call.
 """
 
 from collections.abc import Sequence

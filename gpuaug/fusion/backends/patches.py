@@ -1,4 +1,4 @@
-"""Images of a ragged batch, resized and written as patches: their arrangement in the output, and the writer in torch.
+"""Images of different sizes, resized and written as patches: their arrangement in the output, and the writer in torch.
 
 A *region* is the part of a resized image that is written. The parts of a region outside of the resized image are black.
 """

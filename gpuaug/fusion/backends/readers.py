@@ -1,4 +1,4 @@
-"""Input of a plan: size and dtype of images, readers of images and masks of one size or of different sizes, host arrays.
+"""Input of the passes: size and dtype of images, readers of images and masks of one size or of different sizes, host arrays.
 
 With V *views*, each image of a batch of B is augmented V times. In this file, a *sample* is one view of one image or frame.
 *Ragged* images, and masks with a ``MaskLayout``, differ in size, and lie one after another in a flat tensor.

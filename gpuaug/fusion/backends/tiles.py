@@ -1,7 +1,7 @@
 """Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles``.
 
-A *tile* places one resized image on a canvas. The *region* of the tile is the rectangle of the canvas that the image is written
-to. Tiles are an array (T, 12) on the host, with one row per tile:
+A *tile* places one resized image on a *canvas*, an image that consists of tiles. The *region* of the tile is the rectangle of
+the canvas that the image is written to. Tiles are an array (T, 12) on the host, with one row per tile:
 
     0 to 3   resized image on its canvas, which it may exceed: top, left, height, width
     4 to 7   region on the canvas: top, left, height, width

@@ -351,7 +351,7 @@ class TorchvisionLowering:
             )
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
-        # The container is one fallback module, before which the types are those before its members.
+        # The container is one fallback module: the types before it are the types before its first member.
         self._types.dtype, self._types.type_change = dtype, type_change
         lowered = sizing_ops[-1:] if final_resize is None else [choices.sizing_op(final_resize.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)

@@ -125,7 +125,7 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Placeholder for (height, width) of images of unknown, different sizes: arrays, as in ragged sizes, of arbitrary numbers."""
+"""Placeholder for (height, width) of *ragged* images, which differ in size: arrays of arbitrary numbers."""
 
 
 class Op(ABC):

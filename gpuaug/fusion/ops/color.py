@@ -1,9 +1,9 @@
 """Kornia's pointwise color modules: brightness, contrast, saturation, hue, gamma, invert, solarize, posterize, snow.
 
-Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
-column is the apply mask: 1 to apply the op, 0 to skip it. Each op clamps values as Kornia's module does, so two ops cannot be
-merged into one. The functions are formulas (``PointOp.formula``), which torch and Triton run. Class attributes without a
-comment are explained in ``base.py``.
+Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one *sample*, an image or a clip, in
+float32. Its first column is the apply mask: 1 to apply the op, 0 to skip it. Each op clamps values as Kornia's module does, so
+two ops cannot be merged into one. The functions are formulas (``PointOp.formula``), which torch and Triton run. Class
+attributes without a comment are explained in ``base.py``.
 """
 
 from dataclasses import replace

@@ -4,8 +4,8 @@ The adjustments, by index: 0 brightness, 1 contrast, 2 saturation, 3 hue. A fact
 An adjustment is *active* if its bounds allow other factors. Triton kernels get a bit field of flags as a compile-time constant:
 bits 0 to 3 are 1 for the active adjustments, and the constants below describe the other bits.
 
-A *row* holds the parameters of one sample: the apply mask (1 to apply the op), four factors, and the order of the adjustments.
-Class attributes without a comment are explained in ``base.py``.
+A *row* holds the parameters of one *sample*, an image or a clip: the apply mask (1 to apply the op), four factors, and the
+order of the adjustments. Class attributes without a comment are explained in ``base.py``.
 """
 
 from typing import Any, ClassVar

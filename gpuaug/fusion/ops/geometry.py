@@ -348,7 +348,7 @@ class FieldOp(FrontOp):
 
 
 def moves_pixels(op: Any) -> bool:
-    """Return whether an op or fallback module is an op that may move pixels within an image."""
+    """Return whether ``op`` is an op, not a module that its library runs, and may move pixels within an image."""
     return isinstance(op, FieldOp) or (isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp))
 
 

@@ -1,7 +1,8 @@
 """Ops of Kornia's MixUp, CutMix, mosaic and jigsaw; the weighted mean of AugMix; and conversion of labels.
 
-A *sample* is an image or a clip. A *row* holds an op's parameters for one sample, in float32. Its first column is the apply
-mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are explained in ``base.py``.
+Each module is *lowered* to an op, or run by Kornia. A *sample* is an image or a clip. A *row* holds an op's parameters for one
+sample, in float32. Its first column is the apply mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are
+explained in ``base.py``.
 
 MixUp and CutMix mix a sample with a random sample of the batch, its *partner*. They have the same columns and one kernel:
 inside a rectangle an output pixel is the partner's, and outside the rectangle it is a weighted mean of both pixels. MixUp uses

@@ -237,7 +237,7 @@ def _uniform_pair_at(position: Tensor, keys: Tensor, fields: Tensor, channels: i
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     """(high, low) 32-bit words of the 64-bit product of two 32-bit words."""
-    product = multiplier * word  # if int64 overflows, its 64 bits are still those of the unsigned product
+    product = multiplier * word  # if int64 overflows, its 64 bits still equal the bits of the unsigned product
     return (product >> 32) & _WORD_MASK, product & _WORD_MASK
 
 

@@ -1,8 +1,9 @@
 """Kornia's rotation, shear, translation, affine and perspective modules: draws and matrices.
 
-Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. *Forward* matrices map input
-pixels to output pixels. Matrices are computed on the host in float64, so that float32 values on the device are accurate to half
-a unit in the last place. Class attributes without a comment, such as ``names``, are explained in ``base.py``.
+Each module is *lowered* to an op, or run by Kornia. A *sample* is an image or a clip. Samples outside the *apply mask* skip the
+op. *Forward* matrices map input pixels to output pixels. Matrices are computed on the host in float64, so that float32 values
+on the device are accurate to half a unit in the last place. Class attributes without a comment, such as ``names``, are
+explained in ``base.py``.
 """
 
 from typing import Any, Literal

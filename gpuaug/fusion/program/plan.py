@@ -2,8 +2,9 @@
 
 A pass begins with its *front*, which computes an output pixel from source pixels: a gather, which moves pixels, or a filter, or
 a mix. Then it runs any number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the
-last pass writes the result. The parameters of all ops are columns of the *parameter table*, (B, K) float32, with one row per
-*sample*, an image or a clip. A *view* is one of several random augmentations of an image. *Ragged* images differ in size.
+last pass writes the result. A *plan* is the passes of consecutive ops. The parameters of all ops are columns of the *parameter
+table*, (B, K) float32, with one row per *sample*, an image or a clip. An op's part of a row is the op's own *row*. A *view* is
+one of several random augmentations of an image. *Ragged* images differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -99,7 +100,7 @@ class BasePass(ABC):
 
     @property
     def point_columns(self) -> Iterator[tuple[PointOp, int]]:
-        """(op, its first column) of each pointwise op, in order."""
+        """(op, its first column) of each pointwise op, in order. ``point_program`` may begin with an entry for the front."""
         conversions = len(self.point_program) - len(self.point_ops)
         return zip(self.point_ops, (column for _, column, *_ in self.point_program[conversions:]), strict=True)
 
@@ -203,7 +204,7 @@ class ChainsPass(OpPass[ChainMix]):
 
     @property
     def launches(self) -> int:
-        """Number of launches: those of ``chain_plan``, which runs once, and 5 + 2 per chain for the mix in torch."""
+        """Number of launches of ``chain_plan``, which runs once, plus 5 + 2 per chain for the mix in torch."""
         return sum(pass_.launches for pass_ in self.chain_plan.passes) + 5 + 2 * len(self.front.chains)
 
     def chain_tables(self, table: Rows) -> list[Rows]:

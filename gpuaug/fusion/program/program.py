@@ -1,9 +1,9 @@
 """``Program``: a pipeline lowered for images of one type, with its ops, plans and output type.
 
-To *lower* a module is to translate it to ops. A *plan* groups ops into *passes*, each one reading and one writing of all
-images, for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images. The
-*window* of an image is the part that the pipeline reads, to which decoding can be restricted. An op may *combine* several
-images of a sample, such as the four of a mosaic.
+To *lower* a module is to translate it to ops. A *sample* is an image or a clip. A *plan* groups ops into *passes*, each one
+reading and one writing of all images, for images of one size. *Ragged* images differ in size. *Views* are several random
+augmentations of the same images. The *window* of an image is the part that the pipeline reads, to which decoding can be
+restricted. An op may *combine* several images of a sample, such as the four of a mosaic.
 """
 
 from dataclasses import replace

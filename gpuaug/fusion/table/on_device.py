@@ -1,10 +1,10 @@
 """Parameter tables of several ragged batches, whose crop windows the device computes.
 
-*Ragged* images differ in size. A table has one row per sample, with the parameters of all ops of a pipeline. The window of a
-``RandomResizedCrop`` depends on the size of its image, which is known only when the batch arrives. So the random numbers from
-which the windows follow, uniform in [0, 1), are copied to the device ahead, with all other columns, for several batches at
-once. When a batch arrives, one small launch, "the launch" below, computes its windows from these numbers. This takes less host
-time than drawing for one batch.
+*Ragged* images differ in size. A *sample* is an image or a clip. A table has one row per sample, with the parameters of all ops
+of a *plan*, a list of *passes*, which read and write all images once. The window of a ``RandomResizedCrop`` depends on the size
+of its image, which is known only when the batch arrives. So the random numbers from which the windows follow, uniform in [0,
+1), are copied to the device ahead, with all other columns, for several batches at once. When a batch arrives, one small launch,
+"the launch" below, computes its windows from these numbers. This takes less host time than drawing for one batch.
 
 First column of each group of columns of a *full table* (``DeviceCropColumns``). The passes read only the first two groups:
 
@@ -65,7 +65,7 @@ class DeviceCropTables:
             draws_by_op |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
-            """Write all columns except those that the launch writes."""
+            """Write all columns except the columns that the launch writes."""
             fill_table(plan, total_size, draws_by_op, table)
             table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
             if has_points:

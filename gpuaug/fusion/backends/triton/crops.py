@@ -1,9 +1,10 @@
 """Triton kernel that computes the crop windows of a ``RandomResizedCrop`` on the device, from the sizes of ragged images.
 
-The parameter table is drawn ahead on the host, when sizes of the images are not known yet. It therefore has only the uniform
-numbers of the crop. As soon as the images are on the device, the kernel computes the windows, and writes the columns that
-depend on them: the resize of the images and masks, and the matrix for boxes and keypoints. ``ResizedCrop.draw_parameters`` in
-``gpuaug.fusion.ops.resize`` computes the same on the host.
+*Ragged* images differ in size. A *sample* is one view of an image. The parameter table, with one row per sample, is drawn ahead
+on the host, when sizes of the images are not known yet. So it has only the uniform numbers of the crop. As soon as the images
+are on the device, the kernel computes the windows, and writes the columns that depend on them: the resize of the images and
+masks, and the matrix for boxes and keypoints. ``ResizedCrop.draw_parameters`` in ``gpuaug.fusion.ops.resize`` computes the same
+on the host.
 """
 
 from typing import Any

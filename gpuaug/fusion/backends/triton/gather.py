@@ -271,7 +271,7 @@ def gather_kernel(
 
     Tensors, by their address:
         source: Source images.
-        image_layouts: Layout of ragged images, see ``RAGGED_LAYOUT``.
+        image_layouts: Layout of images of different sizes, see ``RAGGED_LAYOUT``.
         out: Output images, (samples, ``CHANNELS``, ``out_height``, ``out_width``).
         param_table: Parameter table, one row of ``row_stride`` elements per sample or clip.
         block_sums: Sums of grey values, (samples, ``blocks``), one per tile of each plane.
@@ -308,10 +308,11 @@ def gather_kernel(
             filter, a block is 32 threads and computes its lines one after another (``antialiased_line``).
         OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass; or -1.
             The images then lie at the top left of buffers of (``out_height``, ``out_width``).
-        CONTRAST_COLUMN: Column of the apply mask of the contrast whose mean is computed; -1 to store output pixels.
+        CONTRAST_COLUMN: Column that is 0 for samples without the contrast whose mean is computed; -1 to store output pixels.
         SAVE_PIXELS: Whether the pixels before the contrast are also stored, in ``saved_pixels``, in 16 bits per value.
         SUM_COUNT: Number of sums per sample to add for the mean, rounded up to a power of two; 0 without a mean.
-        ROUTE_COLUMN: Column of the buffer route (``select_buffers``), or -1.
+        ROUTE_COLUMN: Column that tells from which buffer to which a sample is moved, or that it is skipped
+            (``select_buffers``); -1 if no sample is skipped.
 
     Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
     """

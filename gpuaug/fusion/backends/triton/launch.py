@@ -1,8 +1,8 @@
 """Launches of Triton kernels with little host time, and constants that are common to several kernels.
 
-A *pass* is one reading and writing of all images. Its *front* is what it begins with: an op with a kernel of its own, such as a
-blur (``OpPass``), or a gather of ops that move pixels. A *row* is a sample's row of the parameter table. Triton compiles one
-*form* of a kernel per set of constants and dtypes of tensors.
+A *pass* is one reading and writing of all images. It begins with its *front*: an op with a kernel of its own, such as a blur
+(``OpPass``), or a gather of ops that move pixels. A *row* is a sample's row of the parameter table. Triton compiles one *form*
+of a kernel per set of constants and dtypes of tensors.
 """
 
 import functools
@@ -252,8 +252,8 @@ def compile_and_run(launch: Callable[[], Any], other_launches: Callable[[], Any]
     Args:
         launch: Function that launches the kernel. It is called twice: the first call only compiles, unless the kernel is
             compiled already.
-        other_launches: Function that launches further kernels, of which those that are not compiled yet are compiled, and do
-            not run. Errors are suppressed.
+        other_launches: Function that launches further kernels. A kernel that is not compiled yet is compiled, and does not run.
+            Errors are suppressed.
     """
     # At the first compilation of a process, Triton builds a C module for its driver, which takes 0.3 s, and hashes its own
     # source for the keys of its cache, which takes 0.3 s. If several threads began with a compilation, each would do both, so
@@ -275,7 +275,7 @@ def cached_launch(pass_: P, source: Any, param_table: Tensor, out: Tensor, make:
 
     Args:
         pass_: Pass that the launches run.
-        source: Images that the pass reads: a tensor, or ragged images.
+        source: Images that the pass reads: a tensor, or images of different sizes.
         param_table: Columns of the parameter table from the pass's first column on, (B, K).
         out: Output images of the pass.
         make: Function that prepares the launches.

@@ -47,9 +47,9 @@ def mix_kernel(
 ):  # fmt: skip
     """Mix each image with its partner, and each frame of a clip with the frame of the same index of the partner.
 
-    ``image`` counts the images of the batch, or the frames of all clips. A row of ``param_table`` has these columns: apply
-    mask, index of the partner, weight of the partner's label, weight of the partner's pixels, and left, top, right, bottom of
-    the rectangle that is copied from the partner, in pixels.
+    ``image`` counts the images of the batch, or the frames of all clips. A row of ``param_table`` has these columns: apply mask
+    (0 to skip the mix), index of the partner, weight of the partner's label, weight of the partner's pixels, and left, top,
+    right, bottom of the rectangle that is copied from the partner, in pixels.
 
     Constants, in addition to ``output_constants`` of ``launch.py``:
         FRAMES: Number of frames per clip, which share a row; 1 for images.
@@ -84,7 +84,7 @@ def mix_kernel(
 
 
 def mix_launch(pass_: OpPass[MixOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
-    """Prepare the launch of a pass whose front is a mix."""
+    """Prepare the launch of a pass that begins with a mix."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])

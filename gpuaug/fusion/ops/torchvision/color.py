@@ -1,7 +1,7 @@
 """torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize.
 
 A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
-*row* holds an op's parameters for one sample, in float32. Column 0 is the apply mask: 1 to apply the op.
+*row* holds an op's parameters for one *sample*, an image or a clip, in float32. Column 0 is the apply mask: 1 to apply the op.
 """
 
 from dataclasses import replace

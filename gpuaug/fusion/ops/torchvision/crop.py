@@ -1,8 +1,8 @@
 """torchvision's flips, crops, padding, and selection of frames.
 
-A transform is *lowered* to an op, or run by torchvision. The *canvas* is the padded image. Samples outside the *apply mask*
-skip the op. A *call* is the name and the arguments of a function in ``torchvision.transforms.v2.functional`` that repeats the
-op on one image.
+A transform is *lowered* to an op, or run by torchvision. The *canvas* is the padded image. A *sample* is an image or a clip.
+Samples outside the *apply mask* skip the op. A *call* is the name and the arguments of a function in
+``torchvision.transforms.v2.functional`` that repeats the op on one image.
 """
 
 from collections.abc import Sequence

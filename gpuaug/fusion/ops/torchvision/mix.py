@@ -1,8 +1,8 @@
 """torchvision's ``v2.MixUp`` and ``v2.CutMix``, which mix each sample with its *partner*, the preceding sample of the batch.
 
-One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample; ``ops/mix.py`` describes its
-columns. torchvision's *lam* is the weight of the sample, so the partner's weight is 1 - lam. Class attributes without a comment
-are explained in ``ops/base.py``.
+A *sample* is an image or a clip. One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample;
+``ops/mix.py`` describes its columns. torchvision's *lam* is the weight of the sample, so the partner's weight is 1 - lam. Class
+attributes without a comment are explained in ``ops/base.py``.
 """
 
 from typing import Any
@@ -58,8 +58,8 @@ class _Mix(TorchvisionMix):
         name: Name of the transform in its container.
         transform: Transform of the user. It is read, never changed, moved or called.
 
-    Support: fused, also a `RandomChoice` of mixes, with [one draw per batch](fuse.md#mixing), each image with the preceding
-    image; labels are returned as probabilities of `num_classes`.
+    Support: fused, also in a `RandomChoice` of mixes; the weight or rectangle is [drawn per batch](fuse.md#mixing), each image
+    is mixed with the preceding image, and labels are returned as class probabilities.
     """
 
     def _read(self, transform: Any) -> None:

@@ -1,7 +1,7 @@
 """torchvision's transforms that resize whole images or random crops.
 
-A transform is either *fused*, as an op that runs in gpuaug's kernels, or torchvision runs it. The *apply mask* of an op, (B,)
-bool, says which samples the op is applied to. The other samples skip the op.
+A transform is either *fused*, as an op that runs in gpuaug's kernels, or torchvision runs it. A *sample* is an image or a clip.
+The *apply mask* of an op, (B,) bool, says which samples the op is applied to. The other samples skip the op.
 """
 
 from typing import Any, ClassVar
@@ -74,7 +74,7 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
 
-        Samples that skip the op would have another size than the others.
+        It is not fused if samples that skip the op would have another size than samples that do not.
         """
         return unsupported_skip(self, size=size)
 
@@ -95,7 +95,8 @@ class WholeResize(_Resampling, resize.Resize):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
 
-        Either the output may have no pixels, or samples that skip the op would have another size than the others.
+        It is not fused if the output may have no pixels, or if samples that skip the op would have another size than samples
+        that do not.
         """
         if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"

@@ -1,7 +1,7 @@
 """torchvision's rotation, affine and perspective transforms: draws and matrices.
 
-A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op. The *canvas* is the area
-of the output image. *Forward* matrices map input pixels to output pixels.
+A transform is *lowered* to an op, or run by torchvision. A *sample* is an image or a clip. Samples outside the *apply mask*
+skip the op. The *canvas* is the area of the output image. *Forward* matrices map input pixels to output pixels.
 
 Matrices map coordinates of pixel centres, in which the first pixel has x = 0. In torchvision the ``center`` of a rotation and
 the points of a perspective transform are coordinates of pixel edges, in which the first pixel extends from x = 0 to x = 1.

@@ -7,8 +7,8 @@ A blur is separable: it runs along y and along x, with one weight per tap of an 
 - larger, with bfloat16 output, for which products of float16 matrices are precise enough (``blurs_in_strips``): one launch,
   ``blur_strips_kernel``, in which a thread block computes a *strip*, that is, ``STRIP`` lines of the image
 
-A row of the parameter table has three columns: apply mask, sigma along y, and sigma along x, in pixels. ``tiles.py`` describes
-the tiles of thread blocks.
+A row of the parameter table has three columns: apply mask (0 to skip the blur), sigma along y, and sigma along x, in pixels.
+``tiles.py`` describes the tiles of thread blocks.
 """
 
 from typing import Any
@@ -272,7 +272,7 @@ def small_blur(
 
 
 def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch | FilterLaunch:
-    """Prepare the launches of a pass whose front is a blur. The arguments are described in ``filter_launch``.
+    """Prepare the launches of a pass that begins with a blur. The arguments are described in ``filter_launch``.
 
     Cost:
         With two launches, memory for the images that are blurred along y: float32, or 16 bits per value, as between passes.

@@ -36,7 +36,7 @@ def filter_kernel(
     ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr,
     SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Filter the samples whose apply mask is set, run the pointwise ops of the pass, and store all samples.
+    """Filter the samples whose apply mask is not 0, run the pointwise ops of the pass, and store all samples.
 
     Tensors, by their address, and their strides in elements:
         source, out: Input and output images, (B, C, ``height``, ``width``), with the strides ``source_b`` to ``SOURCE_W`` and

@@ -261,7 +261,7 @@ def map_levels(
 
 
 def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare both launches of a pass whose *front*, its first op, is equalize, CLAHE or auto contrast.
+    """Prepare both launches of a pass that begins with equalize, CLAHE or auto contrast.
 
     Args:
         pass_: Pass that the launches run.

@@ -56,6 +56,6 @@ def median_blur(
 
 
 def median_launch(pass_: OpPass[MedianBlur], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare the launch of a pass whose front is a median blur."""
+    """Prepare the launch of a pass that begins with a median blur."""
     settings = pass_.front.kernel_size[0], BORDERS[pass_.front.border]
     return filter_launch(median_blur, settings, pass_, source, param_table, out)

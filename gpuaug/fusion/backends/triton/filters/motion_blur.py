@@ -34,5 +34,5 @@ def motion_blur(
 
 
 def motion_blur_launch(pass_: OpPass[MotionBlurOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare the launch of a pass whose front is a motion blur."""
+    """Prepare the launch of a pass that begins with a motion blur."""
     return filter_launch(motion_blur, (BORDERS[pass_.front.border],), pass_, source, param_table, out)

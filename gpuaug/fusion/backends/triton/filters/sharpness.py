@@ -48,5 +48,5 @@ def sharpen(
 
 
 def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare the launch of a pass whose front is a sharpness op."""
+    """Prepare the launch of a pass that begins with a sharpness op."""
     return filter_launch(sharpen, (pass_.front.to_bytes is not None,), pass_, source, param_table, out)

@@ -1,7 +1,7 @@
 """Triton kernel that resizes images and writes each to a region of a canvas.
 
-A *tile* places one resized image on a canvas. The *region* of the tile is the rectangle of the canvas that the image is written
-to. A *block* is a part of a region that one thread block writes.
+A *tile* places one resized image on a *canvas*, an image that consists of tiles. The *region* of the tile is the rectangle of
+the canvas that the image is written to. A *block* is a part of a region that one thread block writes.
 """
 
 import numpy as np

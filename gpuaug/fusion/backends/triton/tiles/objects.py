@@ -1,9 +1,9 @@
 """Triton kernels of copy-paste: they cut pasted objects out of the masks below them.
 
-Each object has a mask, a plane of the size of its canvas, and a role: below the pasted objects, pasted (above), or absent. The
-first kernel computes the *cover* of each canvas: 1 where an object is pasted. The second sets masks of objects below to 0 under
-the cover, sets masks of absent objects to 0, and computes statistics of the masks. ``paste_objects`` in ``backends/tiles.py``
-is the torch form.
+A *canvas* is an image that objects are pasted on. Each object has a mask, a plane of the size of its canvas, and a role: below
+the pasted objects, pasted (above), or absent. The first kernel computes the *cover* of each canvas: 1 where an object is
+pasted. The second sets masks of objects below to 0 under the cover, sets masks of absent objects to 0, and computes statistics
+of the masks. ``paste_objects`` in ``backends/tiles.py`` is the torch form.
 """
 
 import numpy as np
