@@ -208,12 +208,12 @@ def paste_objects(
     for mask, plane, role in zip(planar_masks, planes, roles.tolist(), strict=True):
         if role == ABOVE:
             plane |= mask != 0
-    for mask, plane, role, row in zip(planar_masks, planes, roles.tolist(), statistics, strict=True):
-        row[0] = torch.count_nonzero(mask)
+    for mask, plane, role, numbers in zip(planar_masks, planes, roles.tolist(), statistics, strict=True):
+        numbers[0] = torch.count_nonzero(mask)
         if role != ABOVE:
             mask *= (plane == 0) if role == BELOW else 0
         pixels = torch.nonzero(mask)
-        row[1] = len(pixels)
+        numbers[1] = len(pixels)
         if len(pixels):
-            row[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
+            numbers[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
     return cover, statistics

@@ -20,7 +20,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
-from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_table, table_on_device
+from gpuaug.fusion.table.rows import MATRIX_WIDTH, UpcomingBatches, fill_matrix, fill_table, table_on_device
 
 
 def device_crop(plan: Plan) -> ResizedCrop | None:
@@ -49,13 +49,13 @@ class DeviceCropTables:
         assert isinstance(pass_, GatherPass)
         self._pass, self._crop = pass_, crop
         uniform_count = plan.uniforms_per_op[0]
-        self._width = plan.width + MATRIX * has_points
+        self._width = plan.width + MATRIX_WIDTH * has_points
         """Number of columns that the passes read. The launch reads the later columns."""
         self._columns = DeviceCropColumns(
             matrix=plan.width if has_points else -1,
             uniforms=self._width,
             matrix_after=self._width + uniform_count if has_points else -1,
-            width=self._width + uniform_count + MATRIX * has_points,
+            width=self._width + uniform_count + MATRIX_WIDTH * has_points,
         )
         total_size = upcoming.total_size
         crop_draws, *other_draws = draw_in_order(plan.ops, upcoming.sampler(), total_size, deferred={crop: uniform_count})

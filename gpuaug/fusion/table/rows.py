@@ -26,7 +26,7 @@ from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.plan import ChainsPass, Pass, Plan, Rows
 
-MATRIX = 9
+MATRIX_WIDTH = 9
 """Number of columns of a 3x3 matrix."""
 
 BY_COLUMN_FROM = 1024
@@ -124,7 +124,7 @@ def table_on_device(samples: int, width: int, fill: Callable[[Array], None], dev
 
 def points_width(plan: Plan) -> int:
     """Return the number of columns for boxes or keypoints, which ``fill_matrix`` writes after the columns of the passes."""
-    return MATRIX if plan.box_crop is None else 2 * MATRIX + plan.box_crop.op.columns + 2
+    return MATRIX_WIDTH if plan.box_crop is None else 2 * MATRIX_WIDTH + plan.box_crop.op.columns + 2
 
 
 def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Array) -> None:
@@ -147,16 +147,16 @@ def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Arr
         for op in pass_.gather_ops:
             if isinstance(op, BoxCropOp):
                 # The matrix before the crop is complete. From here on, ``out`` is the columns of the matrix after the crop.
-                out[:, :MATRIX] = matrix_so_far.reshape(-1, MATRIX)
-                out[:, 2 * MATRIX : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
-                out, flip_signs = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
+                out[:, :MATRIX_WIDTH] = matrix_so_far.reshape(-1, MATRIX_WIDTH)
+                out[:, 2 * MATRIX_WIDTH : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
+                out, flip_signs = out[:, MATRIX_WIDTH : 2 * MATRIX_WIDTH], out[:, -2:]
                 matrix_so_far = np.eye(3)[None]
             elif flip_signs is not None and isinstance(op, ResampleOp):  # the resize after the crop
                 flip_signs[:] = np.sign(matrix_so_far[:, (0, 1), (0, 1)])
                 flip_signs = None
             matrix_so_far = op.matrix(draws_by_op[op], size) @ matrix_so_far
             size = op.out_drawn(draws_by_op[op], size)
-    out[:] = matrix_so_far.reshape(-1, MATRIX)
+    out[:] = matrix_so_far.reshape(-1, MATRIX_WIDTH)
 
 
 def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:

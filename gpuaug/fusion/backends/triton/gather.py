@@ -337,12 +337,12 @@ def gather_kernel(
     if HAS_VIEWS:
         image = image % image_count
     if RAGGED_LAYOUT > 0:
-        layout = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
-        pitch = tl.load(layout + (3 if RAGGED_LAYOUT == 3 else 2)).to(tl.int32)
+        layout_address = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
+        pitch = tl.load(layout_address + (3 if RAGGED_LAYOUT == 3 else 2)).to(tl.int32)  # without windows, the width
         source_h = pitch * SOURCE_W
         if RAGGED_LAYOUT == 1:
-            source_c = tl.load(layout + 1).to(tl.int32) * pitch
-        pointer = source + tl.load(layout) + plane * source_c
+            source_c = tl.load(layout_address + 1).to(tl.int32) * pitch
+        pointer = source + tl.load(layout_address) + plane * source_c
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
     # Compiled-in strides are part of the load instruction, which saves 64-bit additions.
@@ -353,7 +353,7 @@ def gather_kernel(
     fill_b = 0.0
     if MAP_BEFORE[0] == 2:
         fill_r, fill_g, fill_b = load_fill(row + MAP_BEFORE[2], plane, RGB)
-        if MAX_VALUE and INTERPOLATION > 0:
+        if MAX_VALUE and INTERPOLATION > 0:  # in the unit of the source
             fill_r, fill_g, fill_b = fill_r * MAX_VALUE, fill_g * MAX_VALUE, fill_b * MAX_VALUE
     SUMS_GREY: tl.constexpr = CONTRAST_COLUMN >= 0
     if SUMS_GREY and not SAVE_PIXELS:
@@ -383,7 +383,7 @@ def gather_kernel(
     x, y = tile_pixels(left, top, TILE[0] if FILTER == 0 else 1, TILE[1], WORDS)
     # Coordinates before the index map are clamped, because the pixels outside of the image are computed, too, but not stored.
     gather_x = x if FULL_TILES else tl.minimum(x, width - 1)
-    inside_x = x == x
+    inside_x = x == x  # true, in the shape of x
     if MAP_AFTER[0] > 0:
         gather_x, inside_x = map_index(gather_x, row + MAP_AFTER[1], 0, MAP_AFTER[0])
     if FILTER == 0:

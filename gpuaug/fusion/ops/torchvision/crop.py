@@ -155,7 +155,7 @@ class FiveCrop(TorchvisionOp, crop.CropOp):
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first columns, first rows) of the crops, (B,) each, in images that are flipped already."""
-        corner = draws["view"] % 5
+        corner = draws["view"] % 5  # top left, top right, bottom left, bottom right; 4 is the centre
         centre = _margin(size.width, self._width), _margin(size.height, self._height)
         x = np.where(corner == 4, centre[0], np.where(corner % 2 == 1, size.width - self._width, 0))
         y = np.where(corner == 4, centre[1], np.where(corner >= 2, size.height - self._height, 0))

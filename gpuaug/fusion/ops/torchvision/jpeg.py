@@ -175,9 +175,9 @@ def upsampled(plane: Tensor, height: int, width: int) -> Tensor:
         return plane.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, :height, :width]
     padded = repeat_edge(plane, plane.shape[1] + 1, plane.shape[2] + 1, before=1)
     middle = 3 * padded[:, 1:-1]
-    rows = torch.stack((middle + padded[:, :-2], middle + padded[:, 2:]), 2).flatten(1, 2)
-    middle = 3 * rows[:, :, 1:-1]
-    pixels = torch.stack(((middle + rows[:, :, :-2] + 8) >> 4, (middle + rows[:, :, 2:] + 7) >> 4), 3).flatten(2)
+    lines = torch.stack((middle + padded[:, :-2], middle + padded[:, 2:]), 2).flatten(1, 2)
+    middle = 3 * lines[:, :, 1:-1]
+    pixels = torch.stack(((middle + lines[:, :, :-2] + 8) >> 4, (middle + lines[:, :, 2:] + 7) >> 4), 3).flatten(2)
     return pixels[:, :height, :width]
 
 
