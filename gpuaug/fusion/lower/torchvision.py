@@ -141,9 +141,10 @@ class TorchvisionLowering:
             return Leaf(name, op_class(name, transform))
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(op, mixes.MixUp) for op in mix.ops):
+            if any(isinstance(op, mixes.MixUp) for op in mix.ops):  # torchvision's MixUp takes floats only
                 self._types.require_floats(mix.name)
             return self._after_multiplication(Leaf(mix.name, mix))
+        # Transforms of v1 and of other libraries are replaced by equal transforms of v2.
         transform = v2_of(
             torchvision_equivalent(transform), (*LOWERED, *IDENTITIES, *CONVERSIONS, *RANDOM_CONTAINERS, v2.Compose)
         )
@@ -212,7 +213,7 @@ class TorchvisionLowering:
             ArgumentError: If a normalization is for another range than the images have.
         """
         refuse_transform(transform)
-        base: Any = nearest_class(transform, LOWERED_CLASSES)
+        base: Any = nearest_class(transform, LOWERED_CLASSES)  # class by which the transform is lowered
         if base is None:
             base = by_name.recognized_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
@@ -249,7 +250,7 @@ class TorchvisionLowering:
             elif isinstance(part, positional.Erasing):
                 self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
-            op.multiply_input(self._types.delayed_factor)
+            op.multiply_input(self._types.delayed_factor)  # in place of a separate multiplication
             self._types.delayed_factor = 1
             self._types.normalize(op)
         self._types.at_most_one = self._types.at_most_one and base not in RANGE_CHANGING

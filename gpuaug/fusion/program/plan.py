@@ -210,8 +210,8 @@ class ChainsPass(OpPass[ChainMix]):
     def chain_tables(self, table: Rows) -> list[Rows]:
         """Return the columns of each chain, (B, ``chain_plan.width``). ``table``: from the first column of the pass on."""
         width = self.chain_plan.width
-        first = self.front.row_width(self.source.channels)
-        starts = [first + index * width for index in range(len(self.front.chains))]
+        first_column = self.front.row_width(self.source.channels)
+        starts = [first_column + index * width for index in range(len(self.front.chains))]
         return [table[:, start : start + width] for start in starts]
 
 
@@ -309,7 +309,7 @@ class _PassBuilder:
                 self.front = op
                 return True
             return False
-        if isinstance(self.front, FrontOp) and self.front.kernel == "torch":
+        if isinstance(self.front, FrontOp) and self.front.kernel == "torch":  # torch runs the front in a pass of its own
             return False
         if isinstance(op, GatherOp):
             # After pointwise ops, only a flip or a selection of frames fits, and only if no pointwise op depends on

@@ -219,11 +219,11 @@ class FilterLaunch(NamedTuple):
 
 @contextmanager
 def compile_in_parallel() -> Iterator[None]:
-    """Return a context manager in which the first call of a ``Launch`` compiles its kernel instead of launching it.
+    """Return a context manager in which a ``Launch`` that is not compiled yet compiles its kernel instead of launching it.
 
     The compilations run at the end of the context, each form once, in parallel threads, which hold Python's interpreter lock
-    during a fifth of the compile time only. Later calls of a ``Launch`` that is compiled already do launch. A nested context
-    leaves its compilations to the outer context.
+    during a fifth of the compile time only. A ``Launch`` that is compiled already launches its kernel. A nested context leaves
+    its compilations to the outer context.
     """
     if _pending.get() is not None:
         yield

@@ -45,7 +45,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         return super().flags | color_jitter.TORCHVISION_GREY | (0 if self.to_bytes is None else color_jitter.IN_BYTES)
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require one or three channels. Saturation and hue do not change images of one."""
+        """Require one or three channels. Saturation and hue do not change images of one channel."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:

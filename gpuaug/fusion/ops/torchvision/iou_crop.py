@@ -1,8 +1,8 @@
 """torchvision's ``v2.RandomIoUCrop``: crops a window that overlaps a box by at least a random minimum.
 
-The host draws a seed per sample. From the seed the device generates many random windows, the *trials*, and uses the first one
-that is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum overlap, its *option*. With
-an option of 1 or more, the image is not cropped.
+The host draws a seed per *sample*, an image or a clip. From the seed the device generates many random windows, the *trials*,
+and uses the first one that is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum
+overlap, its *option*. With an option of 1 or more, the image is not cropped.
 """
 
 from typing import Any
