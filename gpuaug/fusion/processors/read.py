@@ -80,15 +80,15 @@ def _refuse(processor: Any, name: str, rule: str) -> NoReturn:
     )
 
 
-def _size_values(processor: Any, name: str, *key_sets: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the values of the setting ``name``, a dict. ``key_sets``: accepted sets of keys, such as height and width."""
+def _size_values(processor: Any, name: str, *choices: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the values of the setting ``name``, a dict. ``choices``: accepted sets of keys, such as height and width."""
     value = getattr(processor, name)
     value = {"height": value, "width": value} if isinstance(value, int) else dict(value or {})
     sides = {key: int(side) for key, side in value.items() if side is not None}
-    for keys in key_sets:
+    for keys in choices:
         if set(keys) == set(sides):
             return tuple(sides[key] for key in keys)
-    _refuse(processor, name, " or ".join(" and ".join(keys) for keys in key_sets))
+    _refuse(processor, name, " or ".join(" and ".join(keys) for keys in choices))
 
 
 _HEIGHT_WIDTH = ("height", "width")
