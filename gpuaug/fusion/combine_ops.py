@@ -158,8 +158,8 @@ class CombineOp(IdentityOp):
         tiles[..., :2] = (tiles[..., 8:10] - tiles[..., 2:4]) // 2
 
 
-_AFTER = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
-"""(is below, is right of the centre) for the tiles of a mosaic: top left, top right, bottom left, bottom right."""
+_IS_BEYOND = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+"""(whether below the centre, whether right of it) for the tiles of a mosaic: top left and right, bottom left and right."""
 
 
 class MosaicOp(CombineOp):
@@ -184,12 +184,12 @@ class MosaicOp(CombineOp):
 
     def place(self, draws: OpDraws, sizes: Sides, tiles: NDArray[np.int64], first: int = 0) -> None:
         """Place each image with a corner at the centre; if the op is not applied, the first image as the base class does."""
-        after = _AFTER[first : first + sizes.shape[1]]
+        is_beyond = _IS_BEYOND[first : first + sizes.shape[1]]
         centres = np.stack((draws["y"], draws["x"]), -1).astype(np.int64).reshape(-1, 1, 2)
         fit(tiles, sizes, np.full(2, self.size // 2))
-        tiles[..., :2] = centres - (1 - after) * tiles[..., 2:4]
-        tiles[..., 4:6] = centres * after
-        tiles[..., 6:8] = np.abs(self.size * after - centres)
+        tiles[..., :2] = centres - (1 - is_beyond) * tiles[..., 2:4]
+        tiles[..., 4:6] = centres * is_beyond
+        tiles[..., 6:8] = np.abs(self.size * is_beyond - centres)
         not_applied = ~draws["applies"].ravel()
         if not_applied.any():
             first_tiles = tiles[not_applied, 0]
@@ -263,15 +263,15 @@ def combining_ops(ops: Sequence[Any]) -> tuple[CombineOp, ...]:
     Raises:
         ArgumentError: If such an op is not at the beginning of the pipeline.
     """
-    first = tuple(takewhile(lambda op: isinstance(op, CombineOp), ops))
-    misplaced = next((op for op in ops[len(first) :] if isinstance(op, CombineOp)), None)
+    first_ops = tuple(takewhile(lambda op: isinstance(op, CombineOp), ops))
+    misplaced = next((op for op in ops[len(first_ops) :] if isinstance(op, CombineOp)), None)
     if misplaced is not None:
-        raise misplaced_error(misplaced.name, f"after {ops[len(first)].name}")
+        raise misplaced_error(misplaced.name, f"after {ops[len(first_ops)].name}")
     groups = 1
-    for op in reversed(first):
+    for op in reversed(first_ops):
         op.groups = groups
         groups *= op.count
-    return first
+    return first_ops
 
 
 def combined_size(ops: Sequence[CombineOp], size: Size) -> Size:
@@ -295,8 +295,8 @@ def combined_windows(ops: Sequence[CombineOp], draws: Sequence[OpDraws], sizes: 
     is_used = np.ones(len(sizes), bool)
     for op, op_draws in zip(reversed(ops), reversed(draws[: len(ops)]), strict=True):
         is_used = np.repeat(is_used, op.count) & op.used(op_draws)
-    count = ops[0].groups * ops[0].count
-    is_used = is_used[image::count]
+    images_per_sample = ops[0].groups * ops[0].count
+    is_used = is_used[image::images_per_sample]
     starts = np.zeros_like(sizes)
     ends = sizes
     if isinstance(ops[0], MosaicOp):

@@ -73,7 +73,7 @@ class _Combine(v2.Transform):  # type: ignore[misc]
         if draws is None:
             op_draws = op.draw(Sampler((next_seed(),), 1, separate_generators=True), combination.size)
         else:
-            op_draws = op.draws_of_numbers(_own(draws, name, op.groups))
+            op_draws = op.draws_of_numbers(_own_parameters(draws, name, op.groups))
         results = combination.run([op_draws])
         # List of images, and list of target dicts, one per group; for one group, the image and the target dict.
         lists = [[*results[0]], *(result.unpacked() for result in results[1:])]
@@ -216,21 +216,21 @@ class CopyPaste(_Combine):
         super().__init__(p)
 
 
-def _number(name: str, value: object, least: float, most: float, way_out: str) -> float:
-    """Return the argument ``name`` as a float. ``way_out``: last sentence of the error messages.
+def _number(name: str, value: object, least: float, most: float, advice: str) -> float:
+    """Return the argument ``name`` as a float. ``advice``: last sentence of the error messages.
 
     Raises:
         ArgumentTypeError: If ``value`` is not a number.
         ArgumentError: If ``value`` is not in [least, most].
     """
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. {way_out}")
+        raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. {advice}")
     if not least <= float(value) <= most:
-        raise ArgumentError(f"{name} must be in [{least:g}, {most:g}], got {shown(value)}. {way_out}")
+        raise ArgumentError(f"{name} must be in [{least:g}, {most:g}], got {shown(value)}. {advice}")
     return float(value)
 
 
-def _own(draws: Any, name: str, groups: int) -> dict[str, float]:
+def _own_parameters(draws: Any, name: str, groups: int) -> dict[str, float]:
     """Return the random parameters of the module of class ``name`` with ``groups`` groups; an empty dict if it is not applied.
 
     ``draws`` has the parameters by name of the module, such as ``Mosaic`` or ``augment/Mosaic_0``. If a pipeline has several

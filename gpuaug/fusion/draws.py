@@ -264,9 +264,9 @@ def _parameters(name: str, op: Op | EagerOp, op_draws: OpDraws, sample: int) -> 
             yield name, numbers
         # A layer holds the draws of the k-th op of each choice of the policy, by index of the choice.
         for layer_index, layer in enumerate(op_draws["layers"]):
-            for choice, picked_op in op.layer(layer_index).items():
-                if choice in layer and layer[choice]["apply_mask"][sample]:
-                    yield from _parameters(f"{name}/{picked_op.name}", picked_op, layer[choice], sample)
+            for index, picked_op in op.layer(layer_index).items():
+                if index in layer and layer[index]["apply_mask"][sample]:
+                    yield from _parameters(f"{name}/{picked_op.name}", picked_op, layer[index], sample)
     elif "params" in op_draws:
         # Drawn by Kornia, and repeated for the frames of a clip. The index is of the first frame.
         yield from _kornia_parameters(name, op_draws["params"][0].data, sample * max(op_draws["frames"], 1))

@@ -83,8 +83,8 @@ class Explanation:
     def __str__(self) -> str:
         rows = list(self._rows())
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-        return "\n".join([self._head(), *lines, *self.notes])
+        texts = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join([self._head(), *texts, *self.notes])
 
     def _repr_html_(self) -> str:
         return html_lines([self._head()]) + html_table(self._rows()) + html_lines(self.notes)
@@ -115,7 +115,7 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
     """Return the table of a pipeline, for images of one size and dtype.
 
     Args:
-        program: Pipeline, lowered for images of ``source_dtype``.
+        program: Pipeline, translated to ops for images of ``source_dtype``.
         size: Size of the input images; of the first images, if samples have several.
         source_dtype: Dtype of the input images.
         executor: Backend of the last call; empty before the first call.
@@ -139,9 +139,9 @@ def explanation(program: Program, size: Size, source_dtype: torch.dtype, executo
         # Images between segments are float32.
         read_dtype = torch.float32 if lines else source_dtype
         last_dtype = program.dtype if segment is all_segments[-1] else torch.float32
-        types = types_written(passes, read_dtype, last_dtype) if passes else ()
+        written_dtypes = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
-        for pass_, written_dtype in zip(passes, types, strict=True):
+        for pass_, written_dtype in zip(passes, written_dtypes, strict=True):
             # The first pass may need one more launch, which computes the crop windows of ragged images.
             crops_on_device = not lines and whole_plan is not None and device_crop(whole_plan) is not None
             launches = 1 if blurs_in_strips(pass_.front, read_dtype, written_dtype) else pass_.launches

@@ -2,9 +2,9 @@
 
 A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For images of one size, a program
 consists of *segments*: ops that share a plan, or one *fallback module*, which its library runs. A *plan* runs its ops in few
-*passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per sample, with the random
-parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix* blends images of a batch,
-as MixUp does. *Targets* are annotations of images: masks, boxes, keypoints, labels.
+*passes*, each one reading and writing of all images. Its *parameter table* has one row per *sample*, an image or a clip, with
+the random parameters (*draws*) of all ops. *Views* are several random augmentations of an image. A *mix*, such as MixUp, blends
+images. *Targets* are annotations: masks, boxes, keypoints, labels. A ``Record`` holds the images and targets of a call.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ def fuse(
         # ``Fused`` only for type checkers: with a union or an overload they would not know the type for a pipeline of type Any.
         return cast("Fused", fuse_processor(pipeline, options))
     fused = Fused(pipeline, options)
-    fused._warnings.when_fused()
+    fused._warnings.warn_when_fused()
     return fused
 
 
@@ -483,7 +483,7 @@ class Fused(nn.Module):
             # (dtype, memory format) of the result of the pipeline. Images between segments have the defaults.
             output_type = (program.dtype, self.memory_format) if is_last else ()
             if segment.fallback is not None:
-                self._warnings.when_run(segment.fallback)
+                self._warnings.warn_once(segment.fallback)
                 ((fallback_draws,),) = segment_draws  # one view, one module
                 record.run_eager(segment.fallback, fallback_draws, *output_type)
                 size = segment.fallback.out_drawn(fallback_draws, size)

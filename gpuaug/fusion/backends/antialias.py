@@ -9,7 +9,7 @@ from gpuaug.fusion.ops.geometry import Filter
 from gpuaug.fusion.pixels import fixed_point, round_half_up
 
 MOST_WEIGHTS = 2**24
-"""Maximum number of weights in memory at once: those that enlarge a side of 1,024 pixels to 16,384.
+"""Maximum number of weights in memory at once: as many as enlarge a side of 1,024 pixels to 16,384.
 
 A resize along one axis has a matrix of (output side · input side) weights. Larger matrices are computed in pieces.
 """
@@ -34,7 +34,7 @@ def resize_antialiased(
         resampling: Scale in input pixels per output pixel, first input pixel and number of input pixels along x, then along y.
         x: Indices in the resized image of the columns to return, (W',). Columns outside the image are allowed; the caller
             replaces them.
-        y: Indices in the resized image of the rows to return, (H',), likewise.
+        y: Indices in the resized image of the rows to return, (H',). Rows outside the image are allowed, too.
         filter_name: Antialiasing filter.
         rounds_axes: Whether to round values in [0, 255] to integers after each axis.
     """
@@ -77,7 +77,7 @@ def _columns_read(output_columns: Tensor, scale: float, count: int) -> tuple[int
 
 def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
     """Return ``pixels @ weights.T``, leaving out pixels with weight 0."""
-    return torch.stack([pixels[..., row != 0] @ row[row != 0] for row in weights], -1)
+    return torch.stack([pixels[..., of_output != 0] @ of_output[of_output != 0] for of_output in weights], -1)
 
 
 def filter_weights(outputs: Tensor, scale: float, start: int, stop: int, filter_name: Filter) -> Tensor:

@@ -59,9 +59,9 @@ def run(
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
     if (
         data.is_cuda
-        and (triton := _triton_backend(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None
+        and (backend := _triton_backend(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None
     ):
-        return triton.run(plan, images, table, dtype, memory_format, canvases)  # type: ignore[no-any-return]
+        return backend.run(plan, images, table, dtype, memory_format, canvases)  # type: ignore[no-any-return]
     return converted(torch_backend.run(plan, images, table, canvases), dtype).contiguous(memory_format=memory_format)
 
 
@@ -86,12 +86,12 @@ def run_mask(
         shape = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
         return masks.new_zeros((*shape, *(canvas or (pass_.out.height, pass_.out.width))))
     if isinstance(pass_, GatherPass) and pass_.gather_ops:
-        if masks.is_cuda and (triton := _triton_backend(masks.device)) is not None:
-            masks = triton.run_mask(pass_, masks, table, mask_layout, canvas)
+        if masks.is_cuda and (backend := _triton_backend(masks.device)) is not None:
+            masks = backend.run_mask(pass_, masks, table, mask_layout, canvas)
         else:
             masks = torch_backend.gather_mask(pass_, masks, table, mask_layout, canvas)
     if isinstance(pass_.front, FieldOp):
-        rows = pass_.rows_of(table)
+        rows = pass_.columns_of(table)
         masks = pass_.front.apply_to_masks(masks, rows.repeat_interleave(len(masks) // len(rows), 0))
     return torch_backend.erase_masks(pass_, masks, table, mask_layout)
 
@@ -125,8 +125,8 @@ def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, ow
 
 def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampling, dtype: torch.dtype) -> list[Tensor]:
     """Resize images and write them as patches. See ``gpuaug.fusion.backends.patches.write_patches``."""
-    if images.data.is_cuda and len(images) and (triton := _triton_backend(images.device)) is not None:
-        return triton.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
+    if images.data.is_cuda and len(images) and (backend := _triton_backend(images.device)) is not None:
+        return backend.write_patches(images, arrangement, resampling, dtype)  # type: ignore[no-any-return]
     return patches.write_patches(images, arrangement, resampling, dtype)
 
 
@@ -179,17 +179,17 @@ def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
     except Exception as error:
         # Shortened, because the error of ptxas contains a long command.
         text = textwrap.shorten(f"{type(error).__name__}: {error}", _MAX_QUOTED, placeholder=" …")
-        way_out = f"See what Triton needs, such as a C compiler: {DOCUMENTATION}containers/#what-triton-needs."
+        advice = f"See what Triton needs, such as a C compiler: {DOCUMENTATION}containers/#what-triton-needs."
         if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
             device_error = DeviceError(
                 f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton cannot run a kernel there "
-                f"({text}). {way_out}"
+                f"({text}). {advice}"
             )
             TRITON_FAILURES[device] = str(device_error)
             raise device_error from error
         reason = (
             f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton cannot run a kernel there "
-            f"({text}). {way_out}"
+            f"({text}). {advice}"
         )
         TRITON_FAILURES[device] = reason
         warnings.warn(reason, GpuAugWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Images of a ragged batch, resized and written as patches: their arrangement in the output, and the writer in torch.
+"""Images of different sizes, resized and written as patches: their arrangement in the output, and the writer in torch.
 
 A *region* is the part of a resized image that is written. The parts of a region outside of the resized image are black.
 """
@@ -47,12 +47,12 @@ class PatchOrder(NamedTuple):
     repeats: int = 1
     """Number of copies of each channel."""
 
-    def view(self, out: Tensor, first: int, height: int, width: int) -> Tensor:
+    def view(self, out: Tensor, first_value: int, height: int, width: int) -> Tensor:
         """Return a view of the values of a region.
 
         Args:
             out: The output.
-            first: Offset in ``out`` of the first value of the image.
+            first_value: Offset in ``out`` of the first value of the image.
             height: Height of the region in pixels.
             width: Width of the region in pixels.
 
@@ -68,7 +68,7 @@ class PatchOrder(NamedTuple):
         size = (3, self.repeats, groups_y, self.merge, patch_height, groups_x, self.merge, patch_width)
         patch_row = self.merge * self.patch  # values of a row of patches in a group
         strides = (self.channel, self.repeat, group_row, patch_row, self.y, self.merge * patch_row, self.patch, self.x)
-        return out.as_strided(size, strides, out.storage_offset() + first)
+        return out.as_strided(size, strides, out.storage_offset() + first_value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +137,11 @@ def write_patches(images: Ragged, arrangement: Arrangement, resampling: Resampli
     """
     out = arrangement.allocate(dtype, images.device)
     for image, row in zip(images, arrangement.regions.tolist(), strict=True):
-        _, _, _, first, resized_height, resized_width, top, left, height, width = row
+        _, _, _, first_value, resized_height, resized_width, top, left, height, width = row
         resized = resampling.resized(image.float(), resized_height, resized_width)
-        # Negative padding crops.
+        # Distances of the region's edges from the resized image: negative numbers crop, positive numbers pad.
         edges = (-left, left + width - resized_width, -top, top + height - resized_height)
         values = resampling.values(torch.nn.functional.pad(resized, edges))
-        target = arrangement.order.view(out, first, height, width)
+        target = arrangement.order.view(out, first_value, height, width)
         target.copy_(values.view(target.shape[0], 1, *target.shape[2:]))
     return [out, *send(arrangement.others, images.device)]

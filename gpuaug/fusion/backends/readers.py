@@ -1,7 +1,7 @@
-"""Input of a plan: size and dtype of images, readers of images and masks of one size or of different sizes, host arrays.
+"""Input of the passes: size and dtype of images, readers of images and masks of one size or of different sizes, host arrays.
 
-With V *views*, each image of a batch of B is augmented V times. A *sample* is one view of one image. *Ragged* images, and masks
-with a ``MaskLayout``, differ in size, and lie one after another in a flat tensor.
+With V *views*, each image of a batch of B is augmented V times. In this file, a *sample* is one view of one image or frame.
+*Ragged* images, and masks with a ``MaskLayout``, differ in size, and lie one after another in a flat tensor.
 """
 
 import math
@@ -45,13 +45,13 @@ def size_of(images: Tensor | Ragged) -> Size:
     shapes = images.shapes
     sizes = shapes.sizes
     if shapes.shortest_side < 1:
-        empty = int(np.flatnonzero((sizes < 1).any(1))[0])
+        index = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
-            f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave the image out."
+            f"images must have pixels, got {tuple(sizes[index].tolist())} at {index} of the batch. Leave the image out."
         )
     elements = images.data.numel()
     image_layouts = images.places
-    columns = 3 if shapes.windows is None else 4
+    columns = 3 if shapes.windows is None else 4  # offset, height, width; with windows also the row pitch
     if (
         elements != shapes.num_elements
         or image_layouts.shape != (len(sizes), columns)
@@ -252,8 +252,8 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     for array, start in zip(arrays, starts, strict=True):
         part: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer, start)
         part[...] = array
-        size = part.itemsize
-        views.append((_DTYPES[part.dtype], part.shape, [stride // size for stride in part.strides], start // size))
+        itemsize = part.itemsize
+        views.append((_DTYPES[part.dtype], part.shape, [stride // itemsize for stride in part.strides], start // itemsize))
     sent = host.to(device, non_blocking=True)
     # One view in place of a slice and a reshape, because a call of torch takes about 2 µs.
     return [sent.view(dtype).as_strided(shape, strides, start) for dtype, shape, strides, start in views]

@@ -1,7 +1,7 @@
 """Writing of tiles to canvases, and pasting of objects, in torch: the reference for the kernels in ``triton/tiles``.
 
-A *tile* places one resized image on a canvas. The *region* of the tile is the rectangle of the canvas that the image is written
-to. Tiles are an array (T, 12) on the host, with one row per tile:
+A *tile* places one resized image on a *canvas*, an image that consists of tiles. The *region* of the tile is the rectangle of
+the canvas that the image is written to. Tiles are an array (T, 12) on the host, with one row per tile:
 
     0 to 3   resized image on its canvas, which it may exceed: top, left, height, width
     4 to 7   region on the canvas: top, left, height, width
@@ -136,7 +136,7 @@ def write_tiles(
 def _source_lines(
     region: NDArray[np.int64], resized: NDArray[np.int64], source: NDArray[np.int64], device: torch.device, nearest: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, for each pixel along one axis of a region, the lines of the source that it is interpolated from.
+    """Return the source lines (rows, or columns) that each pixel along one axis of a region is interpolated from.
 
     Args:
         region: Start and length of the region on the canvas.
@@ -196,7 +196,7 @@ def paste_objects(
         smallest row and column, largest row and column of the pixels after). The last four are undefined without pixels.
 
     Cost:
-        With Triton, two launches, three small ones, and one asynchronous copy from pinned memory.
+        With Triton, two launches, two fills of ``statistics``, and one asynchronous copy from pinned memory.
     """
     areas = sizes.prod(1)
     cover = torch.zeros(int(areas.sum()), dtype=torch.uint8, device=masks.device)
@@ -208,12 +208,12 @@ def paste_objects(
     for mask, plane, role in zip(planar_masks, planes, roles.tolist(), strict=True):
         if role == ABOVE:
             plane |= mask != 0
-    for mask, plane, role, row in zip(planar_masks, planes, roles.tolist(), statistics, strict=True):
-        row[0] = torch.count_nonzero(mask)
+    for mask, plane, role, numbers in zip(planar_masks, planes, roles.tolist(), statistics, strict=True):
+        numbers[0] = torch.count_nonzero(mask)
         if role != ABOVE:
             mask *= (plane == 0) if role == BELOW else 0
         pixels = torch.nonzero(mask)
-        row[1] = len(pixels)
+        numbers[1] = len(pixels)
         if len(pixels):
-            row[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
+            numbers[2:] = torch.cat((pixels.amin(0), pixels.amax(0)))
     return cover, statistics

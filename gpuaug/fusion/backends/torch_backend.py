@@ -80,15 +80,16 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     result = run_pass(first_pass, images, tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.images_per_sample]
+        # Entry ``index - 1`` is for the images that the pass before has written.
         source = converted(result, torch.uint8) if converts_to_bytes[index - 1] else result
         if pass_.out.ragged:
             result = run_pass(pass_, source, table, canvases[index])
             continue
-        samples = _samples_of(pass_, table)
-        if samples is None:
+        images_to_run = _images_to_run(pass_, table)
+        if images_to_run is None:
             result = run_pass(pass_, source, table)
-        elif len(samples):
-            result = result.index_copy(0, samples, run_pass(pass_, source[samples], table[samples]))
+        elif len(images_to_run):
+            result = result.index_copy(0, images_to_run, run_pass(pass_, source[images_to_run], table[images_to_run]))
     return result
 
 
@@ -99,7 +100,7 @@ def rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
     frame_index = torch.arange(frames, device=table.device).repeat(len(table))
     table = table.repeat_interleave(frames, 0)
     for pass_ in plan.passes:
-        pass_table = pass_.rows_of(table)
+        pass_table = pass_.columns_of(table)
         if isinstance(pass_.front, RowOp):
             pass_.front.rows_to_frames(pass_table, frame_index, frames)
         for op, column in pass_.point_columns:
@@ -107,15 +108,15 @@ def rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
     return table
 
 
-def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
+def _images_to_run(pass_: Pass, table: Tensor) -> Tensor | None:
     """Return the indices of the images to which at least one op of a pass applies. ``table``: one row per image.
 
-    ``None`` to run the pass on all images: if there is such an op for every image; and on a GPU, where the host would wait for
-    the indices.
+    ``None`` to run the pass on all images: without a column of buffer routes; if there is such an op for every image; and on a
+    GPU, where the host would wait for the indices.
     """
     if pass_.route_column < 0 or table.is_cuda:
         return None
-    applies = pass_.rows_of(table)[:, pass_.route_column] != 0
+    applies = pass_.columns_of(table)[:, pass_.route_column] != 0
     return None if bool(applies.all()) else applies.nonzero()[:, 0]
 
 
@@ -129,12 +130,12 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas
         assert isinstance(pass_, GatherPass)
         assert canvas is not None
         return _run_on_canvas(pass_, images, table, canvas)
-    pass_table = pass_.rows_of(table)
+    pass_table = pass_.columns_of(table)
     if isinstance(pass_, GatherPass):
         values = gather(pass_, images, pass_table)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
-        if isinstance(pass_, ChainsPass):
+        if isinstance(pass_, ChainsPass):  # has no pointwise ops
             return unit_range(run_chains(pass_, repeat_per_view(images, len(table)), pass_table, run))
         values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), pass_table)
     for op, column in pass_.point_columns:
@@ -145,10 +146,10 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: Canvas
 def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: Canvas) -> Tensor:
     """Run a pass after which images differ in size, image by image. The rest of each canvas is 0."""
     result = torch.zeros((len(table), pass_.out.channels, *canvas), dtype=torch.float32, device=images.device)
-    for sample, row in enumerate(table):
-        height, width = (int(side) for side in pass_.rows_of(row[None])[0, pass_.columns.out_size :][:2])
-        sample_pass = replace(pass_, out=pass_.out.to(height, width))
-        result[sample, :, :height, :width] = run_pass(sample_pass, image_of(images, sample % len(images)), row[None])[0]
+    for index, row in enumerate(table):
+        height, width = (int(side) for side in pass_.columns_of(row[None])[0, pass_.columns.out_size :][:2])
+        image_pass = replace(pass_, out=pass_.out.to(height, width))
+        result[index, :, :height, :width] = run_pass(image_pass, image_of(images, index % len(images)), row[None])[0]
     return result
 
 
@@ -195,7 +196,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     front, columns, out = pass_.front, pass_.columns, pass_.out
     if columns.frames >= 0:
         assert isinstance(images, Tensor)
-        images = images[_selected_frames(pass_, table) % len(images)]
+        images = images[_selected_frames(pass_, table) % len(images)]  # % because all views read the same images
     parameters = _Parameters(table, pass_)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
@@ -246,7 +247,7 @@ def gather_mask(
     front, columns = pass_.front, pass_.columns
     dtype = masks.dtype
     masks = as_bits(masks)
-    table = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)
+    table = _rows_of_masks(pass_.columns_of(table), masks, mask_layout)
     parameters = _Parameters(table, pass_)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     x = torch.arange(width, device=masks.device)[None, None, :]
@@ -272,7 +273,7 @@ def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayo
     """Return masks, with zeros where the pass erases the pixels of images, as in Kornia. Shapes: see ``gather_mask``."""
     for op, column in pass_.point_columns:
         if isinstance(op, Erasing) and op.erases_masks:
-            op_table = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
+            op_table = _rows_of_masks(pass_.columns_of(table), masks, mask_layout)[:, column:]
             covered = op.erased_pixels(masks, op_table) & (op_table[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks
@@ -472,15 +473,15 @@ def _resize_antialiased(pass_: GatherPass, images: Tensor | Ragged, table: Tenso
     are_bytes = dtype_of(images) == torch.uint8
     rounds_axes = front.rounds_axes and are_bytes
     resized = []
-    for sample, row in enumerate(table[:, first : first + 6].tolist()):
-        image = reader(image_of(images, sample % len(images)), 1, pass_.out.channels)
-        taps = _Taps(image, _Parameters(table[sample : sample + 1], pass_))
-        sample_x = x[sample % len(x), 0]
-        sample_y = y[sample % len(y), :, 0]
+    for index, row in enumerate(table[:, first : first + 6].tolist()):
+        image_reader = reader(image_of(images, index % len(images)), 1, pass_.out.channels)
+        taps = _Taps(image_reader, _Parameters(table[index : index + 1], pass_))
+        image_x = x[index % len(x), 0]
+        image_y = y[index % len(y), :, 0]
 
         def read(lines: Tensor, columns: Tensor, taps: _Taps = taps) -> Tensor:
             return taps.read(columns.long()[None, None, :], lines.long()[None, :, None])[0].float()
 
-        resized.append(resize_antialiased(read, tuple(row), sample_x, sample_y, front.filter, rounds_axes=rounds_axes))
+        resized.append(resize_antialiased(read, tuple(row), image_x, image_y, front.filter, rounds_axes=rounds_axes))
     values = torch.stack(resized)
     return values.clamp(0, 255 if are_bytes else 1) if front.clamps else values

@@ -260,7 +260,7 @@ class Record:
             memory_format: Memory format of the output images.
         """
         field_passes = [
-            (pass_.front, pass_.rows_of(table), pass_.source) for pass_ in plan.passes if isinstance(pass_.front, FieldOp)
+            (pass_.front, pass_.columns_of(table), pass_.source) for pass_ in plan.passes if isinstance(pass_.front, FieldOp)
         ]
         if self.has_points and field_passes:  # a plan with such an op has no matrices
             for op, pass_table, size in field_passes:
@@ -284,7 +284,7 @@ class Record:
         for index in self._labels:
             for pass_ in plan.passes:
                 if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
-                    self._labels[index] = self._mixed_labels(self._labels[index], pass_.front, pass_.rows_of(table))
+                    self._labels[index] = self._mixed_labels(self._labels[index], pass_.front, pass_.columns_of(table))
 
     def _select_frames(self, plan: Plan) -> None:
         """Select the frames of masks, boxes, keypoints and ``valid`` in one tensor, if ``plan`` selects frames of clips.

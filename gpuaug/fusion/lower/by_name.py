@@ -98,7 +98,7 @@ def _version_reason(class_: type) -> str | None:
 
 
 def checksum(class_: type, arguments: Sequence[Any]) -> float:
-    """Return a weighted sum of all squared pixels that ``class_(*arguments)`` returns for one image in eight calls.
+    """Return the weighted mean of all squared pixels of ``class_(*arguments)`` for one image, summed over eight calls.
 
     The random generators are seeded. Weights depend on the position of the pixel, so that moved pixels change the sum.
     """

@@ -105,15 +105,15 @@ def unsupported_draw(container: Any) -> str | None:
     """Return the reason why a container cannot be lowered to ops with gates, or ``None``."""
     if isinstance(container, v2.RandomApply | v2.RandomChoice):  # invalid weights raise an error in ``probabilities``
         return None
-    weights, runs, in_random_order = _weights(container)
-    if not all(0 <= weight < math.inf for weight in weights) or sum(weight > 0 for weight in weights) < runs:
+    weights, run_count, in_random_order = _weights(container)
+    if not all(0 <= weight < math.inf for weight in weights) or sum(weight > 0 for weight in weights) < run_count:
         return "torch.multinomial does not accept its weights"
-    ops = len(weights) * runs
+    op_count = len(weights) * run_count
     if in_random_order:
-        return f"its random order needs {ops} ops, more than {MOST_OPS}" if ops > MOST_OPS else None
-    # ``outcomes`` computes the probabilities of the subsets of each size up to ``runs``.
-    subsets = max(math.comb(len(weights), size) for size in range(runs + 1))
-    return f"more than {MOST_SUBSETS} subsets" if subsets > MOST_SUBSETS else None
+        return f"its random order needs {op_count} ops, more than {MOST_OPS}" if op_count > MOST_OPS else None
+    # ``outcomes`` computes the probabilities of the subsets of each size up to ``run_count``.
+    subset_count = max(math.comb(len(weights), size) for size in range(run_count + 1))
+    return f"more than {MOST_SUBSETS} subsets" if subset_count > MOST_SUBSETS else None
 
 
 def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], list[slice]]:
@@ -130,12 +130,12 @@ def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], l
     if isinstance(container, v2.RandomApply):
         p = float(container.p)
         return {tuple(range(len(container.transforms))): p, (): 1 - p}, [slice(None)]
-    weights, runs, in_random_order = _weights(container)
+    weights, run_count, in_random_order = _weights(container)
     if isinstance(container, v2.RandomChoice):
         weights = probabilities(name, container)
     # ``torch.multinomial`` without replacement draws one transform after another, by the weights of the remaining transforms.
     probability_of_order: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(runs):
+    for _ in range(run_count):
         probability_of_longer: dict[tuple[int, ...], float] = defaultdict(float)
         for order, probability in probability_of_order.items():
             remaining = {index: weight for index, weight in enumerate(weights) if weight > 0 and index not in order}
@@ -144,7 +144,7 @@ def outcomes(name: str, container: Any) -> tuple[dict[tuple[int, ...], float], l
                 outcome = extended if in_random_order else tuple(sorted(extended))
                 probability_of_longer[outcome] += probability * weight / sum(remaining.values())
         probability_of_order = probability_of_longer
-    turns = [slice(turn, turn + 1) for turn in range(runs)] if in_random_order else [slice(None)]
+    turns = [slice(turn, turn + 1) for turn in range(run_count)] if in_random_order else [slice(None)]
     return probability_of_order, turns
 
 

@@ -28,7 +28,7 @@ class FallbackWarnings:
         self.warned: set[str] = set()
         """Names of the modules about which no more warnings are issued."""
 
-    def when_fused(self) -> None:
+    def warn_when_fused(self) -> None:
         """Warn, when a pipeline is fused, about modules without an op for any image size, or an untested version of Kornia."""
         untested = untested_version()
         if untested is not None and any(op.package == "Kornia" for op in self._ops):
@@ -36,9 +36,9 @@ class FallbackWarnings:
             self.warned |= {op.name for op in self._ops if op.package == "Kornia"}
         for op in self._ops:
             if isinstance(op, EagerOp):
-                self.when_run(op)
+                self.warn_once(op)
 
-    def when_run(self, op: EagerOp) -> None:
+    def warn_once(self, op: EagerOp) -> None:
         """Warn about a fallback module, unless its name is in ``warned``.
 
         Also called when the module runs, because some modules are fallback modules only for images of some sizes.

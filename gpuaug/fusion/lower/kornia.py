@@ -31,7 +31,7 @@ from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.picking import Pick
 
 LOWERED = lowered(crop, resize, warp, color, channel, positional, color_jitter, filters, mix)
-"""Op of each class of Kornia that is lowered."""
+"""Class of Kornia → class of its op, for all classes that are lowered."""
 
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 """Containers that are lowered module by module."""

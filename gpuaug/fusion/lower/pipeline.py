@@ -39,7 +39,7 @@ def lower(pipeline: Any, types: ImageTypes, pick: Pick = "batch", *, antialias: 
 
     Args:
         pipeline: Pipeline of the user.
-        types: Dtype and range of the input images. Updated in place to those of the images that the pipeline returns.
+        types: Dtype and range of the input images. Updated in place to dtype and range of the images that the pipeline returns.
         pick: Whether Kornia's policies pick per batch, as in Kornia, or per sample.
         antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
 

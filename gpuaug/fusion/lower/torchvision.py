@@ -141,9 +141,10 @@ class TorchvisionLowering:
             return Leaf(name, op_class(name, transform))
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(op, mixes.MixUp) for op in mix.ops):
+            if any(isinstance(op, mixes.MixUp) for op in mix.ops):  # torchvision's MixUp takes floats only
                 self._types.require_floats(mix.name)
             return self._after_multiplication(Leaf(mix.name, mix))
+        # Transforms of v1 and of other libraries are replaced by equal transforms of v2.
         transform = v2_of(
             torchvision_equivalent(transform), (*LOWERED, *IDENTITIES, *CONVERSIONS, *RANDOM_CONTAINERS, v2.Compose)
         )
@@ -212,7 +213,7 @@ class TorchvisionLowering:
             ArgumentError: If a normalization is for another range than the images have.
         """
         refuse_transform(transform)
-        base: Any = nearest_class(transform, LOWERED_CLASSES)
+        base: Any = nearest_class(transform, LOWERED_CLASSES)  # class by which the transform is lowered
         if base is None:
             base = by_name.recognized_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
@@ -249,7 +250,7 @@ class TorchvisionLowering:
             elif isinstance(part, positional.Erasing):
                 self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
-            op.multiply_input(self._types.delayed_factor)
+            op.multiply_input(self._types.delayed_factor)  # in place of a separate multiplication
             self._types.delayed_factor = 1
             self._types.normalize(op)
         self._types.at_most_one = self._types.at_most_one and base not in RANGE_CHANGING
@@ -315,24 +316,24 @@ class TorchvisionLowering:
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
-        crops = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
-        if crops is not None:
+        crop_ = next((transform for transform in transforms if class_of(transform, (v2.FiveCrop, v2.TenCrop))), None)
+        if crop_ is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that make one image of one, got {type(crops).__name__}. Put it before {name}."
+                f"{name} must hold transforms that make one image of one, got {type(crop_).__name__}. Put it before {name}."
             )
         dtype, type_change = self._types.dtype, self._types.type_change
         # ``reason``: why the container cannot have gates. ``problem``: why its ops cannot run on images of different sizes.
         reason = choices.unsupported_draw(container)
-        resize = None if reason else choices.common_resize(container)
-        if resize is not None:
+        shared_resize = None if reason else choices.common_resize(container)
+        if shared_resize is not None:
             # All members end in the same resize. It is lowered once, after the container, for all samples.
             members = list(map(choices.without_last_transform, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
-        final_resize = None if resize is None else self._leaf(*resize)
-        combining = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, CombineOp)), None)
-        if combining is not None:
-            raise misplaced_error(combining, f"in {name}")
+        final_resize = None if shared_resize is None else self._leaf(*shared_resize)
+        combining_name = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, CombineOp)), None)
+        if combining_name is not None:
+            raise misplaced_error(combining_name, f"in {name}")
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if other_module is not None:
             raise ArgumentTypeError(
@@ -351,7 +352,7 @@ class TorchvisionLowering:
             )
         if not reason:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
-        # The container is one fallback module, before which the types are those before its members.
+        # The container is one fallback module: the types before it are the types before its first member.
         self._types.dtype, self._types.type_change = dtype, type_change
         lowered = sizing_ops[-1:] if final_resize is None else [choices.sizing_op(final_resize.op)]
         leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
@@ -372,7 +373,7 @@ class TorchvisionLowering:
         trees = []
         for turn in turns:  # with a random order one per position; a member then has an op in each turn
             for index, member in enumerate(members):
-                runs = np.array([index in order[turn] for order in outcomes])
+                runs = np.array([index in outcome[turn] for outcome in outcomes])
                 if runs.any() and member[1] is not None:
                     trees.append(self._member(*member))
                     for leaf in leaves(trees[-1]):

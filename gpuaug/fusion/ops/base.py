@@ -1,8 +1,8 @@
 """Base classes of ops. An op replaces one module of the user's pipeline: the module is *lowered* to the op.
 
 An op draws random parameters for a whole batch (``Op.draw``), converts them to Kornia's format (``Op.params``), and writes
-them as float32 numbers, one *row* per sample, into the *parameter table* of the batch (``RowOp.rows``). A kernel, or the
-method ``RowOp.apply``, reads the rows. A *pass* is one reading and writing of all images, in which one or several ops run.
+them as float32 numbers, one *row* per sample, into its columns of the *parameter table* (``RowOp.write_rows``). A kernel, or
+the method ``RowOp.apply``, reads the rows. A *pass* is one reading and writing of all images, in which one or several ops run.
 Ops do not depend on passes, kernel launches or devices. A *sample* is an image or a clip; B is the number of samples. A
 *fallback module* has no op: its library runs it.
 """
@@ -30,9 +30,9 @@ OpDraws = dict[str, Any]
 - ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
 - ``"field"`` of noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
 - ``"parts"`` of an op that runs one of several ops per sample: list of (op, its ``OpDraws``). No two apply masks overlap.
-- ``"layers"`` of an op that picks some of its choices, which are lists of ops (``policies/picking.py``): one dict per pick and
-  position in the lists, from the index of a choice to the ``OpDraws`` of its op at this position.
-- ``"picks"`` of a policy of Kornia that picks per batch: indices of the picked choices, (picks, batches) int64.
+- ``"layers"`` of an op that picks some of its choices, which are lists of ops (``policies/picking.py``): one dict per round of
+  picks and position in the lists, from the index of a choice to the ``OpDraws`` of its op at this position.
+- ``"picks"`` of a policy of Kornia that picks per batch: indices of the picked choices, (rounds, batches) int64.
 - ``"key"`` of a fallback module: seed of the random generators from which the module draws.
 - ``"params"`` of a module that Kornia runs: its ``params=`` argument, repeated for the frames of clips.
 - ``"frames"`` of a fallback module: number of frames per clip; 0 for images.
@@ -125,7 +125,7 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Placeholder for (height, width) of images of unknown, different sizes: arrays, as in ragged sizes, of arbitrary numbers."""
+"""Placeholder for (height, width) of *ragged* images, which differ in size: arrays of arbitrary numbers."""
 
 
 class Op(ABC):
@@ -140,7 +140,7 @@ class Op(ABC):
     """Classes of the library that are lowered to the op. Not inherited."""
 
     names: ClassVar[tuple[str, ...]] = ()
-    """Names of the uniform distributions in the parameter generator of the module.
+    """Names of the uniform distributions in the parameter generator of Kornia's module.
 
     By default, a uniform number is drawn under each name, and written to the row in this order.
     """
@@ -173,7 +173,7 @@ class Op(ABC):
     """True if floats in [0, 255] also give correct results, because the op's library neither clamps nor inverts values."""
 
     to_bytes: ByteRule | None = None
-    """Conversion of the result to bytes, if the op's library reads and returns uint8 images; ``None`` if they are floats."""
+    """Rule by which the result is rounded to bytes, if the op's library reads and returns uint8 images; ``None`` for floats."""
 
     supported_keys: ClassVar[tuple[str, ...]] = ()
     """Data keys, such as ``"mask"``, of the inputs that a call may pass if the pipeline has the op; empty for all keys."""
@@ -260,7 +260,7 @@ class Op(ABC):
         return size.to(*ANY_SIDES) if self.draws_size else self.out_applied(size)
 
     def out_drawn(self, draws: OpDraws, size: Size) -> Size:
-        """Output size for input images of ``size`` and draws ``draws``. Samples that skip the op keep the input size."""
+        """Output size for input images of ``size`` and draws ``draws``. With ``draws_size``, samples may skip the op."""
         if not self.draws_size:
             return self.out(size)
         drawn = self.drawn_size(draws, size)
@@ -282,7 +282,7 @@ class Op(ABC):
         return draws
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
-        """Draw the apply mask, (B,) bool: ``p_batch`` once per batch, ``p`` per sample."""
+        """Draw the apply mask, (B,) bool: for ``p_batch`` once per batch, for ``p`` per sample unless ``same_on_batch``."""
         applies: Array = np.ones(batch, dtype=bool)
         if self.p < 1:
             applies = (sampler.shared_by_samples() if self.same_on_batch else sampler).uniform() < self.p
@@ -321,17 +321,17 @@ class Op(ABC):
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Drawn numbers of one sample by name, without the apply mask and draws that are not per sample.
 
-        Elements of a row of an array have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x``, ``_y``.
+        Several numbers of one name have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x``, ``_y``.
         """
         numbers: dict[str, float] = {}
         for name, values in draws.items():
             if name == "apply_mask" or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
                 continue
             for index in np.ndindex(values.shape[1:]):
-                parts = [name, *map(str, index)]
+                words = [name, *map(str, index)]
                 if values.shape[-1] == 2 and index:
-                    parts[-1] = "xy"[index[-1]]
-                numbers["_".join(parts)] = float(values[(sample, *index)])
+                    words[-1] = "xy"[index[-1]]
+                numbers["_".join(words)] = float(values[(sample, *index)])
         return numbers
 
     def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -365,7 +365,7 @@ class RowOp(Op):
         """Number of columns of a row for images of ``channels`` channels."""
         return (self.column_count or 1 + len(self.names)) + self.columns_per_channel * channels
 
-    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
+    def write_rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
         out[:, 0] = draws["apply_mask"]
         self.write(draws, size, out)

@@ -36,7 +36,7 @@ class BoxFormat:
     """
 
     edges: bool = False
-    """True if coordinates refer to pixel edges; False for pixel centres, where right and bottom are those of the last pixel."""
+    """True if coordinates refer to pixel edges; False for pixel centres: right and bottom are the centre of the last pixel."""
 
     share: bool = False
     """True if coordinates and sides are fractions of the width and height of the image."""

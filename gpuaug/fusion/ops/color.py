@@ -1,8 +1,9 @@
 """Kornia's pointwise color modules: brightness, contrast, saturation, hue, gamma, invert, solarize, posterize, snow.
 
-Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
-column is the apply mask: 1 to apply the op, 0 to skip it. Each op clamps values as Kornia's module does, so two ops cannot be
-merged into one. The functions are formulas (``PointOp.formula``), which both executors run.
+Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one *sample*, an image or a clip, in
+float32. Its first column is the apply mask: 1 to apply the op, 0 to skip it. Each op clamps values as Kornia's module does, so
+two ops cannot be merged into one. The functions are formulas (``PointOp.formula``), which torch and Triton run. Class
+attributes without a comment are explained in ``base.py``.
 """
 
 from dataclasses import replace
@@ -25,7 +26,7 @@ def brightness(value: Tensor, factor: Tensor, unclipped: int) -> Tensor:
 
 
 def contrast(value: Tensor, factor: Tensor, unclipped: int) -> Tensor:
-    """Multiply. Clamp to [0, 1] before and after unless ``unclipped``."""
+    """Multiply by ``factor``. Clamp to [0, 1] before and after unless ``unclipped``."""
     return value * factor if unclipped else clamp01(clamp01(value) * factor)
 
 
@@ -50,6 +51,7 @@ def posterize(value: Tensor, step: Tensor, offset: Tensor) -> Tensor:
     value = clamp01(value)
     # Divided by 255 and multiplied again, as in Kornia, so that rounding errors are equal.
     levels = floor(exact_quotient(exact_quotient(floor(value * 255 + offset), step), 255.0) * 255)
+    # A step of 256 keeps no bits, and a step of 1 all bits.
     rounded = where(step == 256, 0.0, exact_quotient(levels * step, 255.0))
     return where(step == 1, value, rounded)
 

@@ -4,7 +4,8 @@ The adjustments, by index: 0 brightness, 1 contrast, 2 saturation, 3 hue. A fact
 An adjustment is *active* if its bounds allow other factors. Triton kernels get a bit field of flags as a compile-time constant:
 bits 0 to 3 are 1 for the active adjustments, and the constants below describe the other bits.
 
-A *row* holds the parameters of one sample: the apply mask (1 to apply the op), four factors, and the order of the adjustments.
+A *row* holds the parameters of one *sample*, an image or a clip: the apply mask (1 to apply the op), four factors, and the
+order of the adjustments. Class attributes without a comment are explained in ``base.py``.
 """
 
 from typing import Any, ClassVar
@@ -94,7 +95,7 @@ class _Jitter(PointOp):
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """``flags``; for images with another number of channels than three without saturation, hue and permutation."""
+        """``flags``, without saturation, hue and permutation if images do not have three channels."""
         return self.flags if channels == 3 else self.flags & ~(SATURATION_AND_HUE | PERMUTES)
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:

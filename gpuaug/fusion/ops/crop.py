@@ -1,7 +1,8 @@
 """Kornia's flips, crops and padding, which move whole pixels.
 
 Each module is *lowered* to an op, or run by Kornia. An op describes its movement as an ``IndexMap``, from output to input
-pixels. Samples outside the *apply mask* skip the op. The *canvas* is the padded image.
+pixels. Samples outside the *apply mask* skip the op. The *canvas* is the padded image. Class attributes without a comment are
+explained in ``base.py``.
 """
 
 from abc import abstractmethod

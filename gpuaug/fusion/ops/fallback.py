@@ -93,7 +93,7 @@ class EagerOp(ABC):
         """True if the module is certain to leave masks, boxes and keypoints unchanged."""
 
     def moves(self, key: str) -> bool:
-        """True if the library transforms inputs with this data key together with the images, or raises an error.
+        """True if the library transforms inputs with this data key together with the images, or refuses them with an error.
 
         By default True for images, labels and ``"tv_tensors"``, containers of torchvision's tensors, only.
         """
@@ -176,9 +176,9 @@ def _is_user_defined(module: Any) -> bool:
     return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision.", "gpuaug."))
 
 
-def _keyed(device: torch.device, key: int) -> Generators:
-    """Return a context in which the global generators of torch, Python and NumPy have seeds derived from ``key``."""
-    return Generators(device, libraries=True).keyed(key)
+def _seeded(device: torch.device, seed: int) -> Generators:
+    """Return a context in which the global generators of torch, Python and NumPy have seeds derived from ``seed``."""
+    return Generators(device, libraries=True).keyed(seed)
 
 
 class EagerKornia(EagerOp):
@@ -214,22 +214,22 @@ class EagerKornia(EagerOp):
         )
 
     def moves(self, key: str) -> bool:
-        """True if Kornia transforms an input with data key ``key`` together with the images, or raises an error."""
+        """True if Kornia transforms an input with data key ``key`` together with the images, or refuses it with an error."""
         return key in ("input", "tv_tensors", *_UNMOVED_KEYS) or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"key"``, a seed, and ``"params"``, Kornia's parameters, from generators with this seed (``OpDraws``)."""
-        key = sampler.key()
-        frames = size.frames or int(self._is_video)
+        seed = sampler.key()
+        frames = size.frames or int(self._is_video)  # a ``VideoSequential`` gets images as clips of one frame
         if frames:
             self._check_clips()
         shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
         makes_clips = frames > 0 and not self._is_video
         container = self._clip_container if makes_clips else self._container
-        with self._name_module_in_errors(), _keyed(torch.device("cpu"), key), initial_settings():
+        with self._name_module_in_errors(), _seeded(torch.device("cpu"), seed), initial_settings():
             params = container.forward_parameters(shape)
         # ``params`` of ``_clip_container`` has one element, of its ``VideoSequential``: the parameters, repeated per frame.
-        return {"params": params[0].data if makes_clips else params, "key": key, "frames": frames}
+        return {"params": params[0].data if makes_clips else params, "key": seed, "frames": frames}
 
     def _check_clips(self) -> None:
         """Check that Kornia can run the module on clips.
@@ -276,10 +276,10 @@ class EagerKornia(EagerOp):
                 inputs[index] = inputs[index].as_subclass(self.type_change(classes[0]))
         container = self._container
         params = draws["params"]
-        if frames and not self._is_video:
+        if frames and not self._is_video:  # as in ``draw``
             container = self._clip_container
             params = [ParamItem(next(name for name, _ in container.named_children()), params)]
-        with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), _seeded(device, draws["key"]), initial_settings(), torch.no_grad():
             outputs = container(*inputs, params=params, data_keys=keys)
         results = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [result.data if isinstance(result, Boxes) else result for result in results]
@@ -319,7 +319,7 @@ def _out_drawn(item: Any, size: Size) -> Size:
 
 
 def _moves(module: nn.Module, key: str) -> bool:
-    """Return whether Kornia transforms inputs with data key ``key`` as ``module`` transforms images, or raises an error."""
+    """Return whether Kornia transforms inputs with data key ``key`` as ``module`` transforms images, or refuses them."""
     if isinstance(module, K.container.ImageSequentialBase):
         return all(_moves(child, key) for child in module.children())
     if isinstance(module, K.auto.operations.OperationBase):
@@ -443,7 +443,7 @@ class EagerTorchvision(EagerOp):
             applies = [True]
         classes[:] = [self.type_change(class_) for class_ in classes or [Tensor]]
         outputs: list[Tensor] = []
-        with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), _seeded(device, draws["key"]), initial_settings(), torch.no_grad():
             for index, (image, runs) in enumerate(zip(batch, applies, strict=True)):
                 outputs.append(self._output(image, index, classes) if runs else image)
         sizes = list(dict.fromkeys("x".join(map(str, output.shape)) for output in outputs))

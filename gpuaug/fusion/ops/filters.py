@@ -200,6 +200,7 @@ class MotionBlurOp(NeighbourhoodOp):
             angle, direction = draws["angle_factor"][samples], draws["direction_factor"][samples]
             weights = line_weights(side // 2, angle, direction, nearest=self.settings["resample"].name == "NEAREST")
             counts = np.count_nonzero(weights, axis=(1, 2))
+            # Per weight that is not 0: index in ``samples``, position in the blur kernel, and index among the sample's taps.
             sample, y, x = np.nonzero(weights)
             tap = np.arange(len(sample)) - np.repeat(counts.cumsum() - counts, counts)
             out[samples, 1] = counts
@@ -212,14 +213,14 @@ class MotionBlurOp(NeighbourhoodOp):
         channels, height, width = images.shape[1:]
         y = torch.arange(self.reach, self.reach + height, device=images.device)[:, None]
         x = torch.arange(self.reach, self.reach + width, device=images.device)
-        pixels = (y * padded.shape[3] + x).flatten()  # index of each output pixel in its padded channel
+        pixel_index = (y * padded.shape[3] + x).flatten()  # of each output pixel in its padded channel
         total = torch.zeros_like(images)
-        for first in range(2, self.row_width(channels), 3):
-            tap = rows[:, first].long() * padded.shape[3] + rows[:, first + 1].long()
-            index = (pixels + tap[:, None])[:, None].expand(-1, channels, -1)
+        for tap_column in range(2, self.row_width(channels), 3):
+            offset = rows[:, tap_column].long() * padded.shape[3] + rows[:, tap_column + 1].long()
+            index = (pixel_index + offset[:, None])[:, None].expand(-1, channels, -1)
             values = padded.flatten(2).gather(2, index).view_as(images)
             # Columns after the last tap are 0, also the weight, and 0 · infinity would be NaN.
-            total += (values * column(rows, first + 2)).masked_fill(column(rows, first + 2) == 0, 0)
+            total += (values * column(rows, tap_column + 2)).masked_fill(column(rows, tap_column + 2) == 0, 0)
         return total
 
 
@@ -351,7 +352,7 @@ class Clahe(LevelsOp):
         levels = levels[:, :, :height, :width]
         top, bottom, upper_weight = (values[:, None] for values in nearest_tiles(height, self.grid[0], images.device))
         left, right, left_weight = nearest_tiles(width, self.grid[1], images.device)
-        tiles = [row * self.grid[1] + tile_column for row in (top, bottom) for tile_column in (left, right)]
+        tiles = [tile_row * self.grid[1] + tile_column for tile_row in (top, bottom) for tile_column in (left, right)]
         upper_left, upper_right, lower_left, lower_right = (
             tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in tiles
         )
@@ -366,11 +367,11 @@ class Clahe(LevelsOp):
         counts = levels.new_zeros(*levels.shape[:3], LEVELS).scatter_add_(3, levels, torch.ones_like(levels))
         counts = counts.minimum(column(rows, 1).long())
         # Pixels above the limit are distributed equally over all levels. The remainder is distributed to evenly spaced levels.
-        clipped = pixels - counts.sum(3, keepdim=True)
-        remainder = clipped % LEVELS
+        excess = pixels - counts.sum(3, keepdim=True)
+        remainder = excess % LEVELS
         level = torch.arange(LEVELS, device=levels.device)
         spacing = LEVELS // remainder.clamp(min=1)
-        counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
+        counts += excess // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 
 
@@ -475,9 +476,9 @@ def line_weights(reach: int, angle: Array, direction: Array, *, nearest: bool) -
     if nearest:
         # First to multiples of 2**-20, so that ties do not depend on rounding errors of the sine. Ties go to the even index.
         along, across = (np.rint(np.rint(offsets * 2**20) / 2**20 + reach) - reach for offsets in (along, across))
-    end = along.clip(-reach, reach)
-    overlap = (1 - abs(along - end)).clip(0) * (1 - abs(across)).clip(0)
-    weights: Array = overlap * (1 - direction[:, None, None] * end / reach)
+    on_line = along.clip(-reach, reach)  # nearest point of the line
+    overlap = (1 - abs(along - on_line)).clip(0) * (1 - abs(across)).clip(0)  # bilinear weight of this point
+    weights: Array = overlap * (1 - direction[:, None, None] * on_line / reach)
     weights /= weights.sum((1, 2), keepdims=True)
     return weights
 

@@ -3,7 +3,8 @@
 An ``IndexMap`` (flips, crops, padding) maps whole pixels per axis, so any number of index maps compose exactly. A warp
 interpolates, so a *pass*, one kernel that reads and writes all images, runs at most one warp: two composed warps would not
 equal two warps of Kornia. Coordinates are in pixels, (x, y) = (column, row). Maps of images go from *output index* to *input
-index*; the matrices for boxes and keypoints (``GatherOp.matrix``) go from input to output.
+index*; the matrices for boxes and keypoints (``GatherOp.matrix``) go from input to output. Class attributes without a comment
+are explained in ``base.py``.
 """
 
 from abc import abstractmethod
@@ -157,7 +158,7 @@ class IndexOp(GatherOp):
         return IndexMap()
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Inverses of the map."""
+        """Matrices of the inverse of the map, from input to output pixels."""
         map_ = self.map(draws, size)
         return _axis_matrices(*((axis.sign, -axis.sign * axis.offset) for axis in (map_.x, map_.y)))
 
@@ -347,7 +348,7 @@ class FieldOp(FrontOp):
 
 
 def moves_pixels(op: Any) -> bool:
-    """Return whether an op or fallback module is an op that may move pixels within an image."""
+    """Return whether ``op`` is an op, not a module that its library runs, and may move pixels within an image."""
     return isinstance(op, FieldOp) or (isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp))
 
 

@@ -1,7 +1,8 @@
 """Ops of Kornia's MixUp, CutMix, mosaic and jigsaw; the weighted mean of AugMix; and conversion of labels.
 
-A *sample* is an image or a clip. A *row* holds an op's parameters for one sample, in float32. Its first column is the apply
-mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are explained in ``base.py``.
+Each module is *lowered* to an op, or run by Kornia. A *sample* is an image or a clip. A *row* holds an op's parameters for one
+sample, in float32. Its first column is the apply mask: 1 to apply the op, 0 to skip it. Class attributes without a comment are
+explained in ``base.py``.
 
 MixUp and CutMix mix a sample with a random sample of the batch, its *partner*. They have the same columns and one kernel:
 inside a rectangle an output pixel is the partner's, and outside the rectangle it is a weighted mean of both pixels. MixUp uses
@@ -64,7 +65,7 @@ class MixOp(FrontOp):
         """Draw the weight of each partner, or the rectangle whose share of the image is the weight."""
         return super().draw_parameters(sampler, size)
 
-    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
+    def write_rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
         apply_mask = draws["apply_mask"]
         out[:, 0] = apply_mask
@@ -264,7 +265,7 @@ class Mosaic(MixOp):
             "batch_shapes": host_tensor([[size.channels, size.height, size.width]], np.int64).repeat(size.batch, 1),
         }
 
-    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
+    def write_rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
         out[:, 0] = draws["apply_mask"]
         out[:, 1:3] = draws["start"]
@@ -283,7 +284,7 @@ class Mosaic(MixOp):
         x = column(rows, 1).long() + torch.arange(out_width, device=images.device)
         y = column(rows, 2).long() + torch.arange(out_height, device=images.device)[:, None]
         inside = (x < column(rows, 3)) & (y < column(rows, 4))
-        tile = (x // width * self.grid[1] + y // height) * inside
+        tile = (x // width * self.grid[1] + y // height) * inside  # outside, any tile: its pixel is replaced by 0
         image = rows[:, 5 : self.row_width(0)].long().gather(1, tile.flatten(1)).view_as(tile)
         channel = torch.arange(channels, device=images.device)[:, None, None]
         return images[image, channel, y % height, x % width].masked_fill(~inside, 0)
@@ -322,7 +323,7 @@ class Jigsaw(FrontOp):
         return None if is_multiple else f"grid={self.grid} does not divide the sides of the image"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"permutation"``, (B, tiles) int64: a row without the apply mask. See ``_ensures_change``."""
+        """Draw ``"permutation"``, (B, tiles) int64: a row without the apply mask. ``_ensures_change`` excludes the identity."""
         tiles = self.row_width(0) - 1
         seeds = sampler.uniform(4)
         permutation = np.empty((seeds.shape[1], tiles), np.int64)
@@ -344,6 +345,7 @@ class Jigsaw(FrontOp):
         grid_rows, grid_columns = self.grid
         source = rows[:, 1 : self.row_width(0)].long()
         sample = torch.arange(len(images), device=images.device)[:, None]
+        # Axes: sample, row and column of the tile in the grid, channel, line and column in the tile.
         tiles = images.unflatten(3, (grid_columns, -1)).unflatten(2, (grid_rows, -1)).permute(0, 2, 4, 1, 3, 5)
         moved: Tensor = tiles[sample, source // grid_columns, source % grid_columns].unflatten(1, (grid_columns, grid_rows))
         return moved.permute(0, 3, 2, 4, 1, 5).reshape(images.shape)

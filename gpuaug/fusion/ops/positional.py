@@ -145,11 +145,11 @@ class Erasing(PointOp):
         """Return the result of ``apply``. Computes noise in the rectangle only."""
         if not self.flags & ERASES_WITH_NOISE:
             return self.apply(images, rows)
-        position = torch.arange(images[0, 0].numel(), device=images.device).view(images.shape[2:])
+        pixel_index = torch.arange(images[0, 0].numel(), device=images.device).view(images.shape[2:])
         erased = images.clone()
         for image, row in zip(erased, rows, strict=True):
             left, right, top, bottom = (int(side) for side in row[1:5])
-            noise = _normal_at(position[top:bottom, left:right], row[5:6].long(), row[6:7], len(image))[0]
+            noise = _normal_at(pixel_index[top:bottom, left:right], row[5:6].long(), row[6:7], len(image))[0]
             image[:, top:bottom, left:right] = noisy(torch.zeros_like(noise), noise, self.flags & IN_BYTES, 0)
         return erased
 
@@ -190,7 +190,7 @@ def _field(at: Callable[..., Tensor], seed: int | Tensor, fields: Tensor, channe
     """Return the noise field of each sample.
 
     Args:
-        at: Function that computes the numbers: ``_normal_at``, or ``_uniform_pair_at``, of which the result has 2 · C channels.
+        at: Function that computes the numbers: ``_normal_at``, or ``_uniform_pair_at``, whose result has 2 · C channels.
         seed: Seed of 31 bits, one number or one per sample.
         fields: Index of the noise field of each sample.
         channels: Number of channels, C.
@@ -204,40 +204,40 @@ def _field(at: Callable[..., Tensor], seed: int | Tensor, fields: Tensor, channe
     Cost:
         About 150 launches on a GPU. On a CPU one sample at a time is computed, so that intermediate results stay in the caches.
     """
-    keys = torch.as_tensor(seed, device=fields.device).long().expand(len(fields))
-    position = torch.arange(height * width, device=fields.device).view(height, width)
-    samples = 1 if fields.device.type == "cpu" else max(len(fields), 1)
-    parts = zip(keys.split(samples), fields.split(samples), strict=True)
-    return torch.cat([at(position, *part, channels) for part in parts])
+    seeds = torch.as_tensor(seed, device=fields.device).long().expand(len(fields))
+    pixel_index = torch.arange(height * width, device=fields.device).view(height, width)
+    count = 1 if fields.device.type == "cpu" else max(len(fields), 1)  # samples that are computed at once
+    seeds_and_fields = zip(seeds.split(count), fields.split(count), strict=True)
+    return torch.cat([at(pixel_index, *piece, channels) for piece in seeds_and_fields])
 
 
-def _normal_at(position: Tensor, keys: Tensor, fields: Tensor, channels: int) -> Tensor:
-    """Return normal numbers, (B, C, h, w), of the noise fields with indices ``fields``, (B,), and seeds ``keys``, (B,).
+def _normal_at(pixel_index: Tensor, seeds: Tensor, fields: Tensor, channels: int) -> Tensor:
+    """Return normal numbers, (B, C, h, w), of the noise fields with indices ``fields``, (B,), and seeds ``seeds``, (B,).
 
-    ``position``: index ``y * width + x`` of each pixel in its image, (h, w).
+    ``pixel_index``: index ``y * width + x`` of each pixel in its image, (h, w).
     """
-    first, second = _uniform_pair_at(position, keys, fields, channels).chunk(2, 1)
+    first, second = _uniform_pair_at(pixel_index, seeds, fields, channels).chunk(2, 1)
     # The smallest positive uniform number, 2**-24, is added to avoid the logarithm of 0.
     return torch.sqrt(-2.0 * torch.log(first + 2.0**-24)) * torch.cos(2.0 * math.pi * second)
 
 
-def _uniform_pair_at(position: Tensor, keys: Tensor, fields: Tensor, channels: int) -> Tensor:
+def _uniform_pair_at(pixel_index: Tensor, seeds: Tensor, fields: Tensor, channels: int) -> Tensor:
     """Return two uniform numbers in [0, 1) of 24 bits per pixel and channel, (B, 2 · C, h, w). Arguments as in ``_normal_at``.
 
     The first C channels are the first number of every pair.
     """
     device = fields.device
-    keys = keys[:, None, None, None]
+    seeds = seeds[:, None, None, None]
     field = fields.long()[:, None, None, None]
     channel = torch.arange(channels, device=device)[None, :, None, None]
-    zero = torch.zeros_like(position)
-    first, second, _, _ = philox((position, channel, field, zero), (keys, torch.zeros_like(keys)))
+    zero = torch.zeros_like(pixel_index)
+    first, second, _, _ = philox((pixel_index, channel, field, zero), (seeds, torch.zeros_like(seeds)))
     return (torch.cat((first, second), 1) >> 8).float() * 2.0**-24
 
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     """(high, low) 32-bit words of the 64-bit product of two 32-bit words."""
-    product = multiplier * word  # if int64 overflows, its 64 bits are still those of the unsigned product
+    product = multiplier * word  # if int64 overflows, its 64 bits still equal the bits of the unsigned product
     return (product >> 32) & _WORD_MASK, product & _WORD_MASK
 
 
@@ -283,10 +283,10 @@ class _NoiseOp(PointOp):
         has 31 random bits and the index 24. With a random seed alone, two batches of a long run could have equal noise.
         """
         # The upper 55 of the 63 random bits of the sampler's key: 31 for the seed, 24 for the index.
-        seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
+        seed, first_field = divmod(sampler.key() >> 8, NOISE_FIELDS)
         # Frame t of a clip uses the field t after the field of the clip, so that noise differs between frames.
-        samples = np.zeros(size.batch, np.int64) if self.same_on_batch else np.arange(size.batch)
-        fields = (first + size.images_per_sample * samples) % NOISE_FIELDS
+        sample_index = np.zeros(size.batch, np.int64) if self.same_on_batch else np.arange(size.batch)
+        fields = (first_field + size.images_per_sample * sample_index) % NOISE_FIELDS
         return {**super().draw_parameters(sampler, size), "seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:

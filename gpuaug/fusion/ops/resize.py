@@ -1,7 +1,8 @@
 """Kornia's modules that resize whole images or random crops.
 
 Each module is *lowered* to an op, or run by Kornia. An op describes its movement as a ``Resampling``, from output to input
-pixels. A *window* is the crop, in pixels of the input image. Samples outside the *apply mask* skip the op.
+pixels. A *window* is the crop, in pixels of the input image. A *sample* is an image or a clip. Samples outside the *apply mask*
+skip the op. Class attributes without a comment are explained in ``base.py``.
 """
 
 import math
@@ -83,8 +84,8 @@ class ResizedCrop(ResampleOp):
         if size.full is not None:
             return _scaled(self.draw_parameters(sampler, size.to(*size.full)), size)
         uniforms = sampler.uniform(4)
-        area, log_aspect, x, y = uniforms
-        width, height = self._sides(*self._candidates(area, log_aspect), size)
+        area_number, aspect_number, x, y = uniforms
+        width, height = self._sides(*self._candidates(area_number, aspect_number), size)
         # Indices of the samples for which no candidate has fitted yet.
         open_samples = np.flatnonzero((width > size.width) | (height > size.height) | (np.minimum(width, height) < 1))
         # For most samples the first candidate fits, and for most others one of the next four.
@@ -103,12 +104,12 @@ class ResizedCrop(ResampleOp):
             top[open_samples] = (open_size.height - height[open_samples]) // 2
         return {"x": left, "y": top, "width": width, "height": height}
 
-    def _candidates(self, area: Array, log_aspect: Array) -> tuple[Array, Array]:
+    def _candidates(self, numbers: Array, ratios: Array) -> tuple[Array, Array]:
         """(sqrt(area / area of the image), sqrt(width / height)) of candidate windows, from uniform numbers in [0, 1)."""
         (min_area, area_range), (first, log_range) = self.areas, self.log_aspect
-        area_root = np.sqrt(area * np.float32(area_range) + np.float32(min_area))
+        area_root = np.sqrt(numbers * np.float32(area_range) + np.float32(min_area))
         # In float64, because the last digits of exp differ between machines. Rounding to float32 removes the difference.
-        return area_root, np.exp((log_aspect * np.float32(log_range) + np.float32(first)).astype(np.float64)).astype(np.float32)
+        return area_root, np.exp((ratios * np.float32(log_range) + np.float32(first)).astype(np.float64)).astype(np.float32)
 
     def _sides(self, area_root: Array, ratio_root: Array, size: Size) -> tuple[Array, Array]:
         """(widths, heights) of candidate windows, in whole pixels. Arguments as ``_candidates`` returns them."""

@@ -58,8 +58,8 @@ class Sampler:
         if self.batches == 1:
             return self._generators[0].random((count, self.samples_per_batch), dtype=np.float32)
         numbers = np.empty((self.batches, count, self.samples_per_batch), dtype=np.float32)
-        for generator, row in zip(self._generators, numbers, strict=True):
-            generator.random(out=row, dtype=np.float32)
+        for generator, numbers_of_batch in zip(self._generators, numbers, strict=True):
+            generator.random(out=numbers_of_batch, dtype=np.float32)
         return numbers.transpose(1, 0, 2).reshape(count, self.samples)
 
     @property
@@ -194,7 +194,7 @@ def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
     philox: dict[str, Any] = {"counter": np.zeros(4, dtype=np.uint64)}
     initial = {"bit_generator": "Philox", "state": philox, "buffer": (0,) * 4, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
     words = np.array([(key, 0) for key in keys], dtype=np.uint64)
-    for generator, philox["key"] in zip(generators, words, strict=False):
+    for generator, philox["key"] in zip(generators, words, strict=False):  # sets the key in ``initial``, which holds ``philox``
         generator.bit_generator.state = initial
     return generators[: len(keys)]
 

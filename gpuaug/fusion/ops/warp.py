@@ -1,8 +1,9 @@
 """Kornia's rotation, shear, translation, affine and perspective modules: draws and matrices.
 
-Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. *Forward* matrices map input
-pixels to output pixels. Matrices are computed on the host in float64, so that float32 values on the device are accurate to half
-a unit in the last place.
+Each module is *lowered* to an op, or run by Kornia. A *sample* is an image or a clip. Samples outside the *apply mask* skip the
+op. *Forward* matrices map input pixels to output pixels. Matrices are computed on the host in float64, so that float32 values
+on the device are accurate to half a unit in the last place. Class attributes without a comment, such as ``names``, are
+explained in ``base.py``.
 """
 
 from typing import Any, Literal
@@ -39,16 +40,16 @@ class MatrixWarp(WarpOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if images are one pixel wide or high, because Kornia divides coordinates by side - 1; else ``None``."""
+        """Reason for images one pixel wide or high, for which Kornia divides by zero (side - 1); else ``None``."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def _draw_parameter(self, name: str, sampler: Sampler, default: float) -> Any:
-        """Draw one number per sample, (B,); ``default`` for a parameter that the module does not draw."""
+        """Draw a parameter per sample, (B,), by Kornia's name; ``default`` if the module does not draw the parameter."""
         limits = self.bounds.get(name)
         return np.full(sampler.samples, default, np.float32) if limits is None else sampler.within(*limits)
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
-        """Forward matrices, (B, 3, 3) float64, of all samples, also outside the apply mask."""
+        """Forward matrices, (B, 3, 3) float64, of all samples of ``draws``, whatever their apply mask."""
         raise NotImplementedError
 
     def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
@@ -57,7 +58,7 @@ class MatrixWarp(WarpOp):
         Returns:
             (indices of the samples, or ``None`` for all samples; matrices, (n, 3, 3) float64).
         """
-        if not self.is_random:
+        if not self.is_random:  # no sample may skip the op
             return None, self._forward_matrices(draws, size)
         samples = np.flatnonzero(draws["apply_mask"])
         return samples, self._forward_matrices(select_samples(draws, samples), size.select(samples))
@@ -67,9 +68,9 @@ class MatrixWarp(WarpOp):
         return _among_identities(*self._masked_matrices(draws, size), size.batch)
 
     def inverse(self, draws: OpDraws, size: Size) -> Array:
-        """Matrices of output to input pixels; the exact identity for samples that skip the op, so that they do not change."""
+        """Matrices that map output to input pixels; the exact identity for samples that skip the op, which must not change."""
         samples, matrices = self._masked_matrices(draws, size)
-        return _among_identities(samples, inverse(matrices), size.batch)
+        return _among_identities(samples, inverse_matrices(matrices), size.batch)
 
 
 class Rotation(MatrixWarp):
@@ -138,8 +139,8 @@ class Affine(MatrixWarp):
         }
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
-        # Order: shear, scale, rotation, shift. The rotation is opposite to RandomRotation's. The linear part is [[a, b], [c,
-        # d]].
+        # Order: shear, scale, rotation, shift. The rotation is opposite to RandomRotation's. [[a, b], [c, d]] is the linear
+        # part: rotation · scale, then times the shear matrix [[1, -sx], [-sy, 1 + sx · sy]].
         radians = np.deg2rad(draws["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         a = cosine * draws["scale_x"]
@@ -160,7 +161,7 @@ class Shear(MatrixWarp):
     description = "shear"
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Shear angles, and the centre of the images."""
+        """Draws under Kornia's names, the shear angles, and the centre of the images."""
         return {**super().kornia_parameters(draws, size), "center": _centre(size)}
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
@@ -195,9 +196,9 @@ class Perspective(MatrixWarp):
 
     def _read(self, module: Any) -> None:
         super()._read(module)
-        generator = generator_of(module)
+        generator = generator_of(module)  # Kornia's generator of parameters, which has the settings
         self._distortion = float(generator.distortion_scale)
-        self._inwards = generator.sampling_method == "basic"
+        self._moves_inwards = generator.sampling_method == "basic"
 
     def _corners(self, size: Size) -> Array:
         """Centres of the corner pixels, clockwise from the top left: (4, 2), or (B, 4, 2) if images differ in size."""
@@ -206,9 +207,9 @@ class Perspective(MatrixWarp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the output positions of the four corners in pixels, (B, 4, 2)."""
-        reach = self._distortion * sides_of(size)[..., None, :] / 2
+        reach = self._distortion * sides_of(size)[..., None, :] / 2  # largest offset of a corner along x and y
         numbers = sampler.uniform(8).T.reshape(size.batch, 4, 2)
-        if self._inwards:
+        if self._moves_inwards:
             offsets = reach * numbers * np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]], dtype=np.float32)
         else:
             offsets = 2 * reach * (numbers - np.float32(0.5))
@@ -221,6 +222,7 @@ class Perspective(MatrixWarp):
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         matrix = _from_unit_square(draws["end_points"].astype(np.float64))
+        # From pixels to the unit square: divides x and y, the first two columns, by the distance of the corner pixels.
         matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
         return matrix
 
@@ -278,14 +280,15 @@ def _among_identities(samples: Array | None, matrices: Array, count: int) -> Arr
 def _from_unit_square(quad: Array) -> Array:
     """Matrices, (B, 3, 3), that map (0, 0), (1, 0), (1, 1), (0, 1) to the corners of quadrilaterals, (B, 4, 2)."""
     # The matrix maps (u, v) to ((a u + b v + c) / (g u + h v + 1), (d u + e v + f) / (g u + h v + 1)). The corners (0, 0), (1,
-    # 0) and (0, 1) give a to f as functions of g and h, which follow from the corner (1, 1). For a parallelogram, both are 0.
+    # 0) and (0, 1) give a to f as functions of g and h, which follow from the corner (1, 1). g = h = 0 for a parallelogram.
     x, y = quad[..., 0], quad[..., 1]
-    edge_right = quad[:, 1] - quad[:, 2]
-    edge_left = quad[:, 3] - quad[:, 2]
+    # Edges from the corner (1, 1) to (1, 0) and to (0, 1).
+    right_edge = quad[:, 1] - quad[:, 2]
+    bottom_edge = quad[:, 3] - quad[:, 2]
     mismatch = quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
-    determinant = edge_right[:, 0] * edge_left[:, 1] - edge_left[:, 0] * edge_right[:, 1]
-    g = (mismatch[:, 0] * edge_left[:, 1] - edge_left[:, 0] * mismatch[:, 1]) / determinant
-    h = (edge_right[:, 0] * mismatch[:, 1] - mismatch[:, 0] * edge_right[:, 1]) / determinant
+    determinant = right_edge[:, 0] * bottom_edge[:, 1] - bottom_edge[:, 0] * right_edge[:, 1]
+    g = (mismatch[:, 0] * bottom_edge[:, 1] - bottom_edge[:, 0] * mismatch[:, 1]) / determinant
+    h = (right_edge[:, 0] * mismatch[:, 1] - mismatch[:, 0] * right_edge[:, 1]) / determinant
     matrix = np.empty((len(quad), 3, 3))
     matrix[:, 0, 0] = x[:, 1] - x[:, 0] + g * x[:, 1]
     matrix[:, 0, 1] = x[:, 3] - x[:, 0] + h * x[:, 3]
@@ -299,7 +302,7 @@ def _from_unit_square(quad: Array) -> Array:
     return matrix
 
 
-def inverse(matrix: Array) -> Array:
+def inverse_matrices(matrix: Array) -> Array:
     """Inverses of matrices (B, 3, 3) by cofactors, exact for entries 0, 1 and -1."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
     cofactors: Array = np.array(
@@ -319,7 +322,7 @@ def _tangents(draws: OpDraws) -> tuple[Array, Array]:
 
 
 def _centre(size: Size) -> Tensor:
-    """Centre (x, y) of the images in pixels, (B, 2)."""
+    """Centre (x, y) of the images, which have one size, in pixels, (B, 2)."""
     return host_tensor([[(size.width - 1) / 2, (size.height - 1) / 2]], np.float32).expand(size.batch, -1)
 
 

@@ -2,8 +2,8 @@
 
 A *policy* picks one or several of its *choices* at random. A choice runs one *operation* or several in sequence. An operation
 is an augmentation with a *magnitude*, such as an angle, in a *wrapper* of Kornia. Policies are *lowered*: the operations run as
-ops in fused passes. A *draw* is the pick of one choice per sample; RandAugment has several. Layer k consists of the k-th
-operation of each choice, so that a sample runs at most one operation of a layer per draw. A *sample* is an image or a clip.
+ops in fused passes. In a *round*, each sample picks one choice; RandAugment has several rounds. Layer k consists of the k-th
+operation of each choice, so that a sample runs at most one operation of a layer per round. A *sample* is an image or a clip.
 """
 
 import functools
@@ -52,7 +52,7 @@ class KorniaPolicy(Policy):
 
     @property
     def settings_of_draw(self) -> tuple[Any, ...]:
-        """Magnitude setting of RandAugment, or the magnitude set by the user per operation, ``None`` if it is drawn."""
+        """Magnitude setting of RandAugment; of other policies, the user's magnitude per operation, ``None`` if it is drawn."""
         if isinstance(self.module, auto.RandAugment):
             return (self.module.m,)
         return tuple(_fixed_magnitude(wrapper) for choice in self.choices for wrapper in choice.operations)
@@ -62,7 +62,7 @@ class KorniaPolicy(Policy):
 
         Returns:
             ``"apply_mask"``, which is True for all samples; ``"layers"``, as ``Picking`` describes; and with ``pick="batch"``
-            also ``"picks"``, (draws, batches), the indices of the picked choices.
+            also ``"picks"``, (rounds, batches), the indices of the picked choices.
         """
         draws: OpDraws = {"apply_mask": np.ones(size.batch, dtype=bool)}
         repeats = 1
@@ -72,17 +72,17 @@ class KorniaPolicy(Policy):
         else:
             picks = sampler.uniform(len(self.choices)).argsort(0)[: self.count]
         layers = []
-        for number in range(self.count * self.layer_count):
-            draw, index = divmod(number, self.layer_count)
+        for layer_index in range(self.count * self.layer_count):
+            round_index, op_index = divmod(layer_index, self.layer_count)
             # A sample runs at most one operation of a layer, so all operations of the layer use the same uniform numbers.
             numbers = sampler.uniform(1 + self._numbers_per_op)
-            drawn_choices = self.always_drawn[number].union(np.flatnonzero(np.bincount(picks[draw])).tolist())
-            picks_of_samples = np.repeat(picks[draw], repeats)
+            drawn_choices = self.always_drawn[layer_index].union(np.flatnonzero(np.bincount(picks[round_index])).tolist())
+            picks_of_samples = np.repeat(picks[round_index], repeats)
             layers.append(
                 {
-                    choice: self._draw_op(op, self.choices[choice].operations[index], numbers, size, picks_of_samples == choice)
-                    for choice, op in self.layer(number).items()
-                    if choice in drawn_choices
+                    index: self._draw_op(op, self.choices[index].operations[op_index], numbers, size, picks_of_samples == index)
+                    for index, op in self.layer(layer_index).items()
+                    if index in drawn_choices
                 }
             )
         return {**draws, "layers": tuple(layers)}
@@ -130,10 +130,10 @@ class KorniaPolicy(Policy):
     def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the ``params=`` argument of Kornia's module. Only for ``pick="batch"``."""
         items = []
-        for index, pick in enumerate(draws["picks"][:, 0]):
-            choice = self.choices[pick]
-            layers = draws["layers"][index * self.layer_count :]
-            data = [ParamItem(op.name, op.params(layer[pick], size)) for op, layer in zip(choice.ops, layers, strict=False)]
+        for round_index, index in enumerate(draws["picks"][:, 0]):
+            choice = self.choices[index]
+            layers = draws["layers"][round_index * self.layer_count :]
+            data = [ParamItem(op.name, op.params(layer[index], size)) for op, layer in zip(choice.ops, layers, strict=False)]
             items.append(ParamItem(choice.name, data))
         return items
 

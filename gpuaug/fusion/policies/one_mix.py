@@ -1,7 +1,8 @@
 """Containers that run one of their mixes (MixUp, CutMix): Kornia's with ``random_apply``, and torchvision's ``RandomChoice``.
 
 A *sample* is an image or a clip. The *partner* is the sample of the batch that a sample is mixed with. A *row* holds the
-parameters of one sample for the kernel. A *choice* is one of the mixes, by its index.
+parameters of one sample for the kernel. Each mix is one of the container's *choices*. Class attributes without a comment are
+explained in ``ops/base.py``.
 """
 
 from collections.abc import Sequence
@@ -51,25 +52,25 @@ class OneMix(MixOp, Picking):
         numbers = (sampler if self.pick == "sample" else sampler.shared_by_samples()).uniform()
         picks = np.searchsorted(self._ends, numbers, side="right")
         # [0]: an empty batch has no picks, but its draws need the entries of one mix.
-        layer = {choice: self.mixes[choice].draw(sampler, size) for choice in np.unique(picks).tolist() or [0]}
+        layer = {index: self.mixes[index].draw(sampler, size) for index in np.unique(picks).tolist() or [0]}
         # All mixes share one permutation, so that every image is the partner of exactly one image.
         partner = next(iter(layer.values()))["partner"]
-        for choice, mix_draws in layer.items():
-            mix_draws.update(partner=partner, apply_mask=mix_draws["apply_mask"] & (picks == choice))
+        for index, mix_draws in layer.items():
+            mix_draws.update(partner=partner, apply_mask=mix_draws["apply_mask"] & (picks == index))
         apply_mask = reduce(np.logical_or, [mix_draws["apply_mask"] for mix_draws in layer.values()])
         return {"layers": (layer,), "partner": partner, "apply_mask": apply_mask}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the columns from ``LABEL_WEIGHT`` on, as the picked mix does; ``MixOp.rows`` writes the other columns."""
-        for choice, mix_draws in draws["layers"][0].items():
+        """Write the columns from ``LABEL_WEIGHT`` on, as the picked mix does; ``MixOp.write_rows`` writes the other columns."""
+        for index, mix_draws in draws["layers"][0].items():
             rows = np.zeros_like(out)
-            self.mixes[choice].write(mix_draws, size, rows)
+            self.mixes[index].write(mix_draws, size, rows)
             out[mix_draws["apply_mask"], LABEL_WEIGHT:] = rows[mix_draws["apply_mask"], LABEL_WEIGHT:]
 
     def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the container's ``params=`` argument. Only for ``pick="batch"``, with one picked mix."""
-        ((choice, mix_draws),) = draws["layers"][0].items()
-        return [ParamItem(self.mixes[choice].name, self.mixes[choice].params(mix_draws, size))]
+        ((index, mix_draws),) = draws["layers"][0].items()
+        return [ParamItem(self.mixes[index].name, self.mixes[index].params(mix_draws, size))]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""

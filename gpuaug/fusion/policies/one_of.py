@@ -60,7 +60,7 @@ class OneOf(PointOp):
         for op, op_draws in draws["parts"]:
             samples = np.flatnonzero(op_draws["apply_mask"])
             rows = np.zeros((len(samples), op.row_width(size.channels)), dtype=np.float32)
-            op.rows(select_samples(op_draws, samples), size.select(samples), rows)
+            op.write_rows(select_samples(op_draws, samples), size.select(samples), rows)
             out[samples, 1] = op.code
             out[samples, 2 : 2 + rows.shape[1]] = rows
 
@@ -98,7 +98,7 @@ class AnyAffine(MatrixWarp):
         self.to_bytes = warp.to_bytes
 
     def _read(self, module: Any) -> None:
-        """Do nothing, because the settings are those of ``warp``."""
+        """Do nothing: the constructor copies the settings of ``warp``."""
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[WarpOp]:
@@ -106,9 +106,9 @@ class AnyAffine(MatrixWarp):
         return isinstance(op, WarpOp) and op.matrix_type == "affine"
 
     def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        samples = [np.flatnonzero(op_draws["apply_mask"]) for _, op_draws in draws["parts"]]
+        samples_of_ops = [np.flatnonzero(op_draws["apply_mask"]) for _, op_draws in draws["parts"]]
         matrices = [
-            op.matrix(select_samples(op_draws, indices), size.select(indices))
-            for (op, op_draws), indices in zip(draws["parts"], samples, strict=True)
+            op.matrix(select_samples(op_draws, samples), size.select(samples))
+            for (op, op_draws), samples in zip(draws["parts"], samples_of_ops, strict=True)
         ]
-        return np.concatenate(samples), np.concatenate(matrices)
+        return np.concatenate(samples_of_ops), np.concatenate(matrices)

@@ -2,9 +2,9 @@
 
 A *policy* picks some of its *choices* at random. A choice runs one *operation* or several in sequence. An operation is an
 augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
-*lowered*: the operations run as ops in fused passes. A *draw* is the pick of one choice per sample; RandAugment has several.
-Layer k consists of the k-th operation of each choice, so that a sample runs at most one operation of a layer per draw. A
-*sample* is an image or a clip.
+*lowered*: the operations run as ops in fused passes. In a *round*, each sample picks one choice; RandAugment has several
+rounds. Layer k consists of the k-th operation of each choice, so that a sample runs at most one operation of a layer per round.
+A *sample* is an image or a clip.
 """
 
 import functools
@@ -78,45 +78,45 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     def draw_picks(self, sampler: Sampler, size: Size, applies: Array, counts: Any) -> OpDraws:
         """Draw for the samples of the mask ``applies``, (B,) bool.
 
-        ``counts``: number of picks of each sample that run, (B,), or one number for all samples; at most ``count``.
+        ``counts``: number of rounds whose picks run for a sample, (B,), or one number for all samples; at most ``count``.
         """
-        # Index of the picked choice per draw and sample, (count, B). A sample may pick a choice twice.
+        # Index of the picked choice per round and sample, (count, B). A sample may pick a choice twice.
         picks = (sampler.uniform(self.count) * len(self.choices)).astype(np.int64)
         layers = [
-            self._draw_layer(index, picks_of_draw, applies & (number < counts), sampler.uniform(3), size)
-            for number, picks_of_draw in enumerate(picks)
-            for index in range(self.layer_count)
+            self._draw_layer(op_index, picks_of_round, applies & (round_index < counts), sampler.uniform(3), size)
+            for round_index, picks_of_round in enumerate(picks)
+            for op_index in range(self.layer_count)
         ]
         return {"apply_mask": applies, "layers": tuple(layers)}
 
-    def _draw_layer(self, index: int, picks: Array, applies: Array, numbers: Array, size: Size) -> dict[int, OpDraws]:
-        """Return the draws of the operations of one layer in one draw, by index of the choice.
+    def _draw_layer(self, op_index: int, picks: Array, applies: Array, numbers: Array, size: Size) -> dict[int, OpDraws]:
+        """Return the draws of the operations of one layer in one round, by index of the choice.
 
         Args:
-            index: Index of the layer in a choice.
+            op_index: Index of the operations of the layer in their choices.
             picks: Index of the choice that each sample picked, (B,).
             applies: Mask of the samples that run the pick, (B,) bool.
             numbers: Uniform numbers in [0, 1), (3, B), for: whether the operation runs, its bin, and its sign.
             size: Size of the images.
         """
-        magnitudes, has_magnitude, is_signed = self._magnitudes(index, size.height, size.width)
+        magnitudes, has_magnitude, is_signed = self._magnitudes(op_index, size.height, size.width)
         # A sample runs at most one operation of a layer, so all operations of the layer use the same uniform numbers.
         run_numbers, bin_numbers, sign_numbers = numbers
         magnitude = magnitudes[picks, (bin_numbers * magnitudes.shape[1]).astype(np.int64)]
         magnitude = np.where(is_signed[picks] & (sign_numbers < 0.5), -magnitude, magnitude)
         layer: dict[int, OpDraws] = {}
-        for choice, op in self.layer(index).items():
-            p = self.choices[choice].operations[index][1]
-            draws: OpDraws = {"magnitude": magnitude} if has_magnitude[choice] else {}
+        for choice_index, op in self.layer(op_index).items():
+            p = self.choices[choice_index].operations[op_index][1]
+            draws: OpDraws = {"magnitude": magnitude} if has_magnitude[choice_index] else {}
             if isinstance(op, Adjustment):
                 draws["adjustment"] = op.adjustment
-            mask = applies & (picks == choice)
-            layer[choice] = {**draws, "apply_mask": mask & (run_numbers < p) if p < 1 else mask}
+            mask = applies & (picks == choice_index)
+            layer[choice_index] = {**draws, "apply_mask": mask & (run_numbers < p) if p < 1 else mask}
         return layer
 
     @functools.lru_cache(256)  # noqa: B019
-    def _magnitudes(self, index: int, height: int, width: int) -> tuple[Array, Array, Array]:
-        """Return the magnitudes of the operations of layer ``index``, for images of ``height`` x ``width`` pixels.
+    def _magnitudes(self, op_index: int, height: int, width: int) -> tuple[Array, Array, Array]:
+        """Return the magnitudes of the operations of layer ``op_index``, for images of ``height`` x ``width`` pixels.
 
         Cached: a draw of RandAugment for 64 images takes 49 µs with the cache, and 76 µs without.
 
@@ -127,31 +127,31 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         space = _augmentation_space(self.module)
         magnitudes_of_choices: list[Any] = [0.0] * len(self.choices)
         has_magnitude, is_signed = np.zeros((2, len(self.choices)), bool)
-        for choice in self.layer(index):
-            name, _, bin_ = self.choices[choice].operations[index]
-            magnitudes_for, is_signed[choice] = space[name]
+        for choice_index in self.layer(op_index):
+            name, _, bin_ = self.choices[choice_index].operations[op_index]
+            magnitudes_for, is_signed[choice_index] = space[name]
             with initial_settings():  # torchvision creates tensors without device and dtype
                 magnitudes = magnitudes_for(self._bins, height, width)
             if magnitudes is not None:
-                has_magnitude[choice] = True
-                magnitudes_of_choices[choice] = magnitudes.double().numpy()[self._drawn_bins if bin_ is None else [bin_]]
+                has_magnitude[choice_index] = True
+                magnitudes_of_choices[choice_index] = magnitudes.double().numpy()[self._drawn_bins if bin_ is None else [bin_]]
         # Choices without a magnitude, or with a fixed bin, have one value, which broadcasting repeats for all bins. zeros(1)
-        # is broadcast along, so that there is an axis of bins also if no choice has bins, and is dropped by [:-1].
+        # adds an axis of bins if no choice has one, and [:-1] drops the result of zeros(1).
         return np.stack(np.broadcast_arrays(*magnitudes_of_choices, np.zeros(1))[:-1]), has_magnitude, is_signed
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Calls of torchvision's functions that do what the policy does for ``sample``, in order."""
         calls: list[Call] = []
         for layer_index, layer in enumerate(draws["layers"]):
-            for choice, op_draws in layer.items():
-                op = self.layer(layer_index)[choice]
+            for choice_index, op_draws in layer.items():
+                op = self.layer(layer_index)[choice_index]
                 assert isinstance(op, TorchvisionOp)
                 calls += op.calls(op_draws, sample, size) if op_draws["apply_mask"][sample] else []
         return calls
 
 
 class _Chain(TorchvisionPolicy):
-    """Op of a *chain* of ``v2.AugMix``, a sequence of operations: ``chain_depth`` per sample; if it is not positive, 1 to 3."""
+    """Op of a *chain* of ``v2.AugMix``, a sequence of ``chain_depth`` operations; of 1 to 3 if the setting is not positive."""
 
     def _read(self, transform: Any) -> None:
         super()._read(transform)
@@ -233,8 +233,8 @@ def _operations_of_choices(policy: Any) -> list[Sequence[Operation]]:
     """Return the operations of each choice of a policy, in the order in which they run."""
     if isinstance(policy, v2.AutoAugment):
         return list(policy._policies)
-    index = policy.magnitude if isinstance(policy, v2.RandAugment) else None
-    return [[(name, 1.0, index)] for name in _augmentation_space(policy)]
+    bin_ = policy.magnitude if isinstance(policy, v2.RandAugment) else None
+    return [[(name, 1.0, bin_)] for name in _augmentation_space(policy)]
 
 
 def _augmentation_space(policy: Any) -> Any:

@@ -192,7 +192,9 @@ class QwenFamily(Family):
 
     Output = Patches
     patch: int
+    """Side of a patch in pixels."""
     merge: int
+    """Patches per side of a group."""
     temporal: int
     """Copies of an image, which is a clip of equal frames."""
     min_pixels: int
@@ -235,6 +237,7 @@ class Siglip2Family(Family):
 
     Output = PaddedPatches
     patch: int
+    """Side of a patch in pixels."""
     most: int
     """Maximum number of patches."""
 

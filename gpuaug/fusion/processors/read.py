@@ -40,11 +40,11 @@ def read(processor: Any) -> Definition:
         ArgumentTypeError: If the exact type of the processor is not supported.
         ArgumentError: If a setting is not supported.
     """
-    kind = type(processor)
-    module, read_family = _READERS.get(kind.__name__, ("", None))
-    if read_family is None or kind.__module__ != f"transformers.models.{module}":
+    class_ = type(processor)
+    module, read_family = _READERS.get(class_.__name__, ("", None))
+    if read_family is None or class_.__module__ != f"transformers.models.{module}":
         raise ArgumentTypeError(
-            f"An image processor must be one of {', '.join(_READERS)} of transformers, got {kind.__name__}. "
+            f"An image processor must be one of {', '.join(_READERS)} of transformers, got {class_.__name__}. "
             "Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)."
         )
     refuse = partial(_refuse, processor)
@@ -52,19 +52,19 @@ def read(processor: Any) -> Definition:
         refuse("do_resize", "True")
     if not (processor.do_rescale or processor.do_normalize):
         refuse("do_normalize", "True if do_rescale is False")
-    pads = kind.__name__ == "PixtralImageProcessor"
+    must_pad = class_.__name__ == "PixtralImageProcessor"
     padding = getattr(processor, "do_pad", None)
     # Before transformers 5.24 Pixtral's class has no do_pad, and always pads. Since then, do_pad=None of a processor turns the
     # padding off, although the class has True.
-    lacks_do_pad = padding is None and getattr(kind, "do_pad", None) is None
-    if bool(padding) != pads and not lacks_do_pad:
-        refuse("do_pad", str(pads))
+    lacks_do_pad = padding is None and getattr(class_, "do_pad", None) is None
+    if bool(padding) != must_pad and not lacks_do_pad:
+        refuse("do_pad", str(must_pad))
     is_cubic = _IS_CUBIC.get(getattr(processor.resample, "value", processor.resample))
     if is_cubic is None:
         refuse("resample", "bilinear or bicubic")
     family = read_family(processor)
     resampling = Resampling(cubic=bool(is_cubic), rounds=family.rounds, levels=_levels(processor))
-    return Definition(kind.__name__, family, resampling)
+    return Definition(class_.__name__, family, resampling)
 
 
 def version_of_transformers() -> str:

@@ -31,7 +31,7 @@ Interpolation = Literal["", "resample", "affine", "perspective"]
 """None, a resize, or a warp by an affine or a perspective matrix."""
 
 _WARP_COLUMNS: dict[Interpolation, int] = {"": 0, "resample": 6, "affine": 8, "perspective": 11}
-"""Number of columns in the parameter table, by type of the interpolation. A warp has its matrix, and width and height."""
+"""Number of columns in the parameter table, by type of the interpolation: a ``Resampling``, or matrix, width and height."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class IndexMaps:
 
     @property
     def edge(self) -> Edge:
-        """Padding mode; ``""`` if no pixel can lie outside the image."""
+        """Padding mode of all ops that pad (``accepts`` allows only one); ``""`` if no pixel can lie outside the image."""
         return next((op.edge for op in self.ops if op.edge), "")
 
     @property

@@ -37,7 +37,7 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
     """Return the type of the images that each pass writes.
 
     Args:
-        passes: All passes of a plan, at least one.
+        passes: All passes that run one after another, at least one.
         source_dtype: Type of the images that the first pass reads.
         dtype: Type of the images that the last pass writes.
     """

@@ -2,8 +2,9 @@
 
 A pass begins with its *front*, which computes an output pixel from source pixels: a gather, which moves pixels, or a filter, or
 a mix. Then it runs any number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the
-last pass writes the result. The parameters of all ops are columns of the *parameter table*, (B, K) float32, with one row per
-*sample*, an image or a clip. A *view* is one of several random augmentations of an image. *Ragged* images differ in size.
+last pass writes the result. A *plan* is the passes of consecutive ops. The parameters of all ops are columns of the *parameter
+table*, (B, K) float32, with one row per *sample*, an image or a clip. An op's part of a row is the op's own *row*. A *view* is
+one of several random augmentations of an image. *Ragged* images differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -30,10 +31,10 @@ Rows = TypeVar("Rows", Array, Tensor)
 PointProgram: TypeAlias = tuple[tuple[int, int, int, float, float], ...]
 """Pointwise ops of a pass as constants for a kernel: (code, first column, flags, scale, offset) per op, in order.
 
-``code`` and ``flags`` are attributes of ``PointOp``. ``scale`` and ``offset`` are the ``ByteRule`` by which the result becomes
-bytes; a scale of 0 stands for no conversion. If the result of the front is converted to bytes, too, the first entry is this
-conversion, with code 0. Its column is the apply mask of the front; -1 for a gather, which needs no mask, because pixels that
-are not interpolated are bytes already.
+``code`` and ``flags`` are attributes of ``PointOp``. ``scale`` and ``offset`` are the rule by which the result is rounded to
+bytes (``ByteRule`` in ``fusion/pixels.py``); a scale of 0 stands for no rounding. If the result of the front is also rounded to
+bytes, an entry with code 0 for this rounding comes first. Its column is the apply mask of the front; for a gather it is -1,
+because pixels of samples that skip the interpolation are bytes already.
 """
 
 
@@ -81,25 +82,25 @@ class BasePass(ABC):
     out: Size
     """Size of the images that the pass writes."""
     point_program: PointProgram
-    """``point_ops`` as constants for a kernel. Columns count from ``first_column``, so that equal passes share kernels."""
+    """``point_ops`` as constants for a kernel. Columns count from ``first_column``, so that passes with equal ops share it."""
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
-    """Column of the *buffer route*: which of two buffers a sample is read from and written to (``table/rows.py``).
+    """Column of the *buffer route* of each sample: the buffer, of two, to read it from, and to write it to (``table/rows.py``).
 
     A sample to which no op of the pass applies stays in its buffer. -1 without such a column: the pass reads all samples from
     one buffer and writes them to another.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of prepared kernel launches and their dtypes, keyed by the function that prepares them, dtype and layout."""
+    """Results of the functions that prepare kernel launches, keyed by the function, and dtypes and layouts of its arguments."""
 
-    def rows_of(self, table: Rows) -> Rows:
-        """Return the columns of the table (B, K) from the first column of the pass on."""
+    def columns_of(self, table: Rows) -> Rows:
+        """Return the columns of a table, (B, K), from the first column of the pass on."""
         return table[:, self.first_column :] if self.first_column else table
 
     @property
     def point_columns(self) -> Iterator[tuple[PointOp, int]]:
-        """(op, its first column) of each pointwise op, in order."""
+        """(op, its first column) of each pointwise op, in order. ``point_program`` may begin with an entry for the front."""
         conversions = len(self.point_program) - len(self.point_ops)
         return zip(self.point_ops, (column for _, column, *_ in self.point_program[conversions:]), strict=True)
 
@@ -115,7 +116,7 @@ class BasePass(ABC):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the output may overwrite the source: a pixel depends on the same source pixel, and image statistics."""
+        """Whether the output may overwrite the source, because a pixel depends only on its source pixel and on statistics."""
         return not self.gather_ops
 
     @property
@@ -125,7 +126,7 @@ class BasePass(ABC):
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches of the Triton backend."""
+        """Number of kernel launches of the Triton backend. ``Op.launches`` of each op counts all launches of the pass."""
         return max((op.launches for op in self.ops), default=1)
 
     @abstractmethod
@@ -140,7 +141,7 @@ class BasePass(ABC):
         """
 
     def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Return the size of the output images, for input images of ``size``. ``draws_of``: function from op to its draws."""
+        """Return the size of the output images, for input images of ``size``, with all frames. ``draws_of``: op → its draws."""
         if not self.out.ragged:
             return Size(size.batch, self.out.channels, self.out.height, self.out.width, size.frames)
         for op in self.gather_ops:
@@ -187,30 +188,30 @@ class OpPass(BasePass, Generic[F]):
         return self.front.kernel == "levels"
 
     def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
-        """Write the row of the front op. Arguments as in ``BasePass``."""
-        self.front.rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
+        """Write the columns of the front op. Arguments as in ``BasePass``."""
+        self.front.write_rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 @dataclass(frozen=True, slots=True)
 class ChainsPass(OpPass[ChainMix]):
     """Pass whose front mixes the results of *chains*: ops that each process a copy of the images.
 
-    All chains have the same plan, which runs once, with one view of the images per chain.
+    All chains have the same plan. It runs once, on as many copies of the images as there are chains.
     """
 
     chain_plan: "Plan" = field(kw_only=True, compare=False)
-    """Plan of one chain. Frames of clips are images for it."""
+    """Plan of one chain, for which each frame of a clip is an image."""
 
     @property
     def launches(self) -> int:
-        """Number of launches of the chains, and, counted as 5 + 2 per chain, of the mix in torch."""
+        """Number of launches of ``chain_plan``, which runs once, plus 5 + 2 per chain for the mix in torch."""
         return sum(pass_.launches for pass_ in self.chain_plan.passes) + 5 + 2 * len(self.front.chains)
 
     def chain_tables(self, table: Rows) -> list[Rows]:
         """Return the columns of each chain, (B, ``chain_plan.width``). ``table``: from the first column of the pass on."""
         width = self.chain_plan.width
-        first = self.front.row_width(self.source.channels)
-        starts = [first + index * width for index in range(len(self.front.chains))]
+        first_column = self.front.row_width(self.source.channels)
+        starts = [first_column + index * width for index in range(len(self.front.chains))]
         return [table[:, start : start + width] for start in starts]
 
 
@@ -248,7 +249,7 @@ class Plan:
     ``None`` until it is computed.
     """
     uniform_count: int = 8
-    """Number of uniform numbers per sample that the sampler draws in one call of NumPy."""
+    """Number of uniform numbers per sample that the ``Sampler`` draws in one call of NumPy."""
     uniforms_per_op: tuple[int, ...] = ()
     """Number of uniform numbers per sample that each op uses."""
     draws_one_batch_at_a_time: bool = False
@@ -302,16 +303,17 @@ class _PassBuilder:
 
     def add_if_fits(self, op: Op, size: Size) -> bool:
         """Add ``op``, whose input images are of ``size``, if the pass can run it, too. Return whether it was added."""
-        # A ``ChannelOp`` is the front of a pass only if it does not have three channels; otherwise it is pointwise.
+        # A ``ChannelOp`` with three input and three output channels is pointwise; any other is the front of its pass.
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, size)):
             if self.is_empty:
                 self.front = op
                 return True
             return False
-        if isinstance(self.front, FrontOp) and self.front.kernel == "torch":
+        if isinstance(self.front, FrontOp) and self.front.kernel == "torch":  # torch runs the front in a pass of its own
             return False
         if isinstance(op, GatherOp):
-            # A flip or a selection of frames can be moved before pointwise ops that do not depend on coordinates.
+            # After pointwise ops, only a flip or a selection of frames fits, and only if no pointwise op depends on
+            # coordinates: then the op can be moved before the pointwise ops.
             is_movable = isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
             if self.point_ops and not (is_movable and not any(point_op.positional for point_op in self.point_ops)):
                 return False
@@ -322,7 +324,8 @@ class _PassBuilder:
         can_take_mean = isinstance(self.front, Gather) and not any(point_op.needs_mean for point_op in self.point_ops)
         if not isinstance(op, PointOp) or (op.needs_mean and not can_take_mean):
             return False
-        # The kernel whose front is a ``ChannelOp`` computes one output channel at a time.
+        # A front ``ChannelOp`` with three output channels has another number of input channels. Its kernel computes one channel
+        # at a time. Without three channels, ``op`` begins its own pass, or runs on a single channel.
         if op.rgb_only and isinstance(self.front, ChannelOp) and size.channels == 3:
             return False
         self.point_ops.append(op)
@@ -422,7 +425,7 @@ def _point_program(builder: _PassBuilder, column: int, size: Size) -> tuple[Poin
 
 
 def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
-    """Return the number of uniform numbers per sample that each op draws, for input images of ``size`` of the first op."""
+    """Return the number of uniform numbers per sample that each op draws. ``size``: input size of the first op."""
     # Separate generators, because a plan may be computed while another sampler of the thread draws.
     sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)

@@ -1,9 +1,9 @@
 """``Program``: a pipeline lowered for images of one type, with its ops, plans and output type.
 
-To *lower* a module is to translate it to ops. A *plan* groups ops into *passes*, each one reading and one writing of all
-images, for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images. The
-*window* of an image is the part that the pipeline reads, to which decoding can be restricted. An op may *combine* several
-images of a sample, such as the four of a mosaic.
+To *lower* a module is to translate it to ops. A *sample* is an image or a clip. A *plan* groups ops into *passes*, each one
+reading and one writing of all images, for images of one size. *Ragged* images differ in size. *Views* are several random
+augmentations of the same images. The *window* of an image is the part that the pipeline reads, to which decoding can be
+restricted. An op may *combine* several images of a sample, such as the four of a mosaic.
 """
 
 from dataclasses import replace
@@ -115,11 +115,11 @@ class Program:
         if self.views > 1:
             check_views(self.ops)
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
-        last = normalizations[-1] if normalizations else None
+        last_op = normalizations[-1] if normalizations else None
         # Kornia's ``Denormalize`` inverts a normalization. torchvision's op of this class multiplies by the largest integer.
-        if options.dtype == torch.uint8 and last and not (isinstance(last, Denormalize) and last.package == "Kornia"):
+        if options.dtype == torch.uint8 and last_op and not (isinstance(last_op, Denormalize) and last_op.package == "Kornia"):
             raise ArgumentError(
-                f"dtype must be floating for images that {last.name} takes out of [0, 1], got torch.uint8. Leave it out for "
+                f"dtype must be floating for images that {last_op.name} takes out of [0, 1], got torch.uint8. Leave it out for "
                 "torch.float32."
             )
 
@@ -254,7 +254,8 @@ class Program:
                 return None
             self._last_draws = {key: draws}
             table = combined_windows(self.combining, draws._drawn, whole[:, 2:], image)
-        # An image that is not used has an empty window. It is enlarged, because decoding needs at least one pixel.
+        # An image that is not used has an empty window. It is enlarged, because decoding needs at least one pixel. The output
+        # size (1, 1) is not used without downsampling.
         table[:, 2:] = np.maximum(table[:, 2:], 1)
         return None if np.array_equal(table, whole) else Windows(table, (1, 1), may_downsample=False)
 

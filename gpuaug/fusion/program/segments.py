@@ -118,7 +118,7 @@ class Segments:
             reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(current_size)
             # Output images of a fallback module must have one size, so there is none for an op that draws a size per image. If
             # such an op does not support the input size, ``plan`` raises the error.
-            if isinstance(op, Op) and (reason is None or op.draws_size) and not (points and _mix_field_and_matrix([*ops, op])):
+            if isinstance(op, Op) and (reason is None or op.draws_size) and not (points and _use_field_and_matrix([*ops, op])):
                 ops.append(op)
                 current_size = op.out(current_size)
             elif ops:
@@ -131,7 +131,7 @@ class Segments:
         return Segment(start + len(ops), new_plan)
 
 
-def _mix_field_and_matrix(ops: Sequence[Op]) -> bool:
+def _use_field_and_matrix(ops: Sequence[Op]) -> bool:
     """Return whether some of the ops move pixels by a field of displacements, and others by a matrix."""
     parts = [part for op in ops for part in op.ops]
     by_field = any(isinstance(part, FieldOp) for part in parts)
@@ -151,9 +151,9 @@ def check_channels(op: Op | None, channels: int) -> None:
         requirement = part.unsupported_channels(channels)
         if requirement is not None:
             counts, operation = requirement
-            picks = "" if part is op else f", from which {op.name} picks"
+            policy = "" if part is op else f", from which {op.name} picks"
             raise ArgumentError(
-                f"images must have {counts} channels for {operation}{picks}, got {channels}. Leave the transform out, or give "
+                f"images must have {counts} channels for {operation}{policy}, got {channels}. Leave the transform out, or give "
                 "the images three channels: images[:, :3], or for grey images images.expand(-1, 3, -1, -1)."
             )
     for part in op.plan_ops:

@@ -65,17 +65,17 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
     size = Size(1, 3, *ANY_SIDES)
     ops_so_far: list[Op] = []
     for op in ops:
-        cropped = _cropped_by_boxes(ops_so_far)
+        crop_name = _name_of_preceding_crop(ops_so_far)
         if isinstance(op, EagerOp):
             reason: str | None = op.reason
         elif not only_moves_and_recolours(op):
             reason = "it reads other pixels of an image, or their coordinates"
-        elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
+        elif crop_name and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
             reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
         else:  # ops that draw sizes, and pointwise ops, are checked for the images of a batch
             reason = None if op.draws_size or isinstance(op, PointOp) else op.unsupported_size(size)
         if reason is not None:
-            context, advice = _advice(ops_so_far)
+            context, advice = _context_and_advice(ops_so_far)
             raise ArgumentError(
                 f"pipeline must only move and recolour pixels until images have one size {context}, got {op.name}: {reason}. "
                 f"{advice}."
@@ -85,11 +85,11 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
         ops_so_far.append(op)
         if not size.ragged:
             return tuple(ops_so_far)
-    context, advice = _advice(ops_so_far)
+    context, advice = _context_and_advice(ops_so_far)
     raise ArgumentError(f"pipeline must give images one size {context}, got {ops_so_far[-1].name} at the end. {advice}.")
 
 
-def _cropped_by_boxes(ops: Sequence[Op]) -> str:
+def _name_of_preceding_crop(ops: Sequence[Op]) -> str:
     """Return the name of the last op that is no flip, if it is a crop by boxes; else an empty string."""
     crop = next((op for op in reversed(ops) if not isinstance(op, HorizontalFlip | VerticalFlip)), None)
     return crop.name if isinstance(crop, BoxCropOp) else ""
@@ -100,9 +100,9 @@ def _stretches(op: Op | EagerOp) -> bool:
     return isinstance(op, Resize) and op.package == "torchvision" and not op.out(Size(1, 3, *ANY_SIDES)).ragged
 
 
-def _advice(ops: Sequence[Op]) -> tuple[str, str]:
+def _context_and_advice(ops: Sequence[Op]) -> tuple[str, str]:
     """Return (context, advice) for an error about an op: where the op is, and what to change. ``ops``: the ops before it."""
-    if name := _cropped_by_boxes(ops):
+    if name := _name_of_preceding_crop(ops):
         return f"after {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
     size_drawing_op = next((op.name for op in ops if op.draws_size), None)
     if size_drawing_op is not None:
@@ -145,7 +145,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
     """
     current_size = size  # ``None`` while the size is not known
     for op in ops:
-        lowered = op.lowered if isinstance(op, EagerOp) else op
+        lowered = op.lowered if isinstance(op, EagerOp) else op  # op of the module, which computes the output size
         if lowered is None:
             current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
@@ -163,7 +163,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
 
 
 def check_limits(op: Op, size: Size) -> None:
-    """Raise an error if input or output images of ``op`` are too large for its pixel indices, or input images have no pixels.
+    """Raise an error for images that are too large for the pixel indices of ``op``, or from no pixels of which it makes pixels.
 
     Raises:
         ArgumentError: If input images of ``size`` are not supported.

@@ -1,10 +1,10 @@
 """Parameter tables of several ragged batches, whose crop windows the device computes.
 
-*Ragged* images differ in size. A table has one row per sample, with the parameters of all ops of a pipeline. The window of a
-``RandomResizedCrop`` depends on the size of its image, which is known only when the batch arrives. So the random numbers from
-which the windows follow, uniform in [0, 1), are copied to the device ahead, with all other columns, for several batches at
-once. When a batch arrives, one small launch, "the launch" below, computes its windows from these numbers. This takes less host
-time than drawing for one batch.
+*Ragged* images differ in size. A *sample* is an image or a clip. A table has one row per sample, with the parameters of all ops
+of a *plan*, a list of *passes*, which read and write all images once. The window of a ``RandomResizedCrop`` depends on the size
+of its image, which is known only when the batch arrives. So the random numbers from which the windows follow, uniform in [0,
+1), are copied to the device ahead, with all other columns, for several batches at once. When a batch arrives, one small launch,
+"the launch" below, computes its windows from these numbers. This takes less host time than drawing for one batch.
 
 First column of each group of columns of a *full table* (``DeviceCropColumns``). The passes read only the first two groups:
 
@@ -20,7 +20,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan, draw_in_order
-from gpuaug.fusion.table.rows import MATRIX, UpcomingBatches, fill_matrix, fill_table, table_on_device
+from gpuaug.fusion.table.rows import MATRIX_WIDTH, UpcomingBatches, fill_matrix, fill_table, table_on_device
 
 
 def device_crop(plan: Plan) -> ResizedCrop | None:
@@ -49,13 +49,13 @@ class DeviceCropTables:
         assert isinstance(pass_, GatherPass)
         self._pass, self._crop = pass_, crop
         uniform_count = plan.uniforms_per_op[0]
-        self._width = plan.width + MATRIX * has_points
+        self._width = plan.width + MATRIX_WIDTH * has_points
         """Number of columns that the passes read. The launch reads the later columns."""
         self._columns = DeviceCropColumns(
             matrix=plan.width if has_points else -1,
             uniforms=self._width,
             matrix_after=self._width + uniform_count if has_points else -1,
-            width=self._width + uniform_count + MATRIX * has_points,
+            width=self._width + uniform_count + MATRIX_WIDTH * has_points,
         )
         total_size = upcoming.total_size
         crop_draws, *other_draws = draw_in_order(plan.ops, upcoming.sampler(), total_size, deferred={crop: uniform_count})
@@ -65,7 +65,7 @@ class DeviceCropTables:
             draws_by_op |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
-            """Write all columns except those that the launch writes."""
+            """Write all columns except the columns that the launch writes."""
             fill_table(plan, total_size, draws_by_op, table)
             table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
             if has_points:

@@ -26,7 +26,7 @@ from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.plan import ChainsPass, Pass, Plan, Rows
 
-MATRIX = 9
+MATRIX_WIDTH = 9
 """Number of columns of a 3x3 matrix."""
 
 BY_COLUMN_FROM = 1024
@@ -124,7 +124,7 @@ def table_on_device(samples: int, width: int, fill: Callable[[Array], None], dev
 
 def points_width(plan: Plan) -> int:
     """Return the number of columns for boxes or keypoints, which ``fill_matrix`` writes after the columns of the passes."""
-    return MATRIX if plan.box_crop is None else 2 * MATRIX + plan.box_crop.op.columns + 2
+    return MATRIX_WIDTH if plan.box_crop is None else 2 * MATRIX_WIDTH + plan.box_crop.op.columns + 2
 
 
 def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Array) -> None:
@@ -147,16 +147,16 @@ def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Arr
         for op in pass_.gather_ops:
             if isinstance(op, BoxCropOp):
                 # The matrix before the crop is complete. From here on, ``out`` is the columns of the matrix after the crop.
-                out[:, :MATRIX] = matrix_so_far.reshape(-1, MATRIX)
-                out[:, 2 * MATRIX : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
-                out, flip_signs = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
+                out[:, :MATRIX_WIDTH] = matrix_so_far.reshape(-1, MATRIX_WIDTH)
+                out[:, 2 * MATRIX_WIDTH : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
+                out, flip_signs = out[:, MATRIX_WIDTH : 2 * MATRIX_WIDTH], out[:, -2:]
                 matrix_so_far = np.eye(3)[None]
             elif flip_signs is not None and isinstance(op, ResampleOp):  # the resize after the crop
                 flip_signs[:] = np.sign(matrix_so_far[:, (0, 1), (0, 1)])
                 flip_signs = None
             matrix_so_far = op.matrix(draws_by_op[op], size) @ matrix_so_far
             size = op.out_drawn(draws_by_op[op], size)
-    out[:] = matrix_so_far.reshape(-1, MATRIX)
+    out[:] = matrix_so_far.reshape(-1, MATRIX_WIDTH)
 
 
 def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
@@ -167,7 +167,8 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
         size: Size of the images that the first pass reads.
         draws_by_op: Draws of the ops of the passes, except of skipped fronts.
         table: The table.
-        skipped_fronts: Number of leading passes whose front is not written: its columns keep the values of the template.
+        skipped_fronts: Number of leading passes whose front is not written, so that its columns keep the template's values. 0
+            if the plan has no template.
     """
     # The first call writes all columns, and saves the first row as the template. Later calls copy the template to all rows, and
     # write only the columns that depend on draws.
@@ -177,11 +178,11 @@ def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Ar
     current_size = size
     for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
-        pass_table = pass_.rows_of(table)
+        pass_table = pass_.columns_of(table)
         for op, column in pass_.point_columns:
             if writes_template or op.is_random or not op.has_fixed_row:
-                # ``op.rows`` also writes column 0 of the op, the apply mask. The template has it for an op that is not random.
-                write_columns = op.rows if writes_template or op.is_random else op.write
+                # ``write_rows`` also writes column 0, the apply mask. The template has it for an op that no sample skips.
+                write_columns = op.write_rows if writes_template or op.is_random else op.write
                 write_columns(draws_by_op[op], out_size, pass_table[:, column : column + op.row_width(out_size.channels)])
         if pass_index >= skipped_fronts:
             pass_.fill_front(draws_by_op.__getitem__, current_size, pass_table, all_columns=writes_template)
@@ -209,6 +210,6 @@ def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: 
     for pass_ in passes[1:-1]:
         runs_pass = reduce(np.logical_or, [draws_by_op[op]["apply_mask"] for op in pass_.ops])
         out_buffer = source_buffer if pass_.works_in_place else source_buffer ^ runs_pass
-        pass_.rows_of(table)[:, pass_.route_column] = runs_pass * (1 + source_buffer + 2 * out_buffer)
+        pass_.columns_of(table)[:, pass_.route_column] = runs_pass * (1 + source_buffer + 2 * out_buffer)
         source_buffer = out_buffer
-    passes[-1].rows_of(table)[:, passes[-1].route_column] = 1 + source_buffer
+    passes[-1].columns_of(table)[:, passes[-1].route_column] = 1 + source_buffer

@@ -128,7 +128,7 @@ def test_an_op_keeps_the_unit_range_if_it_says_so(case, name):
     images[0], images[1], images[2] = 0.0, 1.0, images[2].round()
     rows = np.zeros((64, op.row_width(3)), np.float32)
     drawn = op.draw(Sampler((1,), 64), Size(64, 3, 6, 6))
-    op.rows({**drawn, "apply_mask": np.ones(64, bool)}, Size(64, 3, 6, 6), rows)
+    op.write_rows({**drawn, "apply_mask": np.ones(64, bool)}, Size(64, 3, 6, 6), rows)
     out = op.apply(images, torch.from_numpy(rows))
     # 16 bits hold shares of 65535, and rounding to them is all that may happen.
     inside = bool((out > -0.5 / 65535).all() and (out < 1 + 0.5 / 65535).all())

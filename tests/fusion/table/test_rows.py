@@ -34,14 +34,14 @@ def test_each_pass_finds_a_sample_where_the_last_one_that_applied_to_it_left_it(
     passes, drawn, table = passes_and_rows(LEAVING[name]())
     place, skipped = np.zeros(SIZE.batch, int), 0
     for step in passes[1:-1]:
-        way = step.rows_of(table)[:, step.route_column].astype(int)
+        way = step.columns_of(table)[:, step.route_column].astype(int)
         applies = np.any([drawn[op]["apply_mask"] for op in step.ops], axis=0)
         assert ((way > 0) == applies).all()
         found, left = (way - 1) & 1, (way - 1) >> 1
         assert (found == place)[applies].all()
         assert (left == (found if step.works_in_place else 1 - found))[applies].all()
         place, skipped = np.where(applies, left, place), skipped + (~applies).sum()
-    assert (passes[-1].rows_of(table)[:, passes[-1].route_column] == 1 + place).all()
+    assert (passes[-1].columns_of(table)[:, passes[-1].route_column] == 1 + place).all()
     assert skipped > 20
     assert passes[0].route_column == -1
 

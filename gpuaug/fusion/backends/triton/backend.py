@@ -63,7 +63,7 @@ _MAX_VALUES = {torch.uint8: 255, UINT16_UNIT: 65535}
 _PADDING_MODES = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
-"""(height, width) of the tile of a thread block, by type of the interpolation. Threads of a warp lie along x."""
+"""(height, width) of the tile, the output pixels of a thread block, by type of the interpolation. Warps lie along x."""
 
 MEAN_TILE = (32, 32)
 """(height, width) of a tile in a pass that needs a mean: 1,024 pixels, four times as many as in a warp.
@@ -75,7 +75,7 @@ ANTIALIASED_TILE = (8, 64)
 """(height, width) of a tile in an antialiased resize. A block is one warp, which computes one line after another."""
 
 MOST_SAMPLES = 65535
-"""Maximum number of images of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
+"""Maximum number of images or frames of all views, or of masks, per launch: CUDA limits the second axis of a grid."""
 
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | FilterLaunch]] = {
     "blur": blur_launches,
@@ -89,7 +89,7 @@ OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], Launch | F
 """Function that prepares the launches of a pass whose front is an op, by ``FrontOp.kernel``.
 
 Arguments: the pass; its input, (B, C, H, W) of a dtype in ``IMAGE_DTYPES``, any strides; the parameter table from the first
-column of the pass on, (B, K) float32; its output, like the input.
+column of the pass on, (B, K) float32; the output of the pass, like the input.
 """
 
 CONTRAST_BLOCK = 1024
@@ -132,7 +132,7 @@ def run(
             "Lower batch_size or views."
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
-        images = images.float()
+        images = images.float()  # the kernels compute in float32
     if not is_current(images.device):
         with on_device(images.device):
             return run(plan, images, table, dtype, memory_format, canvases)
@@ -171,14 +171,14 @@ def _run_passes(
             if buffers is None:
                 buffers = torch.empty((2, *out_shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
-        pass_table = pass_.rows_of(table)  # the columns of the pass
+        pass_table = pass_.columns_of(table)
         if isinstance(pass_, GatherPass):
             gather(pass_, source, pass_table, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
             front_source = repeat_per_view(source, len(out))
             if pass_.front.kernel == "torch":
-                pass_table = pass_.rows_of(torch_backend.rows_of_frames(plan, table, pass_.out.images_per_sample))
+                pass_table = pass_.columns_of(torch_backend.rows_of_frames(plan, table, pass_.out.images_per_sample))
                 if isinstance(pass_, ChainsPass):
                     run_plan = partial(run, dtype=torch.uint8, memory_format=torch.contiguous_format)
                     values = torch_backend.run_chains(pass_, front_source, pass_table, run_plan)
@@ -204,29 +204,29 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tenso
     launches = cached_launch(pass_, images, table, out, _gather_launches)
     # The table stands in for tensors that the kernel does not read.
     source, image_layouts = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
-    if launches.grey_sums is None:
-        launches.pixels((source, image_layouts, out, table, table, table))
+    if launches.sums_launch is None:
+        launches.pixels_launch((source, image_layouts, out, table, table, table))
         return
     grey_sums = torch.empty(launches.grey_sums_shape, dtype=torch.float32, device=images.device)
     saved_pixels = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device) if launches.saves_pixels else table
-    launches.grey_sums((source, image_layouts, out, table, grey_sums, saved_pixels))
+    launches.sums_launch((source, image_layouts, out, table, grey_sums, saved_pixels))
     if launches.saves_pixels:
-        launches.pixels((saved_pixels, out, table, grey_sums))
+        launches.pixels_launch((saved_pixels, out, table, grey_sums))
     else:
-        launches.pixels((source, image_layouts, out, table, grey_sums, table))
+        launches.pixels_launch((source, image_layouts, out, table, grey_sums, table))
 
 
 @dataclass(frozen=True, slots=True)
 class _GatherLaunches:
     """Launches of a gather pass, for sources of one dtype, size and layout."""
 
-    grey_sums: Launch | None
+    sums_launch: Launch | None
     """Launch of the sums of grey for the mean of a contrast; ``None`` if no op needs a mean."""
     grey_sums_shape: tuple[int, int]
-    """(samples, blocks per sample) of the sums."""
+    """(images, blocks per image) of the sums."""
     saves_pixels: bool
-    """Whether ``grey_sums`` also stores the pixels before the contrast, in 16 bits per value, for ``pixels`` to read."""
-    pixels: Launch
+    """Whether ``sums_launch`` also stores the pixels before the contrast, 16 bits per value, for ``pixels_launch`` to read."""
+    pixels_launch: Launch
     """Launch that stores the output pixels."""
 
 
@@ -235,7 +235,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     front = pass_.front
     batch, channels, height, width = out.shape
     layout, strides, shortest_side = _source_layout(images)
-    if pass_.source.channels != channels:  # the gather repeats the only channel
+    if pass_.source.channels != channels:  # a pass that adds channels repeats its only source channel
         strides = (strides[0], 0, *strides[2:])
         layout = "hwc" if layout == "chw" else layout  # equal for one channel; for "chw" the kernel would compute its stride
     # Whether the source is images of different sizes, each in the top left corner of a buffer of one size.
@@ -247,7 +247,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     warps = 1 if front.filter else 4
     tiles_across, tiles_down = _tile_counts(height, width, tile)
     tiles = tiles_across * tiles_down
-    planes = 1 if is_rgb else channels
+    planes = 1 if is_rgb else channels  # size of the grid along the channels
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples of 16-bit values then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
@@ -393,7 +393,7 @@ def run_mask(
         - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
     is_ragged = mask_layout is not None
-    table = pass_.rows_of(table)
+    table = pass_.columns_of(table)
     batch, channels = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     result = torch.empty((batch, channels, height, width), dtype=masks.dtype, device=masks.device)

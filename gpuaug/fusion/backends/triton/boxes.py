@@ -239,7 +239,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         trailing.numel(),
         _LAYOUTS[mapping.target_format.layout],
         to_trailing.numel(),
-        mapping.target_format.edges,
+        mapping.target_format.edges,  # equal to the ``edges`` of the input format
         mapping.source_format.share,
         mapping.target_format.share,
         mapping.clip,
@@ -265,7 +265,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         results,
         matrix if valid_result is None else valid_result.view(torch.uint8),
     )
-    source = (1, 1) if layout_columns else mapping.source  # not read for ragged images
+    source = (1, 1) if layout_columns else mapping.source  # not read if images differ in size
     boxes_per_sample = 1 if has_owners else shape[1]
     with on_device(values.device):
         integers = (box_count, boxes_per_sample, matrix.stride(0), *source, *mapping.out)

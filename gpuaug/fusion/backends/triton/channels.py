@@ -25,8 +25,8 @@ def channels_kernel(
     """Compute all output channels of a tile of ``TILE`` consecutive pixels.
 
     With ``TO_GREY``, each output channel is the weighted sum of the source channels; without, it is one of the source channels.
-    Columns of a row: apply mask; then per source channel its weight with ``TO_GREY``, else per output channel the index of its
-    source channel.
+    Columns of a row: apply mask (0 to skip the op); then per source channel its weight with ``TO_GREY``, else per output
+    channel the index of its source channel.
 
     ``OUT_CHANNELS``, the number of output channels, differs from ``CHANNELS`` only if the op applies to all samples. ``RGB`` is
     false: each channel is computed on its own. Other constants: see ``output_constants`` in ``launch.py``.
@@ -66,7 +66,7 @@ def channels_kernel(
 
 
 def channels_launch(pass_: OpPass[FrontOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
-    """Prepare the launch of a pass whose front is a channel shuffle or a conversion to grey."""
+    """Prepare the launch of a pass that begins with a channel shuffle or a conversion to grey."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
     constants |= {"OUT_CHANNELS": out.shape[1], "RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE}

@@ -16,13 +16,14 @@ from gpuaug.fusion.backends.triton.points import apply_point_ops
 def load_mean(block_sums, sample, blocks, pixels, SUM_COUNT: tl.constexpr):
     """Return the mean grey of a sample.
 
-    ``block_sums``: address of the sums of grey per thread block, (samples, ``blocks``). ``pixels``: number of pixels that the
-    sums cover. ``SUM_COUNT``: ``blocks``, rounded up to a power of two.
+    ``sample``: index of the image, or frame of a clip. ``block_sums``: address of the sums of grey per thread block, (samples,
+    ``blocks``). ``pixels``: number of summed values. ``SUM_COUNT``: ``blocks``, rounded up to a power of two.
     """
     index = tl.arange(0, SUM_COUNT)
     return tl.sum(tl.load(block_sums + sample * blocks + index, mask=index < blocks, other=0.0)) / pixels
 
 
+# Unlike a ``kernel``, compiled for aligned addresses of ``saved_pixels`` and ``out``, which are new tensors and always aligned.
 @triton.jit(
     do_not_specialize=["row_stride", "blocks", "height", "width", "out_b", "out_c"],
     do_not_specialize_on_alignment=["param_table", "block_sums"],

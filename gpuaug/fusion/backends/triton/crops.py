@@ -1,9 +1,10 @@
 """Triton kernel that computes the crop windows of a ``RandomResizedCrop`` on the device, from the sizes of ragged images.
 
-The parameter table is drawn ahead on the host, when sizes of the images are not known yet. It therefore has only the uniform
-numbers of the crop. As soon as the images are on the device, the kernel computes the windows, and writes the columns that
-depend on them: the resize of the images and masks, and the matrix for boxes and keypoints. ``ResizedCrop.draw_parameters`` in
-``gpuaug.fusion.ops.resize`` computes the same on the host.
+*Ragged* images differ in size. A *sample* is one view of an image. The parameter table, with one row per sample, is drawn ahead
+on the host, when sizes of the images are not known yet. So it has only the uniform numbers of the crop. As soon as the images
+are on the device, the kernel computes the windows, and writes the columns that depend on them: the resize of the images and
+masks, and the matrix for boxes and keypoints. ``ResizedCrop.draw_parameters`` in ``gpuaug.fusion.ops.resize`` computes the same
+on the host.
 """
 
 from typing import Any
@@ -105,7 +106,8 @@ def crops_kernel(
     Constants:
         CROP_CANDIDATES: Number of candidate windows per sample. The first candidate that fits into the image is used.
         UNIFORMS_COLUMN: First column of the four uniform numbers of the crop, in [0, 1): area, aspect ratio, x and y of the
-        window. WARP_COLUMN, MASK_WARP_COLUMN: First column of the resize of images, and of masks.
+            window.
+        WARP_COLUMN, MASK_WARP_COLUMN: First column of the resize of images, and of masks.
         MATRIX_COLUMN: First column of the matrix of the whole pipeline for boxes and keypoints, which the kernel writes; -1
             without boxes and keypoints.
         MATRIX_AFTER_COLUMN: First column of the matrix of the ops after the crop, which the kernel reads.
@@ -133,7 +135,7 @@ def crops_kernel(
     crop_height = tl.where(ratio < MIN_RATIO, half_to_even(tl.div_rn(width, width * 0 + MIN_RATIO)).to(tl.float32), height)
     crop_width = tl.maximum(crop_width, 1)
     crop_height = tl.maximum(crop_height, 1)
-    # Four uniform numbers in [0, 1), which become the area, the aspect ratio, and the position of the window.
+    # Four uniform numbers in [0, 1), from which the area, the aspect ratio and the position of the window follow.
     area = tl.load(row + UNIFORMS_COLUMN, mask=in_bounds, other=0)
     aspect = tl.load(row + UNIFORMS_COLUMN + 1, mask=in_bounds, other=0)
     left = tl.load(row + UNIFORMS_COLUMN + 2, mask=in_bounds, other=0)
@@ -199,7 +201,7 @@ def write_crop_windows(
         columns: Columns of the table that the kernel reads and writes.
 
     Shape:
-        - rows: (V · B, ``columns.width``) float32, for V views
+        - param_table: (V · B, ``columns.width``) float32, for V views
         - image_layouts: (B, 3 or 4) int64
     """
     samples, images = param_table.shape[0], image_layouts.shape[0]

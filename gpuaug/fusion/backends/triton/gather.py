@@ -14,7 +14,7 @@ are compiled in.
 
 Names:
 
-- ``sample``: index of an output image; frames of clips are images.
+- ``sample``: index of an output image; frames of clips are images. ``image``: index of its source image.
 - ``row``: address of the row of the parameter table for the sample, or for the clip that the frame belongs to.
 - ``plane``: index of the channel that the block computes; with ``RGB``, a block computes three channels, and ``plane`` is 0.
 - ``r``, ``g``, ``b``: three channels with ``RGB``; otherwise ``r`` is channel ``plane``, and ``g`` and ``b`` are not stored.
@@ -271,7 +271,7 @@ def gather_kernel(
 
     Tensors, by their address:
         source: Source images.
-        image_layouts: Layout of ragged images, see ``RAGGED_LAYOUT``.
+        image_layouts: Layout of images of different sizes, see ``RAGGED_LAYOUT``.
         out: Output images, (samples, ``CHANNELS``, ``out_height``, ``out_width``).
         param_table: Parameter table, one row of ``row_stride`` elements per sample or clip.
         block_sums: Sums of grey values, (samples, ``blocks``), one per tile of each plane.
@@ -280,7 +280,7 @@ def gather_kernel(
     Integers, in addition to sizes and strides:
         image_count: Number of source images.
         tiles_across, tiles: Number of tiles of an output image along x, and in all.
-        blocks: Number of thread blocks per sample.
+        blocks: Number of thread blocks per sample, and of its sums of grey; 0 without a mean.
 
     Constants, in addition to ``output_constants`` of ``launch.py``:
         RAGGED_LAYOUT: 0 if all images have one size. Otherwise ``image_layouts`` (``Ragged.places``) has the offset, height,
@@ -308,10 +308,11 @@ def gather_kernel(
             filter, a block is 32 threads and computes its lines one after another (``antialiased_line``).
         OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass; or -1.
             The images then lie at the top left of buffers of (``out_height``, ``out_width``).
-        CONTRAST_COLUMN: Column of the apply mask of the contrast whose mean is computed; -1 to store output pixels.
+        CONTRAST_COLUMN: Column that is 0 for samples without the contrast whose mean is computed; -1 to store output pixels.
         SAVE_PIXELS: Whether the pixels before the contrast are also stored, in ``saved_pixels``, in 16 bits per value.
         SUM_COUNT: Number of sums per sample to add for the mean, rounded up to a power of two; 0 without a mean.
-        ROUTE_COLUMN: Column of the buffer route (``select_buffers``), or -1.
+        ROUTE_COLUMN: Column that tells from which buffer to which a sample is moved, or that it is skipped
+            (``select_buffers``); -1 if no sample is skipped.
 
     Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
     """
@@ -336,12 +337,12 @@ def gather_kernel(
     if HAS_VIEWS:
         image = image % image_count
     if RAGGED_LAYOUT > 0:
-        layout = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
-        pitch = tl.load(layout + (3 if RAGGED_LAYOUT == 3 else 2)).to(tl.int32)
+        layout_address = image_layouts + (4 if RAGGED_LAYOUT == 3 else 3) * image.to(tl.int64)
+        pitch = tl.load(layout_address + (3 if RAGGED_LAYOUT == 3 else 2)).to(tl.int32)  # without windows, the width
         source_h = pitch * SOURCE_W
         if RAGGED_LAYOUT == 1:
-            source_c = tl.load(layout + 1).to(tl.int32) * pitch
-        pointer = source + tl.load(layout) + plane * source_c
+            source_c = tl.load(layout_address + 1).to(tl.int32) * pitch
+        pointer = source + tl.load(layout_address) + plane * source_c
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
     # Compiled-in strides are part of the load instruction, which saves 64-bit additions.
@@ -352,7 +353,7 @@ def gather_kernel(
     fill_b = 0.0
     if MAP_BEFORE[0] == 2:
         fill_r, fill_g, fill_b = load_fill(row + MAP_BEFORE[2], plane, RGB)
-        if MAX_VALUE and INTERPOLATION > 0:
+        if MAX_VALUE and INTERPOLATION > 0:  # in the unit of the source
             fill_r, fill_g, fill_b = fill_r * MAX_VALUE, fill_g * MAX_VALUE, fill_b * MAX_VALUE
     SUMS_GREY: tl.constexpr = CONTRAST_COLUMN >= 0
     if SUMS_GREY and not SAVE_PIXELS:
@@ -382,7 +383,7 @@ def gather_kernel(
     x, y = tile_pixels(left, top, TILE[0] if FILTER == 0 else 1, TILE[1], WORDS)
     # Coordinates before the index map are clamped, because the pixels outside of the image are computed, too, but not stored.
     gather_x = x if FULL_TILES else tl.minimum(x, width - 1)
-    inside_x = x == x
+    inside_x = x == x  # true, in the shape of x
     if MAP_AFTER[0] > 0:
         gather_x, inside_x = map_index(gather_x, row + MAP_AFTER[1], 0, MAP_AFTER[0])
     if FILTER == 0:

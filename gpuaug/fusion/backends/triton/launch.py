@@ -1,7 +1,8 @@
 """Launches of Triton kernels with little host time, and constants that are common to several kernels.
 
-A *pass* is one reading and writing of all images. The *front* of a pass is its first op; the front of an ``OpPass`` is an op
-with a kernel of its own, such as a blur. Triton compiles one *form* of a kernel per set of constants and dtypes of tensors.
+A *pass* is one reading and writing of all images. It begins with its *front*: an op with a kernel of its own, such as a blur
+(``OpPass``), or a gather of ops that move pixels. A *row* is a sample's row of the parameter table. Triton compiles one *form*
+of a kernel per set of constants and dtypes of tensors.
 """
 
 import functools
@@ -50,13 +51,13 @@ _compiled_forms: set[Any] = set()
 
 
 def kernel(function: Callable[..., Any], name: Callable[[Any], str] | None = None) -> Any:
-    """Compile a kernel, one form per set of constants and dtypes: not per value of an integer, nor per alignment of an address.
+    """Return a kernel that is compiled once per set of constants and dtypes, not per value of an integer or alignment.
 
     Arguments that are constants have the annotation ``tl.constexpr``. ``name``: function that returns the name of a form in
     profilers, from an object with the attribute ``constants``. Default: the name of ``function``.
     """
-    names = [name for name, value in signature(function).parameters.items() if value.annotation is not tl.constexpr]
-    return triton.jit(function, repr=name, do_not_specialize=names, do_not_specialize_on_alignment=names)
+    variables = [argument for argument, value in signature(function).parameters.items() if value.annotation is not tl.constexpr]
+    return triton.jit(function, repr=name, do_not_specialize=variables, do_not_specialize_on_alignment=variables)
 
 
 class _CompiledKernel(NamedTuple):
@@ -134,7 +135,8 @@ class Launch:
             call_integers = self._integers if integers is None else tuple(integers)
             form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
             compilations = _pending.get()
-            if compilations is not None:  # within ``compile_in_parallel``
+            if compilations is not None:  # within ``compile_in_parallel``: nothing is launched
+                # If another ``Launch`` has compiled the form, the next call of this ``Launch`` gets it from Triton's cache.
                 if form not in _compiled_forms:
                     compilations.setdefault(form, partial(self._compile, form, tensors, call_integers))
                 return
@@ -178,7 +180,7 @@ def launch_for(
 
     Args:
         kernel: See ``Launch``.
-        dtypes: Dtypes of the tensors whose dtype differs between calls. Each combination has a separate launch.
+        dtypes: Dtypes of the tensors whose dtype differs between calls. Used only as a key: each combination has a ``Launch``.
         constants: The constants, in the order of the kernel's signature, which ends with them.
         warps: See ``Launch``.
         fp_fusion: See ``Launch``.
@@ -202,26 +204,26 @@ class FilterLaunch(NamedTuple):
 
     first: FirstLaunch | None
     """First of two launches; ``None`` if the filter runs in one launch."""
-    pixels: Launch
+    last: Launch
     """Launch that reads the source, and the intermediate if there is one, and writes the output."""
 
     def __call__(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
         """Launch on the current stream. ``tensors``: (source, output, parameter table)."""
         source, out, param_table = tensors
-        intermediate = param_table  # not read without a first launch
+        intermediate = param_table  # stands in for the intermediate, which is not read without a first launch
         if self.first is not None:
             intermediate = torch.empty(self.first.shape, dtype=self.first.dtype, device=source.device)
             self.first.launch((source, intermediate, param_table))
-        self.pixels((source, intermediate, out, param_table))
+        self.last((source, intermediate, out, param_table))
 
 
 @contextmanager
 def compile_in_parallel() -> Iterator[None]:
-    """Return a context manager in which a call of ``Launch`` compiles its kernel instead of launching it.
+    """Return a context manager in which a ``Launch`` that is not compiled yet compiles its kernel instead of launching it.
 
     The compilations run at the end of the context, each form once, in parallel threads, which hold Python's interpreter lock
-    during a fifth of the compile time only. A kernel that is compiled already is launched. A nested context leaves its
-    compilations to the outer context.
+    during a fifth of the compile time only. A ``Launch`` that is compiled already launches its kernel. A nested context leaves
+    its compilations to the outer context.
     """
     if _pending.get() is not None:
         yield
@@ -232,8 +234,8 @@ def compile_in_parallel() -> Iterator[None]:
         yield
     finally:
         _pending.reset(token)
-    # Errors of the threads are ignored: the launch compiles the kernel again, and raises an error that persists. CPython until
-    # 3.11.8 and 3.12.2 may fail to parse Python code in several threads at once
+    # Errors of the threads are ignored: the next call of the ``Launch`` compiles again, and raises the error if it persists.
+    # CPython until 3.11.8 and 3.12.2 may fail to parse Python code in several threads at once
     # (https://github.com/python/cpython/issues/106905).
     with ThreadPoolExecutor() as threads:
         wait([threads.submit(compilation) for compilation in compilations.values()])
@@ -248,8 +250,10 @@ def compile_and_run(launch: Callable[[], Any], other_launches: Callable[[], Any]
     """Compile and launch a kernel, and compile further kernels at the same time in other threads.
 
     Args:
-        launch: Function that launches the kernel. It is called twice: the first call only compiles.
-        other_launches: Function that launches further kernels. They are compiled, but do not run. Errors are suppressed.
+        launch: Function that launches the kernel. It is called twice: the first call only compiles, unless the kernel is
+            compiled already.
+        other_launches: Function that launches further kernels. A kernel that is not compiled yet is compiled, and does not run.
+            Errors are suppressed.
     """
     # At the first compilation of a process, Triton builds a C module for its driver, which takes 0.3 s, and hashes its own
     # source for the keys of its cache, which takes 0.3 s. If several threads began with a compilation, each would do both, so
@@ -271,8 +275,8 @@ def cached_launch(pass_: P, source: Any, param_table: Tensor, out: Tensor, make:
 
     Args:
         pass_: Pass that the launches run.
-        source: Images that the pass reads: a tensor, or ragged images.
-        param_table: Parameter table from the first column of the pass on, (B, K).
+        source: Images that the pass reads: a tensor, or images of different sizes.
+        param_table: Columns of the parameter table from the pass's first column on, (B, K).
         out: Output images of the pass.
         make: Function that prepares the launches.
     """
@@ -290,7 +294,7 @@ def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
 
     ``SOURCE_W``: stride of the source along x, in elements. ``FRAMES``: frames per clip, which share a row of the
     parameter table; 1 for images. ``BYTES``: whether pixels are uint8. ``CHANNELS``: number of channels. ``ROUTE_COLUMN``:
-    column of the buffer route, -1 if the pass skips no samples (``BasePass.route_column``).
+    column of the buffer route, from which of two buffers a sample is read; -1 without (``BasePass.route_column``).
     """
     return {
         "SOURCE_W": source.stride(3),
@@ -306,7 +310,7 @@ def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tup
 
     The constants are the result of ``source_constants``, and four others. ``OUT_W``: stride of the output along x, in elements.
     ``PROGRAM``, ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes the three
-    channels of its pixels; otherwise it computes one channel.
+    channels of its pixels; otherwise it computes one channel, and the grid has one index per channel.
     """
     # A block computes three channels if an op needs them at once, or if they are adjacent in memory, to store whole pixels.
     channels = source.shape[1]
@@ -320,7 +324,7 @@ def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
     shapes = source.shapes
-    # The shortest side matters because an interpolation with ``ADJACENT_TAPS`` reads two pixels per axis.
+    # The constant ``ADJACENT_TAPS`` of ``gather_kernel`` depends on the shortest side: it reads two neighbours per axis.
     return source.data.dtype, len(source), shapes.channels, shapes.layout, shapes.windows is None, shapes.shortest_side > 1
 
 

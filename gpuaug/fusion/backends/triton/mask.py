@@ -19,10 +19,10 @@ def mask_kernel(
     """Copy the nearest pixel of masks to each output pixel, bit for bit.
 
     Tensors, by their address:
-        source: Masks, (N, C, height, width), as integers of the width of their dtype.
+        source: Masks, (N, C, height, width), as integers of the item size of their dtype.
         out: Output masks, (N, C, ``out_height``, ``out_width``), of the same dtype.
         param_table: Parameter table, one row of ``row_stride`` elements per sample.
-        owners: With ``RAGGED``, index of the sample of each mask.
+        owners: With ``RAGGED``, index of the sample, that is, the row of the table, of each mask.
         mask_layouts: With ``RAGGED``, (offset from ``source``, height, width) of each mask, which is contiguous.
 
     Integers, in addition to sizes and strides:

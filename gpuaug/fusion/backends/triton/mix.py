@@ -1,7 +1,7 @@
 """Triton kernels that mix each sample with its *partner*, another sample of the batch: images, or class probabilities.
 
-``sample`` in ``mix_kernel`` counts images, every frame of a clip included. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
-denote strides, in elements, of the axes batch, channel, line and x; ``_k`` of the axis of classes.
+A *row* is a sample's row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of
+the axes batch, channel, line and x; ``_k`` of the axis of classes.
 """
 
 import torch
@@ -25,11 +25,11 @@ MAX_BLOCK_CLASSES = 1024
 
 @triton.jit
 def mix_with_partner(value, partner_pixel, in_bounds, pasted, weight, BYTES: tl.constexpr):
-    """Mix one channel of a sample with the same channel of its partner. Return (TILE,) float32 in [0, 1].
+    """Mix one channel of an image with the same channel of its partner. Return (TILE,) float32 in [0, 1].
 
     The result is the partner's value where ``pasted`` is true, and elsewhere a mean in which the partner has ``weight``.
 
-    ``value``: pixels of the sample, (TILE,) float32 in [0, 1]. ``partner_pixel``: addresses of the pixels of the partner.
+    ``value``: pixels of the image, (TILE,) float32 in [0, 1]. ``partner_pixel``: addresses of the pixels of the partner.
     ``in_bounds``: mask of the pixels of the block that are in the image. ``BYTES``: whether the partner's pixels are uint8.
     """
     # Only pixels of the partner that the result depends on are loaded.
@@ -47,45 +47,44 @@ def mix_kernel(
 ):  # fmt: skip
     """Mix each image with its partner, and each frame of a clip with the frame of the same index of the partner.
 
-    Columns of a row: apply mask, index of the partner, weight of the partner's label, weight of the partner's pixels, and left,
-    top, right, bottom of the rectangle that is copied from the partner, in pixels.
+    ``image`` counts the images of the batch, or the frames of all clips. A row of ``param_table`` has these columns: apply mask
+    (0 to skip the mix), index of the partner, weight of the partner's label, weight of the partner's pixels, and left, top,
+    right, bottom of the rectangle that is copied from the partner, in pixels.
 
-    Constants, as in ``output_constants`` of ``launch.py``:
+    Constants, in addition to ``output_constants`` of ``launch.py``:
         FRAMES: Number of frames per clip, which share a row; 1 for images.
-        BYTES: Whether pixels are uint8.
-        PROGRAM, OP_COUNT: Pointwise ops to run on the mixed pixels (``points.py``), and their number.
-        RGB: Whether a block computes three channels; otherwise ``r`` is channel ``plane``.
+        RGB: Whether a block computes three channels, r, g and b; otherwise it computes channel ``plane``, in ``r`` alone.
         TILE: Number of consecutive pixels per thread block.
-        ROUTE_COLUMN: Not used, because a pass with a mix skips no samples.
+        ROUTE_COLUMN: Not used: all images are read from one buffer and written to another, also images that are not mixed.
 
     Grid: (tiles per image, images, planes; with ``RGB`` one plane).
     """
-    sample = tl.program_id(1)
+    image = tl.program_id(1)
     plane = tl.program_id(2)
-    row = param_table + sample // FRAMES * row_stride
+    row = param_table + image // FRAMES * row_stride
     pixel_index = tl.program_id(0) * TILE + tl.arange(0, TILE)
     in_bounds = pixel_index < height * width
     x = pixel_index % width
     y = pixel_index // width
-    pixel_of_first_sample = source + plane * source_c + y * source_h + x * SOURCE_W
-    pixel = pixel_of_first_sample + sample.to(tl.int64) * source_b
+    pixel_of_first_image = source + plane * source_c + y * source_h + x * SOURCE_W
+    pixel = pixel_of_first_image + image.to(tl.int64) * source_b
     r, g, b = load_exact_pixels(pixel, in_bounds, source_c, BYTES, RGB, X_LAST=True)
     if tl.load(row) != 0:
-        partner_pixel = pixel_of_first_sample + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
+        partner_pixel = pixel_of_first_image + (tl.load(row + 1).to(tl.int64) * FRAMES + image % FRAMES) * source_b
         weight = tl.load(row + 3)
         pasted = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
         r = mix_with_partner(r, partner_pixel, in_bounds, pasted, weight, BYTES)
         if RGB:
             g = mix_with_partner(g, partner_pixel + source_c, in_bounds, pasted, weight, BYTES)
             b = mix_with_partner(b, partner_pixel + 2 * source_c, in_bounds, pasted, weight, BYTES)
-    # 0.0: mean of the image, which no op of this pass uses.
-    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
-    out_pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+    # 0.0 stands in for the mean grey of the image, which no op of this pass uses.
+    r, g, b = apply_point_ops(r, g, b, x, y, image, plane, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
+    out_pixel = out + image.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
     store_channels(out_pixel, out_c, r, g, b, in_bounds, RGB)
 
 
 def mix_launch(pass_: OpPass[MixOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch:
-    """Prepare the launch of a pass whose front is a mix."""
+    """Prepare the launch of a pass that begins with a mix."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     integers = (height, width, param_table.stride(0), *source.stride()[:3], *out.stride()[:3])
@@ -142,7 +141,7 @@ def labels_kernel(
     if MIXED:
         row = param_table + sample * row_stride
         weight = tl.load(row + 2)
-        if weight != 0:
+        if weight != 0:  # a sample that skips the mix also has weight 0 (``MixOp.write_rows``)
             partner_label = labels + tl.load(row + 1).to(tl.int64) * label_b
             partner_probabilities = class_probabilities(
                 partner_label, class_index, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
@@ -161,18 +160,18 @@ def soft_labels(soft: SoftLabels, labels: Tensor, param_table: Tensor | None) ->
 
     Shape:
         - labels: (B,) or (B, K), any strides
-        - rows: (B, columns of the mix), float32; ``None`` if labels are not mixed
+        - param_table: (B, columns of the mix), float32
         - returns: (B, K) for K classes
     """
     batch = labels.shape[0]
     out = torch.empty((batch, soft.classes), dtype=soft.type_of(labels), device=labels.device)
-    if labels.dtype == torch.bool:
+    if labels.dtype == torch.bool:  # the kernel reads booleans as bytes, 0 and 1
         labels = labels.view(torch.uint8)
     is_dense = labels.ndim == 2
     block = min(triton.next_power_of_2(soft.classes), MAX_BLOCK_CLASSES)
-    probabilities = soft.scale, soft.label_probability, soft.other_probability
+    smoothing = soft.scale, soft.label_probability, soft.other_probability
     launch = launch_for(
-        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, param_table is not None, *probabilities, block)
+        labels_kernel, (labels.dtype, out.dtype), (soft.classes, is_dense, param_table is not None, *smoothing, block)
     )
     with on_device(labels.device):
         launch(

@@ -1,4 +1,4 @@
-"""Triton kernel that resizes ragged images of bytes with an antialiasing filter, and writes them as patches.
+"""Triton kernel that resizes images of bytes, of different sizes, with an antialiasing filter, and writes them as patches.
 
 A *region* is the part of a resized image that is written. A thread block computes a tile of a region. For each source line that
 the tile depends on, it sums the pixels of the line along x, weighted by the filter, and adds the sums to the lines of the tile,

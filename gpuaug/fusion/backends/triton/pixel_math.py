@@ -23,6 +23,7 @@ NO_NAN = tl.constexpr(color_jitter.NO_NAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """False in Triton's interpreter, which supports no inline assembly and does not fuse products with sums."""
 
+# Weights of the channels in grey values, flags of color jitters, byte rules, and the number of byte levels.
 RED = tl.constexpr(channels.GREY[0])
 TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
 TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)
@@ -154,9 +155,9 @@ def pack_words(r, g, b, TYPE: tl.constexpr):
 
 @triton.jit
 def as_float(value, INTEGERS: tl.constexpr):
-    """Convert pixels to float32. int16 is mapped to [-1, 1], and, without ``INTEGERS``, uint16 to [0, 1].
+    """Convert pixels to float32. int16 is mapped to [-1, 1], and uint16 to [0, 1] unless ``INTEGERS``.
 
-    Other integers, and uint16 with ``INTEGERS``, keep their value.
+    ``INTEGERS``: whether uint8 and uint16 keep their value. It is always true for uint8.
     """
     if value.dtype == tl.uint16 and not INTEGERS:
         return from_16_bits(value)

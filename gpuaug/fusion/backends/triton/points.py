@@ -6,8 +6,9 @@ bytes (``to_bytes``); a scale of 0 means no conversion. The first entry may have
 gather or filter that precedes the ops (``PointProgram``).
 
 Parameters that differ between samples are loaded from the sample's row of the parameter table. The first column of an op is its
-apply mask: 0 for a sample that the op does not change. The other columns are described in the class of the op. Arithmetic is in
-``pixel_math.py``. The method ``apply`` of an op computes the same in torch.
+apply mask: 0 for a sample that the op does not change. The other columns are described in the class of the op. In functions of
+one op, ``row`` is the address of the op's first column. Arithmetic is in ``pixel_math.py``. The method ``apply`` of an op
+computes the same in torch.
 """
 
 import triton
@@ -224,7 +225,7 @@ def apply_op(
         r = PER_CHANNEL(r, tl.load(numbers))
         g = PER_CHANNEL(g, tl.load(numbers + green_index))
         b = PER_CHANNEL(b, tl.load(numbers + blue_index))
-    elif CODE == ILLUMINATION:  # columns: slopes, offset, scale; nearest, remainder and decay of x and y
+    elif CODE == ILLUMINATION:  # columns: slopes, offset, scale; arguments of ``falloff``, each for x and for y
         exponent_x = falloff(x, tl.load(row + 5), tl.load(row + 7), tl.load(row + 9))
         exponent_y = falloff(y, tl.load(row + 6), tl.load(row + 8), tl.load(row + 10))
         ramp = x * tl.load(row + 1) + y * tl.load(row + 2)
@@ -288,7 +289,7 @@ def apply_point_ops(
 
     ``x``, ``y``: coordinates of the pixels in the image, of ``width`` columns, in the shape of r, or shapes that broadcast to
     it. ``sample``: index of the image in the batch. ``row``: address of the sample's row of the parameter table, from the first
-    column of the pass on. ``mean``: mean grey of the image, for a contrast.
+    column of the pass on. ``mean``: mean grey of the image, for a contrast. ``CHANNELS``: number of channels of the image.
     """
     # An entry of the program is (code, first column, flags, scale, offset).
     for index in tl.static_range(OP_COUNT):

@@ -10,7 +10,7 @@ Terms and arguments:
 - *window*: the part of the source that a resize reads, along each axis ``count`` pixels from pixel ``start`` on. The window of
   a warp is the whole source.
 - *constant padding*: pixels that an index map adds around the image, with a constant fill.
-- *line*: row of pixels. ``row``: address of the row of the parameter table for the sample.
+- ``sample``: index of an output image. ``row``: address of the sample's row of the parameter table. *Line*: row of pixels.
 - ``r``, ``g``, ``b``: the three channels with ``RGB``; without ``RGB``, all three are the same channel.
 - suffixes ``_b``, ``_c``, ``_h`` and ``_W``: strides, in elements, of the axes batch, channel, line and x.
 
@@ -168,20 +168,21 @@ def source_coordinates(x, y, columns, INTERPOLATION: tl.constexpr, HALF_PIXEL: t
         y_float = y.to(tl.float32)
         source_x = tl.load(columns) * x_float + (tl.load(columns + 1) * y_float + tl.load(columns + 2))
         source_y = tl.load(columns + 3) * x_float + (tl.load(columns + 4) * y_float + tl.load(columns + 5))
-        sizes = columns + 6
+        size_columns = columns + 6
         if INTERPOLATION == 3:
             depth = tl.load(columns + 6) * x_float + (tl.load(columns + 7) * y_float + tl.load(columns + 8))
             source_x = tl.div_rn(source_x, depth)
             source_y = tl.div_rn(source_y, depth)
-            sizes = columns + 9
-        # Clamped, because a larger float would not convert to an integer; NaN becomes -limit. All such pixels are outside.
+            size_columns = columns + 9
+        # Clamped, because a larger float would not convert to an integer; NaN becomes -limit. All such pixels are outside,
+        # because the sides of images are at most ``limit`` (``MAX_WARPED_SIDE``).
         limit = 1048576.0
         source_x = tl.minimum(tl.maximum(tl.where(source_x == source_x, source_x, -limit), -limit), limit)
         source_y = tl.minimum(tl.maximum(tl.where(source_y == source_y, source_y, -limit), -limit), limit)
         start_x = 0
         start_y = 0
-        count_x = tl.load(sizes).to(tl.int32)
-        count_y = tl.load(sizes + 1).to(tl.int32)
+        count_x = tl.load(size_columns).to(tl.int32)
+        count_y = tl.load(size_columns + 1).to(tl.int32)
     return source_x, source_y, start_x, count_x, start_y, count_y
 
 

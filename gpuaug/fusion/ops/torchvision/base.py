@@ -2,10 +2,11 @@
 
 A transform is *lowered* to an op, or run by torchvision. Most ops inherit their arithmetic from the op of Kornia's equivalent
 module, and add torchvision's settings and random parameters. They read the attributes that a call of the transform reads: where
-torchvision's constructor derives an attribute from a setting, such as ``_fill`` from ``fill``, the derived attribute.
+torchvision's constructor derives an attribute from a setting, such as ``_fill`` from ``fill``, the derived attribute. Class
+attributes without a comment, here and in the other files of the folder, are explained in ``ops/base.py``.
 
-This file reads private names of torchvision's transforms; ``policies/torchvision.py`` reads private names of its policies. Both
-were tried with torchvision 0.29.1.
+A *sample* is an image or a clip. This file reads private names of torchvision's transforms; ``policies/torchvision.py`` reads
+private names of its policies. Both were tried with torchvision 0.29.1.
 """
 
 import math

@@ -1,7 +1,7 @@
 """torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize.
 
 A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
-*row* holds an op's parameters for one sample, in float32. Column 0 is the apply mask: 1 to apply the op.
+*row* holds an op's parameters for one *sample*, an image or a clip, in float32. Column 0 is the apply mask: 1 to apply the op.
 """
 
 from dataclasses import replace
@@ -36,8 +36,8 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 
     def _read(self, transform: Any) -> None:
         settings = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
-        limits = [limits or (neutral, neutral) for limits, neutral in zip(settings, (1.0, 1.0, 1.0, 0.0), strict=True)]
-        self._set_up(limits, [limits is not None for limits in settings], None)
+        limits = [setting or (neutral, neutral) for setting, neutral in zip(settings, (1.0, 1.0, 1.0, 0.0), strict=True)]
+        self._set_up(limits, [setting is not None for setting in settings], None)
 
     @property
     def flags(self) -> int:  # type: ignore[override]
@@ -45,7 +45,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         return super().flags | color_jitter.TORCHVISION_GREY | (0 if self.to_bytes is None else color_jitter.IN_BYTES)
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require one or three channels. Saturation and hue do not change images of one."""
+        """Require one or three channels. Saturation and hue do not change images of one channel."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -104,11 +104,11 @@ class PhotometricDistort(ColorJitter):
             ``"factors"``, (4, B); ``"order"``, (B, 4) indices of adjustments, or ``OMITTED``; and ``"channels"``, (B, C) source
             index of each channel.
         """
-        runs = sampler.uniform(5) < self._adjustment_p
+        applies = sampler.uniform(5) < self._adjustment_p  # four adjustments, and the permutation
         factors = sampler.within_bounds(self._low, self._high)
         order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
-        order = np.where(np.take_along_axis(runs[:4].T, order, 1), order, color_jitter.OMITTED)
-        channels = np.where(runs[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
+        order = np.where(np.take_along_axis(applies[:4].T, order, 1), order, color_jitter.OMITTED)
+        channels = np.where(applies[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
 
     def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """torchvision's flips, crops, padding, and selection of frames.
 
-A transform is *lowered* to an op, or run by torchvision. The *canvas* is the padded image. Samples outside the *apply mask*
-skip the op. A *call* is the name and the arguments of a function in ``torchvision.transforms.v2.functional`` that repeats the
-op on one image.
+A transform is *lowered* to an op, or run by torchvision. The *canvas* is the padded image. A *sample* is an image or a clip.
+Samples outside the *apply mask* skip the op. A *call* is the name and the arguments of a function in
+``torchvision.transforms.v2.functional`` that repeats the op on one image.
 """
 
 from collections.abc import Sequence
@@ -155,7 +155,7 @@ class FiveCrop(TorchvisionOp, crop.CropOp):
 
     def start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first columns, first rows) of the crops, (B,) each, in images that are flipped already."""
-        corner = draws["view"] % 5
+        corner = draws["view"] % 5  # top left, top right, bottom left, bottom right; 4 is the centre
         centre = _margin(size.width, self._width), _margin(size.height, self._height)
         x = np.where(corner == 4, centre[0], np.where(corner % 2 == 1, size.width - self._width, 0))
         y = np.where(corner == 4, centre[1], np.where(corner >= 2, size.height - self._height, 0))

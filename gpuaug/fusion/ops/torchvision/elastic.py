@@ -134,19 +134,19 @@ class Elastic(TorchvisionOp, FieldOp):
             - returns: (B, H, W, 2) float32
         """
         seed, index = field.long()[:, :, None, None].unbind(1)
-        position = torch.arange(height * width, device=field.device).view(height, width)
-        zero = torch.zeros_like(position)
-        words = philox((position, zero, index, zero), (seed, torch.zeros_like(seed)))
+        pixel_index = torch.arange(height * width, device=field.device).view(height, width)
+        zero = torch.zeros_like(pixel_index)
+        words = philox((pixel_index, zero, index, zero), (seed, torch.zeros_like(seed)))
         displacements = []
         for word, alpha, sigma, side in zip(words[:2], self._alphas, self._sigmas, (width, height), strict=True):
             offsets = (word >> 8).double() * 2.0**-23 - 1
             if sigma > 0:
                 size = kernel_size(sigma)
-                across, along = (
+                blur_x, blur_y = (
                     blur_matrix(length, size, axis_sigma, field.device)
                     for length, axis_sigma in zip((width, height), self._sigmas, strict=True)
                 )
-                offsets = along @ offsets @ across.T
+                offsets = blur_y @ offsets @ blur_x.T
             displacements.append(offsets.float() * alpha / side)
         return torch.stack(displacements, 3)
 

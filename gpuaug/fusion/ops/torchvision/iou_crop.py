@@ -1,8 +1,8 @@
 """torchvision's ``v2.RandomIoUCrop``: crops a window that overlaps a box by at least a random minimum.
 
-The host draws a seed per sample. From the seed the device generates many random windows, the *trials*, and uses the first one
-that is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum overlap, its *option*. With
-an option of 1 or more, the image is not cropped.
+The host draws a seed per *sample*, an image or a clip. From the seed the device generates many random windows, the *trials*,
+and uses the first one that is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum
+overlap, its *option*. With an option of 1 or more, the image is not cropped.
 """
 
 from typing import Any
@@ -91,7 +91,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         side = torch.floor(sides[..., None] * scales.mul_(self.scale_range).add_(self.min_scale))
         start = torch.floor((sides[..., None] - side) * offsets)
         ratio = side[:, 0] / side[:, 1]
-        has_ratio = (ratio >= self.min_ratio) & (ratio <= self.max_ratio)
+        has_valid_ratio = (ratio >= self.min_ratio) & (ratio <= self.max_ratio)
         option = numbers[:, SEED_LENGTH:, None].expand(-1, -1, self.trial_count).flatten(1)
         trials = torch.cat((start, start + side, option[:, None]), 1)
         # Dimensions from here on: (box, coordinate, trial of the image of the box).
@@ -103,13 +103,13 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         overlap = intersection / ((box_end - box_start).prod(1) + (trial_end - trial_start).prod(1) - intersection)
         accepts = (has_centre & (overlap >= min_overlap[:, 0])).float()
         # Dimensions from here on: (image, trial).
-        skips = option >= 1
-        is_valid = skips | has_ratio & (torch.zeros_like(ratio).index_add_(0, owners, accepts) > 0)
+        is_whole = option >= 1
+        is_valid = is_whole | has_valid_ratio & (torch.zeros_like(ratio).index_add_(0, owners, accepts) > 0)
         chosen = is_valid.int().argmax(1, keepdim=True)
-        skips = skips.gather(1, chosen)
+        is_whole = is_whole.gather(1, chosen)
         window = torch.cat((start, side), 1).gather(2, chosen[:, None].expand(-1, 4, 1))[..., 0]
-        stays_valid = (skips[owners] | has_centre.gather(1, chosen[owners]))[:, 0]
-        return torch.where(skips, torch.cat((torch.zeros_like(sides), sides), 1), window), stays_valid
+        stays_valid = (is_whole[owners] | has_centre.gather(1, chosen[owners]))[:, 0]
+        return torch.where(is_whole, torch.cat((torch.zeros_like(sides), sides), 1), window), stays_valid
 
     def _trials(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Uniform numbers for the sides and for the offsets of all trials, (B, 2, rounds · trials) each, from SplitMix64."""

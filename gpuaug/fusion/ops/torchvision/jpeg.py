@@ -175,9 +175,9 @@ def upsampled(plane: Tensor, height: int, width: int) -> Tensor:
         return plane.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, :height, :width]
     padded = repeat_edge(plane, plane.shape[1] + 1, plane.shape[2] + 1, before=1)
     middle = 3 * padded[:, 1:-1]
-    rows = torch.stack((middle + padded[:, :-2], middle + padded[:, 2:]), 2).flatten(1, 2)
-    middle = 3 * rows[:, :, 1:-1]
-    pixels = torch.stack(((middle + rows[:, :, :-2] + 8) >> 4, (middle + rows[:, :, 2:] + 7) >> 4), 3).flatten(2)
+    lines = torch.stack((middle + padded[:, :-2], middle + padded[:, 2:]), 2).flatten(1, 2)
+    middle = 3 * lines[:, :, 1:-1]
+    pixels = torch.stack(((middle + lines[:, :, :-2] + 8) >> 4, (middle + lines[:, :, 2:] + 7) >> 4), 3).flatten(2)
     return pixels[:, :height, :width]
 
 
@@ -207,19 +207,19 @@ def decompressed(plane: Tensor, quality: Tensor, base_steps: tuple[tuple[int, ..
         - returns: (B, H, W) int32
     """
     height, width = plane.shape[1:]
-    rows, columns = -(-height // BLOCK), -(-width // BLOCK)
-    blocks = repeat_edge(plane, rows * BLOCK, columns * BLOCK).double() - CENTRE
+    lines, columns = -(-height // BLOCK), -(-width // BLOCK)  # numbers of blocks
+    blocks = repeat_edge(plane, lines * BLOCK, columns * BLOCK).double() - CENTRE
     matrix = constant(DCT_MATRIX, plane.device)
     # Products and sums of integers below 2**53 are exact in float64, in any order. The three axes after the first are rows of
     # blocks, rows of a block, and pixels of a row.
-    blocks = rounded(blocks.view(-1, BLOCK) @ matrix.T, DCT_BITS - KEPT_BITS).view(-1, rows, BLOCK, columns * BLOCK)
-    coefficients = rounded(matrix @ blocks, DCT_BITS + KEPT_BITS).view(-1, rows, BLOCK, columns, BLOCK)
+    blocks = rounded(blocks.view(-1, BLOCK) @ matrix.T, DCT_BITS - KEPT_BITS).view(-1, lines, BLOCK, columns * BLOCK)
+    coefficients = rounded(matrix @ blocks, DCT_BITS + KEPT_BITS).view(-1, lines, BLOCK, columns, BLOCK)
     steps = steps_of(quality, constant(base_steps, plane.device))[:, None, :, None, :]
     # The DCT multiplies by 8. Halves are rounded away from 0.
     levels = torch.floor(coefficients.abs().add_(4 * steps).div_(8 * steps)).copysign_(coefficients)
-    blocks = rounded(matrix.T @ levels.mul_(steps).view(-1, rows, BLOCK, columns * BLOCK), DCT_BITS - KEPT_BITS)
+    blocks = rounded(matrix.T @ levels.mul_(steps).view(-1, lines, BLOCK, columns * BLOCK), DCT_BITS - KEPT_BITS)
     pixels = rounded(blocks.view(-1, BLOCK) @ matrix, DCT_BITS + KEPT_BITS + 3) + CENTRE
-    return pixels.clamp_(0, 255).int().view(-1, rows * BLOCK, columns * BLOCK)[:, :height, :width]
+    return pixels.clamp_(0, 255).int().view(-1, lines * BLOCK, columns * BLOCK)[:, :height, :width]
 
 
 def steps_of(quality: Tensor, base_steps: Tensor) -> Tensor:

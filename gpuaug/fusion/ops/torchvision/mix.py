@@ -1,7 +1,8 @@
 """torchvision's ``v2.MixUp`` and ``v2.CutMix``, which mix each sample with its *partner*, the preceding sample of the batch.
 
-One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample; ``ops/mix.py`` describes its
-columns. torchvision's *lam* is the weight of the sample, so the partner's weight is 1 - lam.
+A *sample* is an image or a clip. One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample;
+``ops/mix.py`` describes its columns. torchvision's *lam* is the weight of the sample, so the partner's weight is 1 - lam. Class
+attributes without a comment are explained in ``ops/base.py``.
 """
 
 from typing import Any
@@ -19,25 +20,25 @@ from gpuaug.fusion.ops.torchvision.base import beta_concentration
 
 
 class TorchvisionMix(MixOp):
-    """Base class of mixes whose labels are class probabilities, (B, K).
+    """Base class of mixes whose labels become class probabilities, (B, K).
 
-    Draws have torchvision's names of the parameters, as in the transform's ``make_params``.
+    Draws have the names of the parameters that the transform's method ``make_params`` returns.
     """
 
     package = "torchvision"
 
     def _read_common(self, module: Any) -> None:
-        """Do nothing, because transforms do not have the settings that all modules of Kornia have."""
+        """Do nothing: transforms lack the settings, such as ``p``, that all modules of Kornia have."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters of the batch. ``"partner"`` is the preceding sample; for the first sample the last."""
+        """Draw ``"partner"``, the preceding sample, or the last for the first sample; and one weight or rectangle per batch."""
         return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_weights(sampler.shared_by_samples(), size)}
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Mix labels that are class probabilities, (B, K).
+        """Mix labels that are class probabilities, (B, K). Called if neither the transform nor ``fuse`` has ``num_classes``.
 
         Raises:
-            ArgumentError: If labels are class indices, which need ``num_classes``.
+            ArgumentError: If labels are no class probabilities. Class indices need ``num_classes``.
         """
         if labels.ndim != 2 or len(labels) != len(rows):
             way_out = "Pass the class index or the class probabilities of each image."
@@ -51,14 +52,14 @@ class TorchvisionMix(MixOp):
 
 
 class _Mix(TorchvisionMix):
-    """Base class of the ops of single transforms.
+    """Base class of the ops of ``v2.MixUp`` and ``v2.CutMix``.
 
     Args:
         name: Name of the transform in its container.
         transform: Transform of the user. It is read, never changed, moved or called.
 
-    Support: fused, also a `RandomChoice` of mixes, with [one draw per batch](fuse.md#mixing), each image with the preceding
-    image; labels are returned as probabilities of `num_classes`.
+    Support: fused, also in a `RandomChoice` of mixes; the weight or rectangle is [drawn per batch](fuse.md#mixing), each image
+    is mixed with the preceding image, and labels are returned as class probabilities.
     """
 
     def _read(self, transform: Any) -> None:
@@ -77,7 +78,7 @@ class MixUp(_Mix):
         return {"lam": sampler.beta(self._alpha)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the partner's weight, for the image and for the label."""
+        """Write the partner's weight, which is the same for pixels and label."""
         out[:, mix.LABEL_WEIGHT] = out[:, mix.PIXEL_WEIGHT] = 1 - draws["lam"]
 
 
@@ -96,12 +97,12 @@ class CutMix(_Mix):
             outside the rectangle.
         """
         half_fraction = 0.5 * np.sqrt(1.0 - sampler.beta(self._alpha).astype(np.float64))
-        corners = []
+        intervals = []  # along x, then along y
         for side in (size.width, size.height):
             centre = min(int(sampler.uniform()[0] * side), side - 1) if size.batch else 0
             half = (half_fraction * side).astype(np.int64)
-            corners.append((np.maximum(centre - half, 0), np.minimum(centre + half, side)))
-        (left, right), (top, bottom) = corners
+            intervals.append((np.maximum(centre - half, 0), np.minimum(centre + half, side)))
+        (left, right), (top, bottom) = intervals
         outside_fraction = 1.0 - (right - left) * (bottom - top) / (size.width * size.height)
         return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": outside_fraction}
 

@@ -1,8 +1,8 @@
 """Operations of torchvision's ``RandAugment``, ``TrivialAugmentWide``, ``AutoAugment`` and ``AugMix``, as ops.
 
-The strength of an operation is its *magnitude*. The ops do not draw: the policy (``policies/torchvision.py``) draws
-``"magnitude"``, (B,) float64, for its operations, and adds ``"adjustment"`` for an ``Adjustment``. The *units* of an op are the
-dtype of its input images, whose value range thresholds and fill values refer to.
+A *sample* is an image or a clip. The strength of an operation is its *magnitude*. The ops do not draw: the policy
+(``policies/torchvision.py``) draws ``"magnitude"``, (B,) float64, for its operations, and adds ``"adjustment"`` for an
+``Adjustment``. The *units* of an op are the dtype of its input images, whose value range thresholds and fill values refer to.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """torchvision's pointwise transforms that depend on pixel coordinates: erasing and Gaussian noise.
 
-A transform is *lowered* to an op, or run by torchvision.
+A transform is *lowered* to an op, or run by torchvision. A *sample* is an image or a clip.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """torchvision's transforms that resize whole images or random crops.
 
-A transform is either *fused*, as an op that runs in gpuaug's kernels, or torchvision runs it. The *apply mask* of an op, (B,)
-bool, says which samples the op is applied to. The other samples skip the op.
+A transform is either *fused*, as an op that runs in gpuaug's kernels, or torchvision runs it. A *sample* is an image or a clip.
+The *apply mask* of an op, (B,) bool, says which samples the op is applied to. The other samples skip the op.
 """
 
 from typing import Any, ClassVar
@@ -74,7 +74,7 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
 
-        Samples that skip the op would have another size than the others.
+        It is not fused if samples that skip the op would have another size than samples that do not.
         """
         return unsupported_skip(self, size=size)
 
@@ -95,7 +95,8 @@ class WholeResize(_Resampling, resize.Resize):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why torchvision runs the transform for images of ``size``, or ``None`` if it is fused.
 
-        Either the output may have no pixels, or samples that skip the op would have another size than the others.
+        It is not fused if the output may have no pixels, or if samples that skip the op would have another size than samples
+        that do not.
         """
         if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
@@ -180,15 +181,15 @@ class RandomResize(_RandomSizeResize):
     def _read(self, transform: Any) -> None:
         super()._read(transform)
         self._min_size = int(transform.min_size)
-        self._count = int(transform.max_size) - int(transform.min_size)
+        self._size_count = int(transform.max_size) - int(transform.min_size)
         self.settings = {"size": f"between {self._min_size} and {transform.max_size - 1} at the shorter side"}
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return super().unsupported() if self._count > 0 else "max_size is not larger than min_size"
+        return super().unsupported() if self._size_count > 0 else "max_size is not larger than min_size"
 
     def _drawn_number(self, uniform: Any) -> Any:
-        return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._min_size
+        return np.floor(uniform * np.float32(self._size_count)).astype(np.int64) + self._min_size
 
     def _out(self, number: Any, size: Size) -> Size:
         return with_shorter_side(size, number)

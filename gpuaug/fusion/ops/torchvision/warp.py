@@ -1,7 +1,7 @@
 """torchvision's rotation, affine and perspective transforms: draws and matrices.
 
-A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op. A *frame* is the area of
-the output image. *Forward* matrices map input pixels to output pixels.
+A transform is *lowered* to an op, or run by torchvision. A *sample* is an image or a clip. Samples outside the *apply mask*
+skip the op. The *canvas* is the area of the output image. *Forward* matrices map input pixels to output pixels.
 
 Matrices map coordinates of pixel centres, in which the first pixel has x = 0. In torchvision the ``center`` of a rotation and
 the points of a perspective transform are coordinates of pixel edges, in which the first pixel extends from x = 0 to x = 1.
@@ -61,7 +61,7 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
 
 class Rotation(_Warp):
-    """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image.
+    """``v2.RandomRotation``, counterclockwise. With ``expand`` the canvas holds the whole rotated image.
 
     Support: fused, with any `center`, and any [`fill`](#conventions); `expand=True` draws [a size](#random-sizes) per
     image; `expand=True` with a `center` is not fused.
@@ -86,31 +86,31 @@ class Rotation(_Warp):
         return unsupported_skip(self, size=size) if self._expands else None
 
     def out_applied(self, size: Size) -> Size:
-        """Size of the frame. Only for a rotation by one angle, or without ``expand``."""
-        return _rotated_frame(size, self.bounds["angle"][0]) if self._expands else size
+        """Size of the canvas. Only for a rotation by one angle, or without ``expand``."""
+        return _rotated_canvas(size, self.bounds["angle"][0]) if self._expands else size
 
     def drawn_size(self, draws: OpDraws, size: Size) -> Size:
-        """Size of the frame for the drawn angle of each sample."""
-        return _rotated_frame(size, draws["angle"])
+        """Size of the canvas for the drawn angle of each sample."""
+        return _rotated_canvas(size, draws["angle"])
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Sizes of the frames at the smallest and the largest angle and at multiples of 90 degrees between them.
+        """Sizes of the canvases at the smallest and the largest angle and at multiples of 90 degrees between them.
 
-        Also the size of a square that contains every frame.
+        Also the size of a square that contains every canvas.
         """
         first, last = self.bounds["angle"]
         if first == last or not self._expands:
             return super().out_bounds(size)
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
-        frames = [_rotated_frame(size, angle) for angle in (first, last, *quarters.tolist())]
+        canvases = [_rotated_canvas(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*frames, size_rounded_down(size, diagonal, diagonal))
+        return (*canvases, size_rounded_down(size, diagonal, diagonal))
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(draws["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
-        frame = _rotated_frame(size, draws["angle"]) if self._expands else size
-        shift = (frame.width - size.width) / 2, (frame.height - size.height) / 2
+        canvas = _rotated_canvas(size, draws["angle"]) if self._expands else size
+        shift = (canvas.width - size.width) / 2, (canvas.height - size.height) / 2
         return warp.about_centre((cosine, sine, -sine, cosine), size, self._centre, shift)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
@@ -203,25 +203,25 @@ class Perspective(_Warp, warp.Perspective):
         return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
 
 
-def _rotated_frame(size: Size, angle: Any) -> Size:
-    """Size of the smallest frame that holds an image rotated by ``angle`` degrees, in float32 as in torchvision.
+def _rotated_canvas(size: Size, angle: Any) -> Size:
+    """Size of the smallest canvas that holds an image rotated by ``angle`` degrees, in float32 as in torchvision.
 
     ``angle`` is a number, or an array (B,).
     """
     radians = np.deg2rad(-(np.asarray(angle, np.float64) % 360))
     cosine, sine = np.abs(np.cos(radians)).astype(np.float32), np.abs(np.sin(radians)).astype(np.float32)
     half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
-    half_frame_width = half_width * cosine + half_height * sine
-    half_frame_height = half_width * sine + half_height * cosine
-    return size_rounded_down(size, _pixels(half_frame_height, half_height), _pixels(half_frame_width, half_width))
+    half_canvas_width = half_width * cosine + half_height * sine
+    half_canvas_height = half_width * sine + half_height * cosine
+    return size_rounded_down(size, _pixels(half_canvas_height, half_height), _pixels(half_canvas_width, half_width))
 
 
-def _pixels(half_frame: Any, half_side: Any) -> Any:
-    """Side of the frame in whole pixels, from half of its side before rounding and half the side of the image.
+def _pixels(half_canvas: Any, half_side: Any) -> Any:
+    """Side of the canvas in whole pixels, from half of its side before rounding and half the side of the image.
 
-    As in torchvision, both ends of the frame are truncated to multiples of 1e-4 pixels.
+    As in torchvision, both ends of the canvas are truncated to multiples of 1e-4 pixels.
     """
-    ends = half_side - half_frame, half_side + half_frame
+    ends = half_side - half_canvas, half_side + half_canvas
     first, last = (np.trunc(end * np.float32(1e4)) * np.float32(1e-4) for end in ends)
     return np.ceil(last) - np.floor(first)
 

@@ -111,15 +111,15 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
         drawn["parts"] = [(each, {"apply_mask": np.arange(size.batch) == index}) for index, each in enumerate(op.picks)]
     # Columns before the filter's own belong to other passes.
     table = np.full((size.batch, 2 + op.row_width(3) + way), np.nan, np.float32)
-    op.rows(drawn, size, table[:, 2 : 2 + op.row_width(3)])
+    op.write_rows(drawn, size, table[:, 2 : 2 + op.row_width(3)])
     table[:, 2 + op.row_width(3) :] = 1
     rows = torch.from_numpy(table)
     floats = images.float() / {torch.uint8: 255, UINT16_UNIT: 65535}.get(images.dtype, 1)
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = OpPass(op, (), size, size, (), first_column=2, route_column=op.row_width(3) if way else -1)
-    launch = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
-    launch((images, got, step.rows_of(rows)))
+    launch = backend.OP_KERNELS[op.kernel](step, images, step.columns_of(rows), got)
+    launch((images, got, step.columns_of(rows)))
     if (isinstance(launch, FilterLaunch) and launch.first is not None) != ((launches or op.launches) == 2):
         return f"{launch}"
     skipped = slice(int(not drawn["apply_mask"][0] and dtype != torch.float16))

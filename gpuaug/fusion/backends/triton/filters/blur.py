@@ -7,8 +7,8 @@ A blur is separable: it runs along y and along x, with one weight per tap of an 
 - larger, with bfloat16 output, for which products of float16 matrices are precise enough (``blurs_in_strips``): one launch,
   ``blur_strips_kernel``, in which a thread block computes a *strip*, that is, ``STRIP`` lines of the image
 
-A row of the parameter table has three columns: apply mask, sigma along y, and sigma along x, in pixels. ``tiles.py`` describes
-the tiles of thread blocks.
+A row of the parameter table has three columns: apply mask (0 to skip the blur), sigma along y, and sigma along x, in pixels.
+``tiles.py`` describes the tiles of thread blocks.
 """
 
 from typing import Any
@@ -110,7 +110,7 @@ def blur_columns_kernel(
 
 @triton.jit
 def blur_rows(
-    plane, blurred_y, row, tile_start, y, x, height, width, stride_y,
+    plane_address, blurred_y, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Blur the output of ``blur_columns_kernel``, at address ``blurred_y``, along x, and convert it to [0, 1].
@@ -245,7 +245,7 @@ def blur_strips_kernel(
 
 @triton.jit
 def small_blur(
-    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Blur a tile along x, then along y: each line that the tile depends on is blurred along x, and added to its outputs.
@@ -259,7 +259,7 @@ def small_blur(
     blurred = tl.zeros((ACROSS, ALONG), tl.float32)
     for first_line in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
         line_y = tile_start + (first_line - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
-        line = plane + border_index(line_y, height, SETTINGS[2]) * stride_y
+        line = plane_address + border_index(line_y, height, SETTINGS[2]) * stride_y
         blurred_x = tl.zeros((ACROSS, LINES), tl.float32)
         for tap in tl.static_range(TAPS_X):
             tap_x = x + (tap - TAPS_X // 2)
@@ -272,7 +272,7 @@ def small_blur(
 
 
 def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor) -> Launch | FilterLaunch:
-    """Prepare the launches of a pass whose front is a blur. The arguments are described in ``filter_launch``.
+    """Prepare the launches of a pass that begins with a blur. The arguments are described in ``filter_launch``.
 
     Cost:
         With two launches, memory for the images that are blurred along y: float32, or 16 bits per value, as between passes.
@@ -298,12 +298,12 @@ def blur_launches(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, ou
     return filter_launch(blur_rows, (size_x, border), pass_, source, param_table, out, first, along_x=True)
 
 
-def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor, taps: dict[str, Any]) -> Launch:
-    """Prepare the launch of ``blur_strips_kernel``. ``taps``: sizes of the Gaussian, and padding mode."""
+def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, param_table: Tensor, out: Tensor, blur: dict[str, Any]) -> Launch:
+    """Prepare the launch of ``blur_strips_kernel``. ``blur``: constants for the sizes of the Gaussian and the padding mode."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
-    constants |= {**taps, "STRIP": STRIP, "REACH": REACH}
-    # Images between passes begin at aligned addresses; images of users may not.
+    constants |= {**blur, "STRIP": STRIP, "REACH": REACH}
+    # Images between passes begin at aligned addresses; images of users may not. Only the first pass has ``first_column`` 0.
     aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0

@@ -36,7 +36,7 @@ def filter_kernel(
     ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr, ALONG_X: tl.constexpr, FILTER: tl.constexpr,
     SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Filter the samples whose apply mask is set, run the pointwise ops of the pass, and store all samples.
+    """Filter the samples whose apply mask is not 0, run the pointwise ops of the pass, and store all samples.
 
     Tensors, by their address, and their strides in elements:
         source, out: Input and output images, (B, C, ``height``, ``width``), with the strides ``source_b`` to ``SOURCE_W`` and
@@ -50,14 +50,14 @@ def filter_kernel(
         FILTER: Function that returns the output pixels of one plane of a tile in [0, 1], (ACROSS, ALONG) float32::
 
                 FILTER(
-                    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+                    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
                     SOURCE_W, BYTES, ALONG, ACROSS, SETTINGS,
                 )
 
-            ``plane``, ``intermediate``: addresses of the plane in ``source`` and in the result of the first launch. ``row``:
-            address of the sample's row of the parameter table. ``tile_start``: index of the tile's first pixel along the axis
-            of the filter; ``y``, ``x``: indices of the tile's lines and columns (``tile_indices``). ``stride_y``: stride
-            between lines of ``source``.
+            ``plane_address``, ``intermediate``: addresses of the plane in ``source`` and in the result of the first launch.
+            ``row``: address of the sample's row of the parameter table. ``tile_start``: index of the tile's first pixel along
+            the axis of the filter; ``y``, ``x``: indices of the tile's lines and columns (``tile_indices``). ``stride_y``:
+            stride between lines of ``source``.
         SETTINGS: Constants of ``FILTER``.
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
@@ -129,9 +129,9 @@ def filter_launch(
         along_x: Whether the filter works along x, not along y.
     """
     batch, _, height, width = source.shape
-    tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
+    tiles_across, blocks, tiling = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
     common, planes = output_constants(pass_, source, out)
     intermediate_c = 0 if first is None else math.prod(first.shape[2:])
     integers = (height, width, tiles_across, param_table.stride(0), *source.stride()[:3], *out.stride()[:3], intermediate_c)
-    constants = {**common, **tile, "ALONG_X": along_x, "FILTER": filter_function, "SETTINGS": settings}
-    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tile["TILES"]))
+    constants = {**common, **tiling, "ALONG_X": along_x, "FILTER": filter_function, "SETTINGS": settings}
+    return FilterLaunch(first, Launch(filter_kernel, (blocks, batch, planes), integers, constants, warps=tiling["TILES"]))

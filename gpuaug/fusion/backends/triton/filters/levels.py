@@ -227,14 +227,14 @@ def blend_tables(
 
 @triton.jit
 def map_levels(
-    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Map pixels by the tables that ``table_kernel`` wrote for their channel. A function of ``filter_kernel``.
 
-    ``filter_kernel`` describes the arguments; ``tile_start``, ``ALONG`` and ``ACROSS`` are not used here. ``plane``: address of
-    the channel. ``row``: address of the sample's row of the parameter table. ``intermediate``: address of the tables of the
-    channel. ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``, ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``,
+    ``filter_kernel`` describes the arguments; ``tile_start``, ``ALONG`` and ``ACROSS`` are not used here. ``plane_address``:
+    address of the channel. ``row``: address of the sample's row of the parameter table. ``intermediate``: address of the tables
+    of the channel. ``SETTINGS``: (``PICKS_OP``, ``ENTRIES``, ``FACTOR``, ``OFFSET``, ``KEEPS_VALUES``, ``SPLITS``, ``GRID_H``,
     ``GRID_W``, ``EPSILON``): constants of ``table_kernel``, and ``EPSILON`` of ``stretch``.
     """
     PICKS_OP: tl.constexpr = SETTINGS[0]
@@ -246,7 +246,7 @@ def map_levels(
     GRID_H: tl.constexpr = SETTINGS[6]
     GRID_W: tl.constexpr = SETTINGS[7]
     EPSILON: tl.constexpr = SETTINGS[8]
-    address = plane + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
+    address = plane_address + tl.minimum(y, height - 1) * stride_y + x * SOURCE_W
     value = load_exact_tile(address, x < width, BYTES)
     if GRID_H > 0:
         # Indices of tiles, and the weights of ``above`` and ``left``, per pixel.
@@ -261,7 +261,7 @@ def map_levels(
 
 
 def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare both launches of a pass whose *front*, its first op, is equalize, CLAHE or auto contrast.
+    """Prepare both launches of a pass that begins with equalize, CLAHE or auto contrast.
 
     Args:
         pass_: Pass that the launches run.
@@ -278,7 +278,7 @@ def levels_launches(pass_: OpPass[LevelsOp], source: Tensor, param_table: Tensor
     grid_h, grid_w = op.grid if isinstance(op, Clahe) else (0, 0)
     splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
     splits = grid_h * grid_w or splits
-    # Without a choice per sample, both names stand for the only op.
+    # If all samples have the same op, both names stand for this op.
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     # In the order of ``SETTINGS`` of ``map_levels``.
     settings: dict[str, Any] = {

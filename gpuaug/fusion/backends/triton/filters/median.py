@@ -28,14 +28,14 @@ def without_extremes(values):
 
 @triton.jit
 def median_blur(
-    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Return the median of a square of pixels; NaN if one of them is not finite.
 
-    Of more than half of the pixels, neither the smallest nor the largest is the median. Both are discarded, and the next pixel
-    is added, until one is left. ``SETTINGS``: (side of the square, padding mode). See ``filter_kernel`` for the other
-    arguments.
+    Of more than half of the pixels, neither the smallest nor the largest can be the median of all. Both are discarded, and the
+    next pixel is added, until one pixel is left. ``SETTINGS``: (side of the square, padding mode). See ``filter_kernel`` for
+    the other arguments.
     """
     SIDE: tl.constexpr = SETTINGS[0]
     medians = tl.zeros((ACROSS, ALONG), tl.float32)
@@ -46,7 +46,7 @@ def median_blur(
         for tap in tl.static_range(SIDE * SIDE):
             tap_y = border_index(tile_start + line + (tap // SIDE - SIDE // 2), height, SETTINGS[1])
             tap_x = border_index(x + (tap % SIDE - SIDE // 2), width, SETTINGS[1])
-            pixel = load_pixels(plane + tap_y * stride_y + tap_x * SOURCE_W, True, SETTINGS[1], BYTES)
+            pixel = load_pixels(plane_address + tap_y * stride_y + tap_x * SOURCE_W, True, SETTINGS[1], BYTES)
             zero += 0 * pixel  # NaN if the pixel is not finite
             candidates += (pixel,)
             if tap > SIDE * SIDE // 2:
@@ -56,6 +56,6 @@ def median_blur(
 
 
 def median_launch(pass_: OpPass[MedianBlur], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare the launch of a pass whose front is a median blur."""
+    """Prepare the launch of a pass that begins with a median blur."""
     settings = pass_.front.kernel_size[0], BORDERS[pass_.front.border]
     return filter_launch(median_blur, settings, pass_, source, param_table, out)

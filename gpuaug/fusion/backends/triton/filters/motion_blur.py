@@ -13,10 +13,10 @@ from gpuaug.fusion.program.plan import OpPass
 
 @triton.jit
 def motion_blur(
-    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
-    """Return the weighted sum of the taps of a motion blur, whose weights sum to 1.
+    """Return the weighted sum of the *taps* of a motion blur, the pixels that have a weight. The weights sum to 1.
 
     Columns of a row: apply mask; number of taps; per tap its offsets from the pixel along y and x, and its weight.
     ``SETTINGS``: (padding mode,). See ``filter_kernel`` for the other arguments.
@@ -29,10 +29,10 @@ def motion_blur(
         weight = tl.load(tap_columns + 2) * (1 / 255 if BYTES else 1)
         in_image = (tap_y >= 0) & (tap_y < height) & (tap_x >= 0) & (tap_x < width)
         source_y, source_x = border_index(tap_y, height, SETTINGS[0]), border_index(tap_x, width, SETTINGS[0])
-        blurred += weight * load_lines(plane + source_y * stride_y + source_x * SOURCE_W, in_image, SETTINGS[0], BYTES)
+        blurred += weight * load_lines(plane_address + source_y * stride_y + source_x * SOURCE_W, in_image, SETTINGS[0], BYTES)
     return blurred
 
 
 def motion_blur_launch(pass_: OpPass[MotionBlurOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare the launch of a pass whose front is a motion blur."""
+    """Prepare the launch of a pass that begins with a motion blur."""
     return filter_launch(motion_blur, (BORDERS[pass_.front.border],), pass_, source, param_table, out)

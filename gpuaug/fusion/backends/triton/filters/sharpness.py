@@ -14,7 +14,7 @@ from gpuaug.fusion.program.plan import OpPass
 
 @triton.jit
 def sharpen(
-    plane, intermediate, row, tile_start, y, x, height, width, stride_y,
+    plane_address, intermediate, row, tile_start, y, x, height, width, stride_y,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, SETTINGS: tl.constexpr,
 ):  # fmt: skip
     """Return blur + (pixel - blur) · factor, where the blur is a 3x3 mean in which the centre has five times the weight.
@@ -25,9 +25,9 @@ def sharpen(
     output_line = tl.arange(0, ALONG)[None, :]
     sum_3x3 = tl.zeros((ACROSS, ALONG), tl.float32)
     centre = tl.zeros((ACROSS, ALONG), tl.float32)
-    # Lines from one above the tile to one below it. Output line i depends on lines i, i + 1 (its centre) and i + 2 of these.
+    # Lines from one above the tile to one below it. Output line i depends on the lines i, i + 1 (its centre) and i + 2.
     for line_index in tl.static_range(ALONG + 2):
-        line_pointer = plane + border_index(tile_start + (line_index - 1), height, 2) * stride_y
+        line_pointer = plane_address + border_index(tile_start + (line_index - 1), height, 2) * stride_y
         left = load_pixels(line_pointer + border_index(x - 1, width, 2) * SOURCE_W, True, 2, BYTES)
         middle = load_pixels(line_pointer + border_index(x, width, 2) * SOURCE_W, True, 2, BYTES)
         right = load_pixels(line_pointer + border_index(x + 1, width, 2) * SOURCE_W, True, 2, BYTES)
@@ -48,5 +48,5 @@ def sharpen(
 
 
 def sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, param_table: Tensor, out: Tensor) -> FilterLaunch:
-    """Prepare the launch of a pass whose front is a sharpness op."""
+    """Prepare the launch of a pass that begins with a sharpness op."""
     return filter_launch(sharpen, (pass_.front.to_bytes is not None,), pass_, source, param_table, out)

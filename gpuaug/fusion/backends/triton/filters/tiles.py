@@ -243,7 +243,8 @@ def store_tile(
     """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
     ``r``, ``g``, ``b``: pixels in [0, 1]. ``x``, ``y``: their coordinates in the image, of ``height`` x ``width`` pixels.
-    ``plane``: index of the channel; 0 with ``RGB``. ``row``, ``out``: addresses of the sample's table row and output image.
+    ``sample``: index of the image, or frame of a clip. ``plane``: index of the channel; 0 with ``RGB``. ``row``, ``out``:
+    addresses of the sample's table row and output image.
     ``out_c``, ``out_h``, ``OUT_W``: strides of the output.
 
     ``WORDS``: store two adjacent pixels of a 16-bit dtype, channels last, as three words of 32 bits: r0 g0, b0 r1, g1 b1. Needs

@@ -1,4 +1,8 @@
-"""Triton kernel that resizes images and writes each to a region of a canvas."""
+"""Triton kernel that resizes images and writes each to a region of a canvas.
+
+A *tile* places one resized image on a *canvas*, an image that consists of tiles. The *region* of the tile is the rectangle of
+the canvas that the image is written to. A *block* is a part of a region that one thread block writes.
+"""
 
 import numpy as np
 import triton
@@ -11,11 +15,11 @@ from gpuaug.fusion.backends.tiles import Pixels
 from gpuaug.fusion.backends.triton.launch import kernel, launch_for, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 
-TILE = (8, 64)
-"""(height, width) of the pixels that a thread block writes at once."""
+BLOCK = (8, 64)
+"""(height, width) of a block in pixels."""
 
 COLUMN_COUNT = tl.constexpr(17)
-"""Number of columns of the table of tiles, (T, 17).
+"""Number of columns of the table of tiles, (T, 17). Sides and positions are in pixels, other offsets and strides in elements.
 
     0 to 5     image in memory: offset, height, width, strides of rows, pixels and channels (``Pixels.layouts``)
     6 to 9     resized image on its canvas: top, left, height, width
@@ -27,14 +31,14 @@ COLUMN_COUNT = tl.constexpr(17)
 
 @triton.jit
 def source_lines(pixel, resized_length, source_length):
-    """Return the source lines of pixels along one axis, as indices in the source image.
+    """Return which source lines (rows, or columns) output pixels are computed from, along one axis.
 
-    ``pixel``: index of the pixel, counted from the start of the resized image. ``resized_length``, ``source_length``: number of
-    pixels of the resized image and of the source along the axis.
+    ``pixel``: indices of the output pixels, counted from the start of the resized image. ``resized_length``,
+    ``source_length``: number of pixels of the resized image and of the source along the axis.
 
     Returns:
         (mask of the pixels inside the resized image, nearest line, first line to interpolate, second line to interpolate,
-        weight of the second line).
+        weight of the second line). Lines are indices in the source image.
     """
     in_resized = (pixel >= 0) & (pixel < resized_length)
     pixel = tl.minimum(tl.maximum(pixel, 0), resized_length - 1)
@@ -49,20 +53,21 @@ def source_lines(pixel, resized_length, source_length):
 @kernel
 def tiles_kernel(
     source, tile_table, weights_or_cover, out, blocks, CHANNELS: tl.constexpr, NEAREST: tl.constexpr, MODE: tl.constexpr,
-    ROUNDS: tl.constexpr, FILL: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    ROUNDS: tl.constexpr, FILL: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Write ``TILE_H`` x ``TILE_W`` pixels of the region of one tile.
+    """Write a block, ``BLOCK_H`` x ``BLOCK_W`` pixels, of the region of one tile.
 
     ``source``: first tensor of ``Pixels``; the offsets in ``tile_table`` also reach the other tensors. ``weights_or_cover``:
-    see ``MODE``. ``out``: canvases, (C, H, W) each. ``blocks``: number of thread blocks of the largest region.
+    see ``MODE``. ``out``: canvases, (C, H, W) each. ``blocks``: number of blocks of the largest region.
 
     Constants:
         NEAREST: Whether to read the nearest pixel instead of interpolating.
         MODE: 0 to replace the canvas; 1 to blend the canvas with the tile, with ``weights_or_cover`` as the weights of the
-            canvas, (T,) float32; 2 to replace the pixels of the canvas that are 1 in ``weights_or_cover``, the cover.
+            canvas, (T,) float32; 2 to replace the pixels of the canvas that are 1 in ``weights_or_cover``, the cover, which has
+            one plane, (H, W) uint8, per canvas, one after another.
         CHANNELS: Number of channels.
         ROUNDS: Whether to round interpolated values to integers.
-        FILL: Value outside of the resized image.
+        FILL: Value outside of the resized image. With ``NEAREST``, the value is 0.
 
     Grid: (tiles · ``blocks``, 1, 1).
     """
@@ -71,12 +76,12 @@ def tiles_kernel(
     row = tile_table + tile * COLUMN_COUNT
     region_h = tl.load(row + 12).to(tl.int32)
     region_w = tl.load(row + 13).to(tl.int32)
-    blocks_x = tl.maximum(tl.cdiv(region_w, TILE_W), 1)
+    blocks_x = tl.maximum(tl.cdiv(region_w, BLOCK_W), 1)
     block_y = block // blocks_x
-    if block_y * TILE_H >= region_h:
+    if block_y * BLOCK_H >= region_h:
         return
-    y = block_y * TILE_H + tl.arange(0, TILE_H)
-    x = (block - block_y * blocks_x) * TILE_W + tl.arange(0, TILE_W)
+    y = block_y * BLOCK_H + tl.arange(0, BLOCK_H)
+    x = (block - block_y * blocks_x) * BLOCK_W + tl.arange(0, BLOCK_W)
     in_region = (y < region_h)[:, None] & (x < region_w)[None, :]
     # From here on, x and y count from the top left of the canvas.
     y += tl.load(row + 10).to(tl.int32)
@@ -137,16 +142,17 @@ def write_tiles(
     cover: Tensor | None = None,
 ) -> None:
     """Write tiles to canvases, on the current stream. See ``gpuaug.fusion.backends.tiles.write_tiles`` for the arguments."""
+    # Columns of ``tiles``, (T, 12): resized image, region (6 and 7: height and width), canvas, 11: index of the image.
     layouts = pixels.layouts.take(tiles[:, 11], 0)
     first_tensor = pixels.tensors[0]
     # The kernel has the address of the first tensor only, and reads the others by their distance from it, in elements.
     distances = np.array([(tensor.data_ptr() - first_tensor.data_ptr()) // first_tensor.itemsize for tensor in pixels.tensors])
-    layouts[:, 0] += distances[layouts[:, -1]]
+    layouts[:, 0] += distances[layouts[:, -1]]  # the last column is the index of the tensor
     tile_table = np.concatenate((layouts[:, :6], tiles[:, :11]), 1)
-    blocks_y, blocks_x = (-(-tiles[:, 6 + axis] // TILE[axis]) for axis in (0, 1))
+    blocks_y, blocks_x = (-(-tiles[:, 6 + axis] // BLOCK[axis]) for axis in (0, 1))
     most_blocks = int((blocks_y * blocks_x).max())
     write_mode = 2 if cover is not None else int(weights is not None)
-    constants = pixels.channels, nearest, write_mode, not out.dtype.is_floating_point, fill, *TILE
+    constants = pixels.channels, nearest, write_mode, not out.dtype.is_floating_point, fill, *BLOCK
     with on_device(out.device):
         device_table, *device_weights = send((tile_table,) if weights is None else (tile_table, weights), out.device)
         launch = launch_for(tiles_kernel, (out.dtype,), constants)

@@ -1,9 +1,9 @@
 """Triton kernels of copy-paste: they cut pasted objects out of the masks below them.
 
-Each object has a mask, a plane of the size of its canvas, and a role: below the pasted objects, pasted (above), or absent. The
-first kernel computes the *cover* of each canvas: 1 where an object is pasted. The second sets masks of objects below to 0 under
-the cover, sets masks of absent objects to 0, and computes statistics of the masks. ``paste_objects`` in ``backends/tiles.py``
-is the torch form.
+A *canvas* is an image that objects are pasted on. Each object has a mask, a plane of the size of its canvas, and a role: below
+the pasted objects, pasted (above), or absent. The first kernel computes the *cover* of each canvas: 1 where an object is
+pasted. The second sets masks of objects below to 0 under the cover, sets masks of absent objects to 0, and computes statistics
+of the masks. ``paste_objects`` in ``backends/tiles.py`` is the torch form.
 """
 
 import numpy as np
@@ -95,12 +95,12 @@ def paste_objects(
     mask_ranges = (np.searchsorted(canvases, np.arange(len(areas)), side) for side in ("left", "right"))
     most_blocks = -(-int(areas.max()) // BLOCK)
     with on_device(masks.device):
-        device_masks, device_canvases = send((mask_table, np.column_stack((*mask_ranges, areas, offsets))), masks.device)
+        mask_rows, canvas_rows = send((mask_table, np.column_stack((*mask_ranges, areas, offsets))), masks.device)
         cover = torch.empty(int(areas.sum()), dtype=torch.uint8, device=masks.device)
         statistics = torch.zeros(len(roles), 6, dtype=torch.int32, device=masks.device)
         statistics[:, 2:4] = MOST_PIXELS.value
         cover_launch = launch_for(cover_kernel, (masks.dtype,), (BLOCK,))
-        cover_launch((masks, device_masks, device_canvases, cover), (most_blocks * len(areas), 1, 1), (most_blocks,))
+        cover_launch((masks, mask_rows, canvas_rows, cover), (most_blocks * len(areas), 1, 1), (most_blocks,))
         cut_launch = launch_for(cut_kernel, (masks.dtype,), (BLOCK,))
-        cut_launch((masks, device_masks, cover, statistics), (most_blocks * len(roles), 1, 1), (most_blocks,))
+        cut_launch((masks, mask_rows, cover, statistics), (most_blocks * len(roles), 1, 1), (most_blocks,))
     return cover, statistics
