@@ -94,7 +94,7 @@ def _figure(lines: Sequence[Line], title: str) -> "Figure":
     from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
-    blocks = -(-count // _MAX_COLUMNS)
+    blocks = -(-count // _MAX_COLUMNS)  # rounded up
     columns = -(-count // blocks)
     cell_in = _CELL_IN.get(columns, _MIN_CELL_IN)
     left_in = _MARGIN_IN + 2 * _LINE * _TEXT_PT / 72 + _GAP_IN
