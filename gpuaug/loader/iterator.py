@@ -418,7 +418,7 @@ class PipelinedIterator:
                 source_lane = loader_lane if copied.has_resident_objects else None
             batch = copied.batch if cached_batch is None else cached_batch.begin(copied.batch)
             ready = lane.record_event()
-            feed.read_until(pulled, ready)  # frees the slot when the copy has ended
+            feed.free_after(pulled, ready)  # frees the slot when the copy has ended
             concurrent = self._concurrent and not self._is_first_batch and self._cached is None
             branches = Branches(ready, concurrent=concurrent)
             for stage in self._bound_stages[submitted.skipped_stages :]:
@@ -459,7 +459,7 @@ class PipelinedIterator:
             if end_event is None:  # after an error or an interrupt, the lane may have work with no event after it
                 submitted.abandon()  # otherwise threads could read from the slot after it was freed
                 end_event = lane.record_event() if branches is None else branches.join(lane, new_event=True)
-                feed.read_until(pulled, end_event)
+                feed.free_after(pulled, end_event)
                 if source_lane is not None:
                     source_lane.wait(end_event)
             if read_by_stages:
