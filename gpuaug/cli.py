@@ -143,8 +143,8 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         results.write(options.json, result)
         console.print(f"written to {options.json}")
     minutes = (time.perf_counter() - start) / 60
-    over = "" if minutes <= options.minutes else ": one round of each loop takes longer than the time limit here"
-    console.print(f"took {minutes:.3g} minutes{over}", highlight=False)
+    excess = "" if minutes <= options.minutes else ": one round of each loop takes longer than the time limit here"
+    console.print(f"took {minutes:.3g} minutes{excess}", highlight=False)
     console.print()
     for sentence in verdict(rows, device):
         console.print(f"- {sentence}", highlight=False, markup=False)

@@ -172,7 +172,9 @@ def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, t
 
 
 class EpochIndices(Iterator[Any]):
-    """Sampler of a ``DataLoader`` for one epoch, and its iterator. It reads the user's sampler, and records generators' states.
+    """Sampler that replaces the user's in a ``DataLoader`` for one epoch, and the iterator of this sampler.
+
+    It reads the user's sampler, and records the states of generators.
 
     Args:
         source: ``IndexedSource`` of the loader.
@@ -259,6 +261,7 @@ class EpochIndices(Iterator[Any]):
         self.start_state = self._source.state(self._states, self._epochs)
         _open.add(self)
         if self._error is None:
+            # Another rank has another order.
             is_same_rank = saved.get("rank") == self.start_state["rank"]
             self._has_other_order = bool(order) and is_same_rank and order != self._order(num_compared)
             for _ in range(min(start.batches, len(self._read_ahead))):
@@ -271,7 +274,8 @@ class EpochIndices(Iterator[Any]):
             length = len(self)
         with self._lock:
             try:
-                for index in range(len(self._checksums) - 1, length + 1):  # the last index reads the end
+                # From the first item that was not read. The last index reads the end.
+                for index in range(len(self._checksums) - 1, length + 1):
                     items = self.draws_ahead.read(index, partial(self._read, 1))
                     self._read_ahead.extend(items)
                     if not items:

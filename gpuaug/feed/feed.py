@@ -163,7 +163,7 @@ class Feed:
         begin: BeginFunction = partial(self.source.begin, start=start)
         if self._begin_with is not None:
             begin = partial(self._begin_with, begin)
-        receive: Receive | None = None
+        receive: Receive | None = None  # converts what the loader returns to (batch, slot)
         if ring is not None:
             receive = partial(_receive_from_worker if workers else partial(_receive_staged, self._staging), ring, self._device)
         iteration = open_feed_iterator(self._iterated_loader(ring), current_stream, receive, begin)
@@ -337,6 +337,7 @@ def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tupl
 
 def _receive_staged(staging: threading.Event, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
+    # 0: the index of this thread, the only writer. Without a free slot, or if no tensor fits, the batch itself is returned.
     writer = ring.memory.take_slot(0) if staging.is_set() and ring.make_room(batch) else None
     description = batch if writer is None else describe_or_free_slot(batch, writer)
     return _for_device(device, *ring.batch_and_slot(description)) if type(description) is BatchInSlot else (batch, None)

@@ -1,7 +1,7 @@
 """Times of the *parts* of the work on a batch, each measured alone: the copy, each stage and the training step.
 
 A part runs on its *lane*, a CUDA stream of the loader. *Eager* means without a CUDA graph. A ``Work`` is a function that queues
-the work of one batch on the device.
+the work of one batch on the device. A ``BoundStage`` is a stage together with its lane.
 """
 
 import copy

@@ -135,7 +135,7 @@ class _Profile:
             self._step(repeated())
             loops: dict[str, Callable[[], float]] = {"load": self._time_loader, "streamed": self._time_streamed}
             if not self._lanes.in_line and self._loader.stages:
-                loops["step first"] = step_first(self._device)(self._time_streamed)
+                loops["step first"] = step_first(self._device)(self._time_streamed)  # a decorator: the loop has priority
             loops |= {"in line": self._time_in_line, "cached": lambda: self._time_on_device(lambda: self._step(repeated()))}
             windows: dict[str, list[float]] = {name: [] for name in loops}
             for round_ in range(self._rounds):
@@ -272,7 +272,7 @@ class _Profile:
         """Return the feed's ``repr``, or another text if an iterator of the user has the page-locked slots."""
         feed = self._inspection.feed
         stats = self._loader.stats()
-        if not feed.reason and feed.workers and not stats.slot_batches:
+        if not feed.reason and feed.workers and not stats.slot_batches:  # slots are possible, and no batch came in one
             return PLAIN_BESIDE_ITERATOR
         return repr(feed)
 
@@ -281,7 +281,7 @@ class _Profile:
         self._warm_up(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.with_hooks(recorder):
-            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):
+            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):  # with batches before and after those of the timeline
                 self._step(self._batches.next(self._ahead))
         synchronize(self._device)
         return recorder.spans()

@@ -32,7 +32,8 @@ class RepeatedBatch:
         """Return the batch for the next step."""
         if self._returned:
             self._clones_tensors = any(_write_count(tensor) != version for tensor, version in self._returned)
-        # Each leaf is put into a box and taken out, because map_leaves creates new containers only if leaves change.
+        # ``map_leaves`` creates new containers only if leaves change, so each leaf is put into a box and taken out.
+        # ``cached_by_id``: a leaf that occurs twice in the batch is one object again.
         boxed = batches.map_leaves(batches.cached_by_id(self._boxed), self._batch)
         batch = batches.map_leaves(lambda box: box.leaf, boxed)
         self._returned = [(tensor, _write_count(tensor)) for tensor in batches.tensors(batch)] if self._clones_tensors else None

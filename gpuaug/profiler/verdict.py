@@ -253,8 +253,8 @@ def _encoder_sentences(report: Report) -> Iterator[str]:
         if overlap >= TOLERANCE:
             yield f"Encoding ({names}) and the step overlap by {overlap:.0%} of the shorter time: {times}."
         else:
-            is_full = report.device_ms >= (1 - 2 * TOLERANCE) * streamed
-            reason = "the device is busy all the time" if is_full else "the training thread queues the kernels of both"
+            is_device_busy = report.device_ms >= (1 - 2 * TOLERANCE) * streamed
+            reason = "the device is busy all the time" if is_device_busy else "the training thread queues the kernels of both"
             yield f"Encoding ({names}) and the step do not overlap, because {reason}: {times}."
     for part in encoders:
         if part.eager is None or part.eager.host is None or part.host is None:

@@ -171,6 +171,7 @@ class _LineMaker:
             value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
+        # Transforms that get the labels, and may mix the labels of two samples.
         mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in (stage.selection.normalized_keys or ())]
         has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3

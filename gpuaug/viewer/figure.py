@@ -80,6 +80,7 @@ def _classes(loader: StreamedLoader) -> Any:
 
 
 def _title(trace: Trace, followed: FollowedImages, count: int) -> str:
+    """Return the title: number of samples, position of the batch, and the stages that are shown and left out."""
     position = trace.position
     size = count_of(followed.before[0].images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
