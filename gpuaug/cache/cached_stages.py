@@ -106,12 +106,12 @@ class CachedStages:
                 "Make the DataLoader of cache.wrap(dataset)."
             )
         self.recorder.close()
-        cached = stages[: self.count]
+        stages_to_cache = stages[: self.count]
         view = last_number = -1  # no rows are read
         folder = sample_count = None
         if is_used:
             required_safetensors()  # raises an error now, not after the first rows are encoded
-            self._update_key(cached, position)
+            self._update_key(stages_to_cache, position)
             view = position.epoch % cache.views
             folder = view_folder(cache.folder, cache.key, view)
             last_number = last_shard_number(folder)
@@ -123,7 +123,7 @@ class CachedStages:
         read_views = [(dataset.view, dataset.view.version) for dataset in datasets]
         is_named = all(dataset.key is not None for dataset in datasets)
         later_stages = [bound for bound, _ in stages[self.count :]]
-        return CachedEpoch(self, position.epoch, folder, read_views, sample_count, cached, later_stages, is_named)
+        return CachedEpoch(self, position.epoch, folder, read_views, sample_count, stages_to_cache, later_stages, is_named)
 
     def _update_key(self, stages: Sequence[tuple[BoundStage, Stage]], position: Position) -> None:
         """Set the key of the cache to the key of ``stages``, and warn if the cache has only rows of other keys."""
@@ -149,7 +149,7 @@ class CachedStages:
 class CachedEpoch:
     """Cached stages in one epoch, that is, in one iterator of the loader."""
 
-    cached: CachedStages
+    cached_stages: CachedStages
     epoch: int
     folder: Path | None
     """Folder of the view that is read and recorded; ``None`` if rows are neither read nor recorded."""
@@ -203,8 +203,8 @@ class CachedEpoch:
         # A sample with several images has its row at the first image.
         columns, headers = rows[0].columns, rows[0].headers
         missing = int(np.count_nonzero(headers.missing))
-        self.cached.encoded += missing
-        self.cached.read += len(headers.missing) - missing
+        self.cached_stages.encoded += missing
+        self.cached_stages.read += len(headers.missing) - missing
         if missing:
             return batch_with_images, CachedBatch(self, rows[0], image_names), 0
         other_members = without(batch_with_images, image_names)
@@ -221,13 +221,13 @@ class CachedEpoch:
         Raises:
             ArgumentError: If a cached stage decodes clips, or a later stage decodes images.
         """
-        cached = [bound for bound, _ in self.stages]
+        cached_bound = [bound for bound, _ in self.stages]
         decoded: set[int] = set()  # ``id`` of each member that an earlier stage decodes
-        for bound in [*cached, *self.later_stages]:
+        for bound in [*cached_bound, *self.later_stages]:
             if isinstance(bound, BoundDecode):
                 members = [member for member in members_of_type(Encoded, bound.selected(batch)) if id(member) not in decoded]
                 decoded.update(map(id, members))
-                is_cached = bound in cached
+                is_cached = bound in cached_bound
                 if any(isinstance(member, EncodedClips) is is_cached for member in members):
                     raise ArgumentError(
                         "Images must be decoded before the encoder, and clips after it, got "
@@ -286,7 +286,7 @@ class CachedEpoch:
         Raises:
             GpuAugError: If rows could not be written.
         """
-        self.cached.recorder.close(raises=is_complete)
+        self.cached_stages.recorder.close(raises=is_complete)
 
 
 @dataclass(slots=True)
@@ -356,7 +356,7 @@ class CachedBatch:
         if not indices:
             return
         columns = {name: [parts[index] for index in indices] for name, parts in stored.items()}
-        cache = epoch.cached.cache
+        cache = epoch.cached_stages.cache
         if epoch.sample_count is not None:
             row_bytes = sum(part.nbytes for parts in columns.values() for part in parts) // len(indices)
             needed = row_bytes * epoch.sample_count * cache.views
@@ -371,4 +371,4 @@ class CachedBatch:
         inputs, hashes = inputs_of_rows(stored, [row_headers.inputs[index] for index in indices])
         ids = np.column_stack([row_headers.row_ids[indices], hashes])
         assert epoch.folder is not None
-        epoch.cached.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)
+        epoch.cached_stages.recorder.record(epoch.folder, epoch.epoch, ids, names, inputs, columns, lane)

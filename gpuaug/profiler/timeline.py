@@ -95,13 +95,13 @@ class Timeline:
         """Return the spans in Chrome's trace event format. Overlapping spans of a lane are on several threads of the trace."""
         events = [_metadata("process_name", 0, name=self.title())]
         origin_ms = _origin(self)
-        used = 0  # number of threads of the trace so far
+        num_threads = 0  # in the trace so far
         for lane, spans in self.lanes().items():
-            first = used + 1
+            first_thread = num_threads + 1
             for span, sub_row in zip(spans, _sub_rows(spans), strict=True):
-                thread = first + sub_row
-                if thread > used:
-                    used = thread
+                thread = first_thread + sub_row
+                if thread > num_threads:
+                    num_threads = thread
                     events.append(_metadata("thread_name", thread, name=lane))
                     events.append(_metadata("thread_sort_index", thread, sort_index=thread))
                 # Rounded to nanoseconds, as viewers do, so that neighbouring spans do not overlap by a nanosecond.
@@ -216,7 +216,7 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
 
     em = size / 72  # font size in inches
     labels = [shortened(lane, _MAX_LABEL) for lane in lanes]
-    left_in = max((text_width_in(label, size) for label in labels), default=0.0) + 2 * em
+    left_in = max((text_width_in(label, size) for label in labels), default=0.0) + 2 * em  # for the names of lanes
     across_in = width_in - left_in - 1.5 * em  # width of the axes
     down_in = 3.4 * em * rows  # height of the axes
     above_in = 2.4 * em
@@ -224,7 +224,7 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     height_in = above_in + down_in + below_in
     figure = Figure(figsize=(width_in, height_in))
     axes = figure.add_axes((left_in / width_in, below_in / height_in, across_in / width_in, down_in / height_in))
-    shortest = end * _MIN_BAR_PT / 72 / across_in
+    shortest = end * _MIN_BAR_PT / 72 / across_in  # smallest width of a bar, in the unit of time
     axes.set(xlim=(0, end + shortest), ylim=(rows, 0))  # the last bar may be drawn longer than its span
 
     for index, (spans, sub_rows_of_lane) in enumerate(zip(lanes.values(), sub_rows, strict=True)):

@@ -153,6 +153,7 @@ class _CellRow:
         width_in, height_in = figure.get_size_inches()
 
         def write(x: float, y: float, text: str, size: float, **style: Any) -> None:
+            """Write text at (x, y), in inches from the top left corner of the figure."""
             if text:
                 figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
                             **{"color": INK, "va": "top", **style})  # fmt: skip
